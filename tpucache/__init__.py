@@ -1,0 +1,85 @@
+"""Decode, resize and augment once; then read batches at memory speed, so that the accelerator never waits.
+
+Importing this loads nothing: each name is fetched when it is first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tpucache.errors import (
+        BuildError,
+        DamageError,
+        DependencyError,
+        FormatError,
+        NotACacheError,
+        RecipeError,
+        SampleError,
+        SourceError,
+        StoreError,
+        TpucacheError,
+        TrainingError,
+        UsageError,
+    )
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.loader import CachedLoader
+    from tpucache.recipe import Recipe
+    from tpucache.store.manifest import Manifest
+    from tpucache.store.verify import Damage, verify_cache
+    from tpucache.warmup.run import build_cache
+
+__version__ = "0.1.0"
+
+_ERRORS: Final = (
+    "BuildError DamageError DependencyError FormatError NotACacheError RecipeError SampleError SourceError "
+    "StoreError TpucacheError TrainingError UsageError"
+)
+_HOMES: Final = {
+    "CachedDataset": "loading.dataset",
+    "CachedLoader": "loading.loader",
+    "Recipe": "recipe",
+    "Manifest": "store.manifest",
+    "Damage": "store.verify",
+    "verify_cache": "store.verify",
+    "build_cache": "warmup.run",
+    **dict.fromkeys(_ERRORS.split(), "errors"),
+}
+
+__all__ = [
+    "BuildError",
+    "CachedDataset",
+    "CachedLoader",
+    "Damage",
+    "DamageError",
+    "DependencyError",
+    "FormatError",
+    "Manifest",
+    "NotACacheError",
+    "Recipe",
+    "RecipeError",
+    "SampleError",
+    "SourceError",
+    "StoreError",
+    "TpucacheError",
+    "TrainingError",
+    "UsageError",
+    "__version__",
+    "build_cache",
+    "verify_cache",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

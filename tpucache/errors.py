@@ -1,0 +1,75 @@
+"""Everything tpucache raises on purpose, in one tree.
+
+TpucacheError
+├── UsageError              an argument that cannot be meant (also a ValueError)
+├── DependencyError         an optional library is missing or unfit (also an ImportError)
+├── RecipeError             a recipe or an augmentation that cannot be built, or one that changed
+├── SourceError             a source that cannot be read as asked
+│   └── SampleError         one sample of it that cannot be used: names the sample and the reason
+├── StoreError              a cache that cannot be read or written
+│   ├── NotACacheError      there is no manifest
+│   ├── FormatError         a file of the store says something no writer writes
+│   └── DamageError         bytes differ from what the manifest promises
+├── BuildError              warmup could not finish; what stands stays usable
+└── TrainingError           training or evaluation could not go on
+
+Every message says what happened, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class TpucacheError(Exception):
+    """The root: catch it to catch everything tpucache raises on purpose."""
+
+
+class UsageError(TpucacheError, ValueError):
+    """An argument has a value that cannot be meant."""
+
+
+class DependencyError(TpucacheError, ImportError):
+    """An optional library is missing, or is not one that can be used."""
+
+
+class RecipeError(TpucacheError):
+    """A recipe cannot be built, or is not the one the cache was begun with."""
+
+
+class SourceError(TpucacheError):
+    """A source of samples cannot be read as asked."""
+
+
+class SampleError(SourceError):
+    """One sample cannot be used; `path` names it and `reason` says why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path!r}: {self.reason}"
+
+
+class StoreError(TpucacheError):
+    """A cache cannot be read or written."""
+
+
+class NotACacheError(StoreError):
+    """A directory holds no manifest, so it is not a (finished) cache."""
+
+
+class FormatError(StoreError):
+    """A file of the store holds something that no version of the writer writes."""
+
+
+class DamageError(StoreError):
+    """Bytes on disk differ from what the manifest or the index promises."""
+
+
+class BuildError(TpucacheError):
+    """Warmup could not finish."""
+
+
+class TrainingError(TpucacheError):
+    """Training or evaluation could not go on."""

@@ -1,0 +1,195 @@
+"""CachedDataset: a finished cache as a plain map-style PyTorch dataset."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from tpucache.errors import FormatError, UsageError
+from tpucache.loading.pool import Buffer
+from tpucache.loading.sampler import epoch_variants
+from tpucache.store.codec import decode_into
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import ShardReader, open_index
+from tpucache.store.samples import SampleTable, open_samples
+
+Array = npt.NDArray[Any]
+Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
+
+IMAGE: Final = "image"
+NO_LABEL: Final = -1
+
+
+class CachedDataset(Dataset[Item]):
+    """The samples of a cache: `image, label = dataset[0]`.
+
+    The image is a uint8 tensor (channels, height, width), channels last in memory; the label an int64 scalar, a
+    float32 vector, or -1 where the cache has no labels. A cache with fields beside the image gives a dict of tensors
+    instead, the label under "label".
+
+    It works under DataLoader with any kind of worker, Subset and everything else that takes a dataset. It pickles
+    small and opens files in the process that reads them.
+    """
+
+    def __init__(
+        self,
+        cache: str | Path,
+        variant: int | Literal["epoch"] = 0,
+        indices: Sequence[int] | Array | None = None,
+    ) -> None:
+        """Open a cache; no shard is opened before it is read.
+
+        `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
+        variant each epoch (see `set_epoch`), all K in K epochs. `indices` keeps only these samples, in this order.
+        Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
+        """
+        self.directory = Path(cache)
+        self.manifest = Manifest.load(self.directory)
+        self.table: SampleTable = open_samples(self.directory, self.manifest.samples)
+        self.epoch = 0
+        self._variant: int | Literal["epoch"] = variant
+        self._check_variant()
+        self._positions: npt.NDArray[np.int64] | None = None
+        if indices is not None:
+            self._positions = _check_positions(indices, self.manifest.samples)
+        self._layout = self.manifest.layout
+        self._reader = ShardReader(self.directory, self.manifest.shards)
+        self._index  # opened here, so that a damaged cache is told of at once  # noqa: B018
+
+    def __len__(self) -> int:
+        return self.manifest.samples if self._positions is None else len(self._positions)
+
+    def __getitem__(self, index: int) -> Item:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+        """Return several samples, as torch's fetcher asks for a whole batch."""
+        positions = np.asarray(indices, np.int64)
+        buffer = Buffer(self._layout.fields, len(positions))
+        self.read_into(buffer, positions, self.epoch)
+        tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
+        columns = [*tensors, self.labels_of(positions)]
+        return [self.pack(row) for row in zip(*columns, strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_index", "_labels")}
+
+    def __repr__(self) -> str:
+        return (
+            f"CachedDataset(samples={len(self)}, variant={self._variant!r}, "
+            f"fingerprint={self.manifest.fingerprint[:12]!r})"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of a record's fields, in order."""
+        return [field.name for field in self.manifest.fields]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names; a label is a position among them."""
+        return self.manifest.classes
+
+    @property
+    def paths(self) -> list[str]:
+        """Where each sample came from."""
+        paths = self.table.paths
+        return [paths[int(position)] for position in self._cache_positions(np.arange(len(self)))]
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """All labels: int64 (n,), or float32 (n, m)."""
+        return self.labels_of(np.arange(len(self)))
+
+    def select(self, indices: Sequence[int] | Array) -> CachedDataset:
+        """Return a dataset of these samples of this one, in this order. Raises UsageError."""
+        chosen = self._cache_positions(_check_positions(indices, len(self)))
+        selected = CachedDataset(self.directory, self._variant, chosen)
+        selected.epoch = self.epoch
+        return selected
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch it is, for variant="epoch". Workers of a DataLoader see it when they are started."""
+        self.epoch = epoch
+
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int) -> None:
+        """Read samples into the first rows of a buffer. Threads may call this at once, with a buffer each.
+
+        Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
+        """
+        positions = self._cache_positions(indices)
+        rows = self._index[self._run_starts(positions, epoch) + positions]
+        if self._layout.fixed:
+            self._reader.scatter(rows, buffer.rows[: len(rows)])
+            return
+        for at, row in enumerate(rows):
+            parts = self._layout.split(memoryview(self._reader.read(row)))
+            for field, part, array in zip(self._layout.fields, parts, buffer.arrays, strict=True):
+                decode_into(field, part, array[at])
+
+    def labels_of(self, indices: Array) -> torch.Tensor:
+        """Return the labels of samples: int64 (n,), or float32 (n, m)."""
+        if self._labels is None:
+            return torch.full((len(indices),), NO_LABEL)
+        labels = self._labels[self._cache_positions(indices)]
+        return torch.from_numpy(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64))
+
+    def pack(self, parts: Sequence[torch.Tensor]) -> Item:
+        """Return a sample's or a batch's fields and label in the shape that users see."""
+        if self.names == [IMAGE]:
+            return tuple(parts)
+        return dict(zip([*self.names, "label"], parts, strict=True))
+
+    @staticmethod
+    def as_tensor(name: str, array: Array) -> torch.Tensor:
+        """Return an array (batch, …) as a tensor over the same memory; images become (batch, C, H, W)."""
+        tensor = torch.from_numpy(array)
+        return tensor.permute(0, 3, 1, 2) if name == IMAGE else tensor
+
+    @functools.cached_property
+    def _index(self) -> Array:
+        return open_index(self.directory, self.manifest)
+
+    @functools.cached_property
+    def _labels(self) -> Array | None:
+        return self.table.labels
+
+    def _cache_positions(self, indices: Array) -> npt.NDArray[np.int64]:
+        return indices if self._positions is None else self._positions[indices]
+
+    def _run_starts(self, positions: Array, epoch: int) -> Any:
+        """Return where in the index the run of each sample's variant starts."""
+        if self._variant != "epoch":
+            return self.manifest.variants.index(self._variant) * self.manifest.samples
+        clean = len(self.manifest.variants) - self.manifest.augmented
+        chosen = epoch_variants(positions, epoch, self.manifest.augmented)
+        return (chosen - 1 + clean) * self.manifest.samples
+
+    def _check_variant(self) -> None:
+        has = self.manifest.variants
+        if self._variant == "epoch":
+            if not self.manifest.augmented:
+                raise UsageError(
+                    f'variant="epoch" needs augmented variants, {self.directory} has only the clean one: '
+                    "warm it up with --variants 1 or more"
+                )
+        elif self._variant not in has or isinstance(self._variant, bool):
+            raise UsageError(f'{self.directory} has variants {has} and "epoch", not {self._variant!r}')
+        if any(not field.shape and field.codec == "bytes" for field in self.manifest.fields):
+            raise FormatError(f"{self.directory} holds a field of bytes, whose length varies: it has no tensor")
+
+
+def _check_positions(indices: Sequence[int] | Array, samples: int) -> npt.NDArray[np.int64]:
+    positions = np.array(indices, np.int64).reshape(-1)
+    if len(positions) and not (positions.min() >= 0 and positions.max() < samples):
+        raise UsageError(f"indices reach from {positions.min()} to {positions.max()}, of {samples} samples")
+    return positions

@@ -1,0 +1,111 @@
+"""Recipe: what to build from each sample. The manifest keeps it; its fingerprint says whether two are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from tpucache.errors import RecipeError
+
+Fit = Literal["crop", "pad", "stretch"]
+ImageCodec = Literal["raw", "jpeg", "png", "zstd"]
+
+MAX_SIDE: Final = 16384
+MAX_VARIANTS: Final = 1000
+DEFAULT_SHARD_MB: Final = 128
+
+#: Parts that say how much is built, not what a record is: changing them rebuilds nothing.
+_EXTENT: Final = ("variants",)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every image is presized, augmented and encoded.
+
+    `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape comes to it:
+    `crop` fills it and cuts the middle out, `pad` shrinks into it and adds black, `stretch` ignores the shape.
+    `variants` is the number of augmented variants beside the clean one. `augment` is a preset's name, a YAML or JSON
+    file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is JPEG's 1-100 (default 95), or PNG's
+    and zstd's compression level. `shard_mb` is the size of a shard in MiB that the layout aims at. `exact` decodes
+    whole images instead of the smallest JPEG scale of at least twice the size.
+
+    Raises RecipeError for values that no cache can have.
+    """
+
+    size: int | tuple[int, int] = 224
+    fit: Fit = "crop"
+    variants: int = 0
+    augment: str = "standard"
+    seed: int = 0
+    codec: ImageCodec = "raw"
+    quality: int | None = None
+    shard_mb: int = DEFAULT_SHARD_MB
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
+        if len(size) != 2 or not all(_whole(side, 1, MAX_SIDE) for side in size):
+            raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
+        object.__setattr__(self, "size", size)
+        self._check("fit", self.fit in get_args(Fit), "one of " + ", ".join(get_args(Fit)))
+        self._check("codec", self.codec in get_args(ImageCodec), "one of " + ", ".join(get_args(ImageCodec)))
+        self._check("variants", _whole(self.variants, 0, MAX_VARIANTS), f"0 to {MAX_VARIANTS}")
+        self._check("seed", _whole(self.seed, 0, 2**63 - 1), "a whole number from 0 to 2**63 - 1")
+        self._check("shard_mb", _whole(self.shard_mb, 1, 1 << 16), "1 to 65536 (MiB)")
+        low, high = {"jpeg": (1, 100), "png": (0, 9), "zstd": (1, 22)}.get(self.codec, (0, -1))
+        allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
+        self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
+
+    @property
+    def height(self) -> int:
+        """Rows of pixels of every cached image."""
+        return self._size[0]
+
+    @property
+    def width(self) -> int:
+        """Columns of pixels of every cached image."""
+        return self._size[1]
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as plain JSON values."""
+        return {**dataclasses.asdict(self), "size": list(self._size)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
+        """Read what `to_dict` wrote. Raises RecipeError for anything else."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        try:
+            values = {name: value for name, value in content.items() if name in known}
+            return cls(**{**values, "size": tuple(content["size"])})
+        except (TypeError, KeyError) as error:
+            raise RecipeError(f"this is no recipe: {error!r}") from error
+
+    def _check(self, name: str, fine: bool, allowed: str) -> None:
+        if not fine:
+            raise RecipeError(f"{name} is {allowed}, not {getattr(self, name)!r}")
+
+
+def fingerprint(recipe: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a recipe's dictionary without its extent: equal for recipes of equal records."""
+    content = {name: value for name, value in recipe.items() if name not in _EXTENT}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name each part in which two recipe dictionaries differ, as `seed 0, now 1`; their extent does not count."""
+    names = sorted({*before, *now}.difference(_EXTENT))
+    return [
+        f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
+    ]
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

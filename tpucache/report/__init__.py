@@ -1,0 +1,1 @@
+"""Looking at a cache: what it holds, how fast it reads."""

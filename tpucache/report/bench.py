@@ -1,0 +1,152 @@
+"""How fast a cache reads here, beside the machine's own limit, and how long an accelerator would wait for it."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+
+_GATHER_BYTES: Final = 512 << 20
+_QUEUE_BATCHES: Final = 2
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Rates in images a second, medians over rounds that take turns; `idle` is a fraction, None without a rate."""
+
+    images_per_second: float
+    limit_images_per_second: float
+    ratio: float
+    idle: float | None
+    threads: int
+    batch_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return asdict(self)
+
+
+def run_bench(
+    dataset: CachedDataset,
+    *,
+    batch_size: int = 256,
+    threads: int = 2,
+    rounds: int = 5,
+    seconds: float = 1.0,
+    device_rate: float | None = None,
+) -> BenchResult:
+    """Read shuffled batches for `seconds` a round, in turn with an in-RAM gather of as many bytes by as many threads.
+
+    With `device_rate` a simulated accelerator takes that many images a second from a queue of two batches, and the
+    share of time it found the queue empty is its idleness. Raises UsageError when the cache is smaller than a batch.
+    """
+    if len(dataset) < batch_size:
+        raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
+    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads)
+    gather = _Gather(dataset.manifest.layout.nbytes, batch_size, threads)
+    _rate(_batches(loader), batch_size, seconds)  # fills the page cache and the buffer pool
+    read, limit = [], []
+    for _ in range(rounds):
+        read.append(_rate(_batches(loader), batch_size, seconds))
+        limit.append(_rate(gather.batches(), batch_size, seconds))
+    idle = None
+    if device_rate is not None:
+        idle = simulate_device(_batches(loader), batch_size / device_rate, seconds * rounds)
+    return BenchResult(
+        images_per_second=statistics.median(read),
+        limit_images_per_second=statistics.median(limit),
+        ratio=statistics.median(r / g for r, g in zip(read, limit, strict=True)),
+        idle=idle,
+        threads=threads,
+        batch_size=batch_size,
+    )
+
+
+def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
+    """Return the share of time an accelerator of `step_seconds` a batch waits for `batches`, over `seconds`.
+
+    The accelerator is a thread of its own with a queue of two batches before it; its first batch is not counted.
+    """
+    ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
+    waited = [0.0, 0.0]  # seconds waiting, seconds in all
+
+    def device() -> None:
+        if ready.get() is None:
+            return
+        start = due = time.perf_counter()
+        while True:
+            due += step_seconds
+            time.sleep(max(0.0, due - time.perf_counter()))
+            asked = time.perf_counter()
+            if ready.get() is None:
+                break
+            now = time.perf_counter()
+            waited[0] += now - max(asked, due)
+            due = max(now, due)
+            waited[1] = now - start
+
+    thread = threading.Thread(target=device, name="tpucache-device")
+    thread.start()
+    stop = time.perf_counter() + seconds
+    try:
+        for batch in itertools.takewhile(lambda _: time.perf_counter() < stop, batches):
+            ready.put(batch)
+    finally:
+        ready.put(None)
+        thread.join()
+    return waited[0] / waited[1] if waited[1] else 1.0
+
+
+class _Gather:
+    """The limit: rows of one array in memory, copied in random order into reused batches."""
+
+    def __init__(self, record_bytes: int, batch_size: int, threads: int) -> None:
+        rows = max(2 * batch_size, _GATHER_BYTES // record_bytes)
+        # np.zeros would map one page of zeros many times over and so read from the processor's cache
+        self._source = np.full((rows, record_bytes), 1, np.uint8)
+        self._targets = [np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1)]
+        self._threads = threads
+        self._batch_size = batch_size
+
+    def batches(self) -> Iterator[npt.NDArray[np.uint8]]:
+        rng = np.random.default_rng(0)
+        with ThreadPoolExecutor(self._threads) as threads:
+            pending = [threads.submit(self._fill, target, rng) for target in self._targets]
+            for turn in itertools.count():
+                slot = turn % len(pending)
+                yield pending[slot].result()
+                pending[slot] = threads.submit(self._fill, self._targets[slot], rng)
+
+    def _fill(self, target: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+        rows = rng.integers(len(self._source), size=self._batch_size)
+        return np.take(self._source, rows, axis=0, out=target, mode="clip")
+
+
+def _batches(loader: CachedLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
+    """Return images a second, counted from the first batch on, so that starting up does not count."""
+    iterator = iter(batches)
+    next(iterator)
+    start = time.perf_counter()
+    count = 0
+    while (now := time.perf_counter()) < start + seconds:
+        next(iterator)
+        count += batch_size
+    return count / (now - start)

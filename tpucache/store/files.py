@@ -1,0 +1,52 @@
+"""Files that are whole or absent: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Final
+
+_CHUNK: Final = 1 << 20
+
+
+def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
+    """Write `data` to `path` so that the path holds either what it held before or all of `data`.
+
+    `aside` is where the bytes are gathered first (default: beside `path`); it must be on the same filesystem.
+    Raises OSError.
+    """
+    aside = aside or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        rename_durably(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename a synced file and sync the directory that now names it."""
+    source.replace(target)
+    sync_directory(target.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal, reading 1 MiB at a time."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

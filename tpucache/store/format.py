@@ -1,0 +1,47 @@
+"""Format version 1 as code: names, limits, the key layout and the index's dtype (prose: docs/format.md)."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Final
+
+import numpy as np
+
+FORMAT: Final = "tpucache"
+VERSION: Final = 1
+
+MANIFEST_NAME: Final = "manifest.json"
+INDEX_NAME: Final = "index.npy"
+SAMPLES_NAME: Final = "samples.npz"
+SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})\.lmdb")
+
+#: One row a record, 20 bytes, little-endian: where its bytes lie and what they sum to.
+INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("shard", "<u4")])
+
+# What a reader accepts from a manifest it did not write; far above anything useful, far below what hurts.
+MAX_MANIFEST_BYTES: Final = 256 << 20
+MAX_SAMPLES: Final = 1 << 40
+MAX_SHARDS: Final = 1 << 20
+MAX_VARIANTS: Final = 1 << 12
+MAX_FIELDS: Final = 64
+MAX_DIMENSIONS: Final = 8
+MAX_RECORD_BYTES: Final = (1 << 32) - 1
+
+_KEY: Final = struct.Struct(">Q")
+
+
+def shard_name(variant: int, block: int) -> str:
+    """Name the shard that holds one variant of one block of samples: `v01-00002.lmdb`."""
+    return f"v{variant:02d}-{block:05d}.lmdb"
+
+
+def encode_key(number: int) -> bytes:
+    """Return a sample's number as the eight big-endian bytes that key its record."""
+    return _KEY.pack(number)
+
+
+def decode_key(key: bytes) -> int:
+    """Return the sample number that eight big-endian bytes stand for."""
+    (number,) = _KEY.unpack(key)
+    return int(number)

@@ -1,0 +1,150 @@
+"""ShardReader: records by `pread` through the index. It never maps a shard and never imports lmdb.
+
+A truncated file read through a map kills the process with SIGBUS; through `pread` it is an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, FormatError
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME
+from tpucache.store.manifest import Manifest, ShardEntry
+
+_MAX_OPEN: Final = 256
+_REMEDY: Final = "Run `python -m tpucache verify {directory}`, or copy it again."
+
+Rows = npt.NDArray[Any]
+
+
+class _Descriptor:
+    """An open file that closes when nobody reads it any more, so that eviction cannot pull it from under a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+class ShardReader:
+    """Reads records of a cache's shards by their index rows; threads may share one.
+
+    Files are opened on first use, checked against the manifest's size, and at most 256 kept open. A pickled or forked
+    copy is safe: `pread` has no position to share.
+    """
+
+    def __init__(self, directory: Path, shards: Sequence[ShardEntry]) -> None:
+        """Take the shards of a manifest, in its order; nothing is opened yet."""
+        self._directory = directory
+        self._shards = tuple(shards)
+        self._open: OrderedDict[int, _Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_directory": self._directory, "_shards": self._shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_directory"], state["_shards"])  # type: ignore[misc]  # a fresh lock, no open files
+
+    def close(self) -> None:
+        """Close the files once their last reader is done with them."""
+        with self._lock:
+            self._open.clear()
+
+    def read(self, row: Rows) -> bytearray:
+        """Return the record that one index row points at. Raises DamageError, FormatError."""
+        record = bytearray(int(row["length"]))
+        self.scatter(np.atleast_1d(row), [[memoryview(record)]])
+        return record
+
+    def scatter(self, rows: Rows, views: Sequence[Sequence[memoryview]]) -> None:
+        """Read the record of each index row into its buffers, one `preadv` each, in the order of the rows.
+
+        Every row's buffers together take exactly the row's length. Raises DamageError when a shard is missing, cut
+        short or unreadable, FormatError when a row points at a shard that is not there.
+        """
+        shards = rows["shard"].tolist()
+        descriptors = {shard: self._descriptor(shard) for shard in set(shards)}
+        numbers = {shard: descriptor.number for shard, descriptor in descriptors.items()}
+        preadv = os.preadv
+        shard = -1
+        try:
+            for shard, offset, length, buffers in zip(
+                shards, rows["offset"].tolist(), rows["length"].tolist(), views, strict=True
+            ):
+                if preadv(numbers[shard], buffers, offset) != length:
+                    raise self._short(shard, offset, length)
+        except (OSError, OverflowError) as error:
+            raise DamageError(f"Shard {self._shards[shard].name} cannot be read: {error}. {self._remedy()}") from error
+
+    def _descriptor(self, shard: int) -> _Descriptor:
+        with self._lock:
+            descriptor = self._open.get(shard)
+            if descriptor is None:
+                descriptor = self._open[shard] = self._open_shard(shard)
+                if len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(shard)
+            return descriptor
+
+    def _open_shard(self, shard: int) -> _Descriptor:
+        if shard >= len(self._shards):
+            raise FormatError(
+                f"{self._directory / INDEX_NAME} points at shard {shard} of {len(self._shards)}. {self._remedy()}"
+            )
+        entry = self._shards[shard]
+        try:
+            descriptor = _Descriptor(self._directory / entry.name)
+            size = os.fstat(descriptor.number).st_size
+        except OSError as error:
+            raise DamageError(
+                f"Shard {entry.name} cannot be opened in {self._directory}: {error.strerror}. {self._remedy()}"
+            ) from error
+        if size != entry.bytes:
+            raise DamageError(
+                f"Shard {entry.name} is {size:,} bytes, the manifest says {entry.bytes:,}: "
+                f"the copy was cut short or replaced. {self._remedy()}"
+            )
+        return descriptor
+
+    def _short(self, shard: int, offset: int, length: int) -> DamageError:
+        return DamageError(
+            f"Shard {self._shards[shard].name} ends before byte {offset + length:,}, or the index is wrong. "
+            f"{self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        return _REMEDY.format(directory=self._directory)
+
+
+def open_index(directory: Path, manifest: Manifest) -> Rows:
+    """Map a cache's index: one row a record, variant by variant in the manifest's order.
+
+    Nothing is loaded until it is looked at. Raises DamageError when the file is missing or has another size than the
+    manifest says, FormatError when its dtype or length is wrong.
+    """
+    path = directory / INDEX_NAME
+    (expected,) = (entry.bytes for entry in manifest.tables if entry.name == INDEX_NAME)
+    try:
+        size = path.stat().st_size
+        if size != expected:
+            raise DamageError(f"{path} is {size:,} bytes, the manifest says {expected:,}: copy it again")
+        index = np.load(path, mmap_mode="r" if manifest.records else None, allow_pickle=False)
+    except OSError as error:
+        raise DamageError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise FormatError(f"{path} is no index: {error}") from error
+    if index.dtype != INDEX_DTYPE or index.shape != (manifest.records,):
+        raise FormatError(f"{path} has {index.dtype} {index.shape}, not {manifest.records} index rows")
+    return np.asarray(index)

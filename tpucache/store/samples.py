@@ -1,0 +1,165 @@
+"""The samples table: one row a sample, in `samples.npz`, columns read only when asked for."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, FormatError
+from tpucache.store.format import SAMPLES_NAME
+
+Array = npt.NDArray[Any]
+
+_KINDS: Final = "biuf"
+
+
+class Strings(Sequence[str]):
+    """Many strings in two arrays: their UTF-8 bytes end to end, and where each ends.
+
+    Bytes that are not UTF-8, as file names may have, come and go as surrogate escapes (PEP 383).
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
+        self.data = data
+        self.ends = ends
+
+    @classmethod
+    def pack(cls, items: Sequence[str]) -> Strings:
+        """Pack strings into two arrays."""
+        encoded = [item.encode("utf-8", "surrogateescape") for item in items]
+        ends = np.cumsum([len(item) for item in encoded], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        start = self.ends[position - 1] if position else 0
+        return self.data[start : self.ends[position]].tobytes().decode("utf-8", "surrogateescape")
+
+
+Column = Array | Strings
+
+
+class SampleTable(Mapping[str, Column]):
+    """The columns of a cache's samples by name, loaded on first use.
+
+    Every table has `number` (uint64: the sample's key in the shards) and `path` (where it came from). `label` is
+    there when the samples have one: int class numbers, or float32 vectors. Other columns are kept as they came.
+    """
+
+    def __init__(self, path: Path, samples: int) -> None:
+        """Open the table of a cache of `samples` samples. Raises DamageError or FormatError."""
+        self._path = path
+        self._samples = samples
+        self._loaded: dict[str, Column] = {}
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+        except FileNotFoundError as error:
+            raise DamageError(f"{path} is missing: copy the cache again, or verify --repair it") from error
+        except (OSError, zipfile.BadZipFile) as error:
+            raise DamageError(f"{path} cannot be read: {error}") from error
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise FormatError(f"{path} holds compressed columns, which no writer writes")
+        names = [member.filename.removesuffix(".npy") for member in members]
+        self._names = [name.removesuffix(".ends") for name in names if not name.endswith(".bytes")]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": {}}
+
+    @property
+    def paths(self) -> Strings:
+        """Where each sample came from."""
+        column = self["path"]
+        if not isinstance(column, Strings):
+            raise FormatError(f"{self._path}: the paths are no strings")
+        return column
+
+    @property
+    def numbers(self) -> Array:
+        """Each sample's number, which is its key in the shards: uint64, ascending."""
+        return self._array("number")
+
+    @property
+    def labels(self) -> Array | None:
+        """Class numbers (n,) of an integer dtype, float vectors (n, m), or None where there are no labels."""
+        return self._array("label") if "label" in self else None
+
+    def _array(self, name: str) -> Array:
+        column = self[name]
+        if isinstance(column, Strings):
+            raise FormatError(f"{self._path}: column {name!r} should be numbers")
+        return column
+
+    def _load(self, name: str) -> Column:
+        try:
+            with np.load(self._path, allow_pickle=False) as archive:
+                if f"{name}.ends" in archive:
+                    column: Column = Strings(archive[f"{name}.bytes"], archive[f"{name}.ends"])
+                else:
+                    column = archive[name]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}") from error
+        self._check(name, column)
+        return column
+
+    def _check(self, name: str, column: Column) -> None:
+        if len(column) != self._samples:
+            raise FormatError(f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}")
+        arrays: list[Array] = [column.data, column.ends] if isinstance(column, Strings) else [column]
+        if any(array.dtype.kind not in _KINDS for array in arrays):
+            raise FormatError(f"{self._path}: column {name!r} holds no plain numbers")
+        if isinstance(column, Strings) and len(column):
+            ends = column.ends
+            if ends[0] < 0 or np.any(np.diff(ends) < 0) or ends[-1] != len(column.data):
+                raise FormatError(f"{self._path}: the ends of column {name!r} do not ascend")
+
+
+def encode_columns(columns: Mapping[str, Column]) -> bytes:
+    """Return named columns as the bytes of an .npz file without pickles; equal columns make equal bytes."""
+    arrays: dict[str, Array] = {}
+    for name, column in columns.items():
+        if isinstance(column, Strings):
+            arrays |= {f"{name}.bytes": column.data, f"{name}.ends": column.ends}
+        else:
+            arrays[name] = column
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
+            # ZipInfo's own default date, 1980-01-01, keeps equal tables equal byte by byte.
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
+    return target.getvalue()
+
+
+def open_samples(directory: Path, samples: int) -> SampleTable:
+    """Open the samples table of a cache directory."""
+    return SampleTable(directory / SAMPLES_NAME, samples)

@@ -1,0 +1,102 @@
+"""PyTorch/XLA: one core as a plain device, all cores as SPMD over a one-axis mesh. The only file with torch_xla.
+
+SPMD keeps one process, one loader, one copy of the data and one trace however many cores there are; batches are split
+along their first dimension, parameters replicated, and BatchNorm sees the global batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from tpucache.errors import DependencyError, UsageError
+from tpucache.training.device.base import Counters
+
+# XLA's C++ side warns of its own coming changes at every compile; its errors stay.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+try:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.debug.metrics as met
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+except ImportError as error:
+    raise DependencyError(
+        f"torch_xla cannot be imported: {error}. `pip install 'tpucache[xla]'`, or use --backend eager"
+    ) from error
+
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class XlaDevice:
+    """One XLA core, or all of them."""
+
+    name = "xla"
+
+    def __init__(self, cores: int = 1) -> None:
+        """Take 1 core, or all. Must come before anything else touches XLA. Raises UsageError for another number."""
+        if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
+            # Kaggle's image sets it although there are no peers.
+            del os.environ["TPU_PROCESS_ADDRESSES"]
+            _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
+        self.cores = cores
+        self._mesh: Any = None
+        if cores != 1:
+            xr.use_spmd()
+            available = xr.global_runtime_device_count()
+            if cores != available:
+                raise UsageError(
+                    f"cores is 1 or all: this machine has {available} ({xr.device_type()}), not {cores}. "
+                    "XLA's CPU client has as many as CPU_NUM_DEVICES says"
+                )
+            self._mesh = xs.Mesh(np.arange(cores), (cores,), ("data",))
+        self.torch_device = torch_xla.device()
+
+    def put(self, batch: torch.Tensor) -> torch.Tensor:
+        """Send a host batch, split along its first dimension. Raises UsageError when it does not divide."""
+        spec = None
+        if self._mesh is not None:
+            if len(batch) % self.cores:
+                raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
+            spec = xs.ShardingSpec(self._mesh, ("data", *[None] * (batch.dim() - 1)))
+        sent: torch.Tensor = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
+        return sent
+
+    def step_end(self) -> None:
+        """Cut the trace here and run it."""
+        torch_xla.sync()
+
+    def wait(self) -> None:
+        """Cut the trace and block until all of it has run."""
+        torch_xla.sync()
+        xm.wait_device_ops()
+
+    def autocast(self, enabled: bool) -> AbstractContextManager[object]:
+        """Return XLA's autocast to bfloat16."""
+        return torch.autocast("xla", dtype=torch.bfloat16, enabled=enabled)
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's generator; costs no compile."""
+        torch_xla.manual_seed(seed)
+
+    def counters(self) -> Counters:
+        """Read the runtime's own metrics."""
+        execute = _metric("ExecuteTime")[1] + _metric("ExecuteReplicatedTime")[1]
+        return Counters(
+            compiles=_metric("CompileTime")[0],
+            execute_seconds=execute / 1e9,
+            received_bytes=int(_metric("OutboundData")[1]),
+        )
+
+
+def _metric(name: str) -> tuple[int, float]:
+    """Return a metric's count and total; times are in nanoseconds."""
+    data = met.metric_data(name)
+    return (0, 0.0) if data is None else (int(data[0]), float(data[1]))

@@ -1,0 +1,1 @@
+"""Source files -> shards: decode, presize, augment, encode, once, on a cheap CPU machine. Never torch."""

@@ -1,0 +1,74 @@
+"""Images in a folder: a class per subfolder, or flat, with no label."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.warmup.sources.base import Listing, Sample
+
+#: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
+_NAMES: Final = "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga"
+SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
+
+
+class FolderSource:
+    """Every image file at or below a folder, in the order of their path's bytes; links are followed, once each."""
+
+    def __init__(self, root: Path) -> None:
+        """Take a folder; nothing is read yet."""
+        self._root = root.absolute()
+
+    def list(self) -> Listing:
+        """Return all samples; a subfolder of the root is a class, whatever lies deeper belongs to it.
+
+        Raises SourceError when there are no images, or some beside the class folders as well as in them.
+        """
+        paths = sorted(_images(self._root), key=lambda path: [os.fsencode(part) for part in path.parts])
+        if not paths:
+            raise SourceError(f"{self._root} holds no images: looked for {' '.join(sorted(SUFFIXES))}")
+        classes = tuple(sorted({path.parts[0] for path in paths if len(path.parts) > 1}))
+        loose = [path for path in paths if len(path.parts) == 1]
+        if loose and classes:
+            raise SourceError(
+                f"{self._root} holds images such as {str(loose[0])!r} beside folders such as {classes[0]!r}: "
+                "put every image into the folder of its class, or all into one folder"
+            )
+        numbers = {name: number for number, name in enumerate(classes)}
+        return Listing(
+            [
+                Sample(number, path.as_posix(), numbers.get(path.parts[0]) if classes else None)
+                for number, path in enumerate(paths)
+            ],
+            classes,
+        )
+
+    def load(self, sample: Sample) -> bytes:
+        """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
+        try:
+            return (self._root / sample.path).read_bytes()
+        except OSError as error:
+            raise SampleError(sample.path, f"cannot be read: {error.strerror}") from error
+
+
+def _images(root: Path) -> Iterator[Path]:
+    """Yield image files relative to the root; hidden names and folders already visited are passed by."""
+    visited: set[tuple[int, int]] = set()
+
+    def fail(error: OSError) -> None:
+        raise SourceError(f"{error.filename}: {error.strerror}") from error
+
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=fail):
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        if identity in visited:
+            subfolders.clear()
+            continue
+        visited.add(identity)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in names:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
+                yield Path(folder, name).relative_to(root)
