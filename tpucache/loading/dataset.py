@@ -67,13 +67,14 @@ class CachedDataset(Dataset[Item]):
         return self.manifest.samples if self._positions is None else len(self._positions)
 
     def __getitem__(self, index: int) -> Item:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return several samples, as torch's fetcher asks for a whole batch."""
-        positions = np.asarray(indices, np.int64)
+        """Return several samples, as torch's fetcher asks for a whole batch. Raises IndexError."""
+        positions = np.array(indices, np.int64)
+        positions[positions < 0] += len(self)
+        if len(positions) and not (positions.min() >= 0 and positions.max() < len(self)):
+            raise IndexError(f"indices {indices} of {len(self)} samples")
         buffer = Buffer(self._layout.fields, len(positions))
         self.read_into(buffer, positions, self.epoch)
         tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ def load_checkpoint(run: Path) -> dict[str, Any]:
     path = run / CHECKPOINT_NAME
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise TrainingError(f"{path} is no checkpoint that can be read: {error}") from error
     return content
 

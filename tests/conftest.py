@@ -1,0 +1,41 @@
+"""Caches that several parts' tests read, built once a session from generated photographs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache import Recipe, build_cache
+
+CLASSES = ("ant", "bee", "cat", "dog")
+SAMPLES = 150
+
+
+def write_photos(folder: Path, samples: int, classes: tuple[str, ...] = CLASSES, side: int = 24) -> Path:
+    """Write `samples` PNG images of noise around a colour that tells the class, a folder a class."""
+    rng = np.random.default_rng(7)
+    for number in range(samples):
+        label = number % len(classes)
+        base = np.array([40 + 50 * label, 200 - 50 * label, 90 + 30 * (label % 2)])
+        pixels = np.clip(rng.normal(base, 40, (side, side, 3)), 0, 255).astype(np.uint8)
+        path = folder / classes[label] / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 photographs in four classes."""
+    return write_photos(tmp_path_factory.mktemp("photos"), SAMPLES)
+
+
+@pytest.fixture(scope="session")
+def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs at 16x16 with three augmented variants, several shards each. Not to be written to."""
+    directory = tmp_path_factory.mktemp("caches") / "cache"
+    build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
+    return directory

@@ -1,0 +1,172 @@
+"""CachedDataset: the same samples everywhere, needing only numpy and torch."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from tpucache import CachedDataset, DamageError, NotACacheError, Recipe, UsageError
+from tpucache.warmup.presize import presize
+
+READ_EVERYWHERE = """
+import hashlib, os, sys, torch
+from torch.utils.data import DataLoader
+from tpucache import CachedDataset
+
+def digest(batches):
+    total = hashlib.sha256()
+    for images, labels in batches:
+        total.update(images.contiguous().numpy().tobytes() + labels.numpy().tobytes())
+    return total.hexdigest()
+
+if __name__ == "__main__":
+    for name in ("lmdb", "PIL", "cv2", "albumentations", "joblib"):
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+        sys.exit(f"{name} could be imported")
+    dataset = CachedDataset(sys.argv[1], variant=2)
+    digests = {digest(DataLoader(dataset, 32))}
+    for method in ("fork", "spawn", "forkserver"):
+        digests.add(digest(DataLoader(dataset, 32, num_workers=2, multiprocessing_context=method)))
+    print(*digests)
+"""
+
+BLOCK_IMPORTS = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("lmdb", "PIL", "cv2", "albumentations", "joblib"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_a_clean_sample_is_the_presized_photograph(cache, photos):
+    dataset = CachedDataset(cache)
+    image, label = dataset[77]
+    path = dataset.paths[77]
+    expected = presize((photos / path).read_bytes(), Recipe(size=16), path)
+    assert image.dtype == torch.uint8
+    assert torch.equal(image, torch.from_numpy(expected.copy()).permute(2, 0, 1))
+    assert label.dtype == torch.int64
+    assert label.shape == ()
+    assert dataset.classes[label] == Path(path).parts[0]
+
+
+def test_samples_are_the_same_under_any_worker_without_the_writers_libraries(cache, tmp_path):
+    published = shutil.copytree(cache, tmp_path / "published")
+    for path in (published, *published.iterdir()):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted(path.name for path in published.iterdir())
+    (tmp_path / "sitecustomize.py").write_text(BLOCK_IMPORTS)
+    script = tmp_path / "read_everywhere.py"
+    script.write_text(READ_EVERYWHERE)
+    done = subprocess.run(
+        [sys.executable, script, published],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 1
+    assert sorted(path.name for path in published.iterdir()) == before
+
+
+def test_items_batches_and_subsets_agree(cache):
+    dataset = CachedDataset(cache, variant=1)
+    chosen = [3, 140, 0, 77]
+    singles = [dataset[index] for index in chosen]
+    batch = dataset.__getitems__(chosen)
+    subset = next(iter(DataLoader(Subset(dataset, chosen), 4)))
+    selected = dataset.select(chosen)
+    for at, (image, label) in enumerate(singles):
+        assert torch.equal(image, batch[at][0])
+        assert torch.equal(image, subset[0][at])
+        assert torch.equal(image, selected[at][0])
+        assert label == batch[at][1] == subset[1][at] == selected[at][1]
+    assert selected.paths == [dataset.paths[index] for index in chosen]
+    assert selected.labels.tolist() == [int(label) for _, label in singles]
+
+
+def test_indices_count_from_the_end_and_stop_at_it(cache):
+    dataset = CachedDataset(cache)
+    assert torch.equal(dataset[-1][0], dataset[len(dataset) - 1][0])
+    assert len(list(dataset)) == len(dataset)
+    for index in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset[index]
+
+
+def test_variant_epoch_shows_all_augmented_variants_in_turn(cache):
+    fixed = {variant: CachedDataset(cache, variant) for variant in (0, 1, 2, 3)}
+    turning = CachedDataset(cache, "epoch")
+    for index in (0, 1, 149):
+        shown = []
+        for epoch in range(3):
+            turning.set_epoch(epoch)
+            image = turning[index][0]
+            shown += [variant for variant, data in fixed.items() if torch.equal(data[index][0], image)]
+        assert sorted(shown) == [1, 2, 3]
+
+
+def test_a_pickled_dataset_is_small_and_reads_the_same(cache):
+    dataset = CachedDataset(cache, variant=3)
+    image = dataset[5][0]
+    data = pickle.dumps(dataset)
+    assert len(data) < 20_000
+    assert torch.equal(pickle.loads(data)[5][0], image)
+
+
+def test_repr_tells_what_it_is_but_not_where(cache):
+    text = repr(CachedDataset(cache))
+    assert "150" in text
+    assert str(cache) not in text
+
+
+@pytest.mark.parametrize("variant", [4, -1, "every", True])
+def test_a_variant_that_is_not_there_is_refused(cache, variant):
+    with pytest.raises(UsageError, match="variants"):
+        CachedDataset(cache, variant)
+
+
+@pytest.mark.parametrize("indices", [[150], [-1]])
+def test_indices_outside_the_cache_are_refused(cache, indices):
+    with pytest.raises(UsageError, match="150"):
+        CachedDataset(cache, indices=indices)
+
+
+def test_a_folder_without_a_manifest_is_no_cache(tmp_path):
+    with pytest.raises(NotACacheError, match=str(tmp_path)):
+        CachedDataset(tmp_path)
+
+
+def test_a_damaged_index_is_told_of_when_opening(cache, tmp_path):
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    with (copy / "index.npy").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(DamageError, match=r"index\.npy"):
+        CachedDataset(copy)
+
+
+def test_labels_of_an_unlabelled_cache_are_minus_one(photos, tmp_path):
+    from tpucache import build_cache
+
+    build_cache(photos / "ant", tmp_path / "flat", Recipe(size=8), jobs=1)
+    dataset = CachedDataset(tmp_path / "flat")
+    assert dataset.classes == ()
+    assert set(dataset.labels.tolist()) == {-1}
+    assert np.asarray(dataset[0][0]).shape == (3, 8, 8)

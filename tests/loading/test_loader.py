@@ -1,0 +1,206 @@
+"""CachedLoader: every sample once, in an order that can be resumed, over buffers that never change under a caller."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Subset
+
+from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
+
+ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
+few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def seen(dataset: CachedDataset, batches: list) -> list[bytes]:
+    """Tell samples apart by their bytes: all images of the cache differ."""
+    return [image.contiguous().numpy().tobytes() for images, _ in batches for image in images]
+
+
+def read_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tpucache")]
+
+
+@few
+@given(ids, st.integers(1, 40), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_an_epoch_is_covered_exactly(cache, indices, batch, drop_last, shuffle, threads):
+    dataset = CachedDataset(cache, indices=sorted(set(indices)))
+    loader = CachedLoader(dataset, batch, shuffle=shuffle, drop_last=drop_last, threads=threads)
+    batches = list(loader)
+    sizes = [len(images) for images, _ in batches]
+    assert len(batches) == len(loader)
+    assert all(size == batch for size in sizes[:-1])
+    expected = Counter(seen(dataset, [(dataset[i][0][None], None) for i in range(len(dataset))]))
+    found = Counter(seen(dataset, batches))
+    if drop_last:
+        assert sum(sizes) == len(dataset) // batch * batch
+        assert found <= expected
+    else:
+        assert found == expected
+
+
+@few
+@given(st.integers(1, 8), st.integers(1, 150), st.booleans())
+def test_all_ranks_together_see_the_global_batches(cache, world, samples, drop_last):
+    dataset = CachedDataset(cache, indices=range(samples))
+    whole = list(CachedLoader(dataset, 5 * world, shuffle=True, seed=3, drop_last=drop_last))
+    parts = [
+        list(CachedLoader(dataset, 5, shuffle=True, seed=3, drop_last=drop_last, rank=rank, world_size=world))
+        for rank in range(world)
+    ]
+    assert {len(part) for part in parts} == {len(whole)}
+    for step, (images, labels) in enumerate(whole):
+        assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
+        assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)
+
+
+@few
+@given(st.integers(0, 15), st.integers(1, 4), st.integers(0, 3))
+def test_a_resumed_loader_gives_exactly_what_was_not_seen(cache, stop, world, epoch):
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 12, shuffle=True, seed=1)
+    loader.set_epoch(epoch)
+    whole = list(loader)
+    loader.set_epoch(epoch)
+    iterator = iter(loader)
+    for _ in range(min(stop, len(whole) - 1)):
+        next(iterator)
+    state = loader.state_dict()
+    ranks = [CachedLoader(dataset, 4, shuffle=True, seed=9, rank=r, world_size=world) for r in range(world)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    rest = [batch for rank in ranks for batch in rank]
+    expected = seen(dataset, whole[min(stop, len(whole) - 1) :])
+    assert Counter(seen(dataset, rest)) == Counter(expected)
+    assert {rank.epoch for rank in ranks} == {epoch + 1}
+
+
+def test_the_next_iteration_is_another_epoch_and_one_given_up_is_begun_again(cache):
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 50, shuffle=True)
+    first = seen(dataset, list(loader))
+    second = seen(dataset, list(loader))
+    assert first != second
+    next(iter(loader))
+    assert loader.epoch == 2
+    third = seen(dataset, list(loader))
+    other = CachedLoader(dataset, 50, shuffle=True)
+    other.set_epoch(2)
+    assert seen(dataset, list(other)) == third
+
+
+def test_kept_batches_stay_as_they_were(cache):
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 10, shuffle=True, seed=5)
+    kept = [(images, labels, images.clone()) for _ in range(4) for images, labels in loader]
+    for images, _, copy in kept:
+        assert torch.equal(images, copy)
+
+
+def test_buffers_of_batches_let_go_are_used_again(cache):
+    loader = CachedLoader(CachedDataset(cache), 10, drop_last=True)
+    addresses = {images.data_ptr() for _ in range(5) for images, _ in loader}
+    assert len(addresses) <= 8
+
+
+def test_a_poisoned_buffer_is_filled_anew(cache):
+    dataset = CachedDataset(cache)
+    expected = [images.clone() for images, _ in CachedLoader(dataset, 10)]
+    for epoch in range(3):
+        loader = CachedLoader(dataset, 10)
+        for at, (images, _) in enumerate(loader):
+            assert torch.equal(images, expected[at]), (epoch, at)
+            images.fill_(255)
+
+
+def test_images_are_channels_last_and_static_in_shape(cache):
+    for images, labels in CachedLoader(CachedDataset(cache), 32, drop_last=True):
+        assert images.shape == (32, 3, 16, 16)
+        assert images.dtype == torch.uint8
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
+
+
+def test_a_subset_is_read_like_the_dataset_it_is_of(cache):
+    dataset = CachedDataset(cache)
+    images, labels = next(iter(CachedLoader(Subset(dataset, [9, 4, 9]), 3)))
+    assert torch.equal(images[0], dataset[9][0])
+    assert torch.equal(images[1], dataset[4][0])
+    assert labels.tolist() == [int(dataset[i][1]) for i in (9, 4, 9)]
+
+
+def test_an_early_break_leaves_no_thread_and_no_open_file(cache):
+    gc.collect()
+    before = open_files()
+    for _ in CachedLoader(CachedDataset(cache), 10):
+        break
+    with pytest.raises(RuntimeError, match="mine"):
+        consume_and_fail(CachedLoader(CachedDataset(cache), 10))
+    gc.collect()
+    assert read_threads() == []
+    assert open_files() <= before
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def consume_and_fail(loader: CachedLoader) -> None:
+    for _ in loader:
+        raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_shard_cut_short_or_gone_is_named(cache, tmp_path, damage):
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    victim = copy / "v00-00001.lmdb"
+    loader = CachedLoader(CachedDataset(copy), 10)
+    if damage == "cut":
+        os.truncate(victim, victim.stat().st_size - 4096)
+    else:
+        victim.unlink()
+    with pytest.raises(DamageError, match=victim.name):
+        list(loader)
+    assert read_threads() == []
+
+
+def test_a_shard_cut_short_after_it_was_opened_is_named(cache, tmp_path):
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    dataset = CachedDataset(copy)
+    dataset[149]
+    os.truncate(copy / "v00-00001.lmdb", 8192)
+    with pytest.raises(DamageError, match=r"v00-00001\.lmdb"):
+        list(CachedLoader(dataset, 10))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fingerprint": "0" * 64}, {"samples": 3}, {"epoch": "1"}, {"position": 151}, {"seed": -1}, {"position": None}],
+)
+def test_a_state_of_another_cache_or_of_no_loader_is_refused(cache, change):
+    loader = CachedLoader(CachedDataset(cache), 10)
+    with pytest.raises(UsageError):
+        loader.load_state_dict({**loader.state_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": 0}, {"threads": 0}, {"prefetch": -1}, {"seed": -1}, {"rank": 1}, {"world_size": 0}, {"rank": -1}],
+)
+def test_arguments_that_cannot_be_meant_are_refused(cache, arguments):
+    with pytest.raises(UsageError):
+        CachedLoader(CachedDataset(cache), **{"batch_size": 4, **arguments})
+
+
+def test_only_a_cached_dataset_is_read():
+    with pytest.raises(UsageError, match="CachedDataset"):
+        CachedLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2)

@@ -1,0 +1,176 @@
+"""The page walk finds what LMDB's own cursor finds, in any file that LMDB writes, and trusts no file."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import lmdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpucache.errors import FormatError
+from tpucache.store import pages
+
+PAGE = 4096
+ROOT_AT = 16 + 24 + 48 + 40  # in a meta page: after its header, the meta's head, the free list's record
+LAST_PAGE_AT = ROOT_AT + 8
+
+QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SIZES = st.one_of(st.integers(0, 64), st.integers(1900, 2100), st.integers(0, 20_000))
+TRANSACTIONS = st.lists(st.dictionaries(st.integers(0, 400), SIZES, max_size=12), max_size=4)
+
+
+def store(path: Path, transactions: Iterable[Mapping[int, int]], seed: int = 0) -> dict[bytes, bytes]:
+    """Write noise of the given sizes under the given keys with plain lmdb; return what lmdb then holds, in its order."""
+    noise = random.Random(seed)
+    path.unlink(missing_ok=True)
+    with lmdb.open(str(path), subdir=False, lock=False, sync=False, map_size=64 << 20, meminit=True) as env:
+        for sizes in transactions:
+            with env.begin(write=True) as transaction:
+                for number, size in sizes.items():
+                    transaction.put(number.to_bytes(8, "big"), noise.randbytes(size))
+        with env.begin() as transaction:
+            return dict(transaction.cursor())
+
+
+def found(path: Path) -> dict[bytes, bytes]:
+    data = path.read_bytes()
+    with path.open("rb") as file:
+        return {extent.key: data[extent.offset :][: extent.length] for extent in pages.walk(file)}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages") / "store.lmdb"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file of a root branch, some leaves and overflow pages."""
+    path = tmp_path_factory.mktemp("pages") / "tree.lmdb"
+    store(path, [{number: 3000 if number % 7 == 0 else 900 for number in range(30)}])
+    return path.read_bytes()
+
+
+def walk_bytes(data: bytes) -> list[pages.Extent]:
+    return list(pages.walk(io.BytesIO(data)))
+
+
+@QUICK
+@given(TRANSACTIONS)
+def test_the_walk_finds_every_value_where_lmdb_has_it(path: Path, transactions: list[dict[int, int]]) -> None:
+    held = store(path, transactions)
+    assert list(found(path).items()) == list(held.items())
+
+
+def test_a_record_of_three_bytes_and_one_of_three_megabytes_lie_in_one_store(path: Path) -> None:
+    held = store(path, [{1: 3, 2: 3_000_000}])
+    assert [len(value) for value in held.values()] == [3, 3_000_000]
+    assert found(path) == held
+
+
+@pytest.mark.parametrize("size", [0, 1, 2021, 2022, 2023, 2024, 2025, 2026, 2027, 4080, 4081, 8176, 8177])
+def test_values_at_the_edge_of_a_page_are_found(path: Path, size: int) -> None:
+    held = store(path, [{1: size, 2: 0, 3: size}])
+    assert found(path) == held
+
+
+def test_a_tree_of_three_levels_is_walked_in_key_order(path: Path) -> None:
+    held = store(path, [dict.fromkeys(range(3000), 500)])
+    with path.open("rb") as file:
+        layout = pages.read_layout(file)
+    assert (layout.depth, layout.entries) == (3, 3000)
+    assert list(found(path).items()) == list(held.items())
+
+
+def test_a_store_without_records_has_no_extents(path: Path) -> None:
+    store(path, [])
+    assert found(path) == {}
+
+
+def test_the_last_transaction_counts(path: Path) -> None:
+    for transactions in ([{1: 10}], [{1: 10}, {1: 20}], [{1: 10}, {1: 20}, {1: 30, 2: 5000}]):
+        assert found(path) != store(path, transactions)
+        assert found(path) == store(path, transactions)
+
+
+def test_a_file_written_once_has_the_size_its_layout_says(path: Path) -> None:
+    store(path, [{1: 5000, 2: 3, 3: 100_000}])
+    with path.open("rb") as file:
+        assert pages.read_layout(file).file_bytes == path.stat().st_size
+
+
+def test_a_named_database_is_refused(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    with lmdb.open(str(path), subdir=False, lock=False, sync=False, max_dbs=1) as env:
+        env.open_db(b"named")
+    with pytest.raises(FormatError, match="a database"):
+        found(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(2 * PAGE), b"SQLite format 3\0" * 1000])
+def test_what_is_no_lmdb_file_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        walk_bytes(data)
+
+
+def test_the_complaint_names_the_file(path: Path) -> None:
+    path.write_bytes(bytes(2 * PAGE))
+    with pytest.raises(FormatError, match=r"store\.lmdb"):
+        found(path)
+
+
+def patched(data: bytes, changes: Sequence[tuple[int, bytes]]) -> bytes:
+    copy = bytearray(data)
+    for at, content in changes:
+        copy[at : at + len(content)] = content
+    return bytes(copy)
+
+
+def metas(at: int, value: int) -> list[tuple[int, bytes]]:
+    """Return the changes that put a number into both meta pages."""
+    return [(page + at, struct.pack("<Q", value)) for page in (0, PAGE)]
+
+
+def test_a_branch_that_points_at_itself_is_refused(tree: bytes) -> None:
+    (root,) = struct.unpack_from("<Q", tree, ROOT_AT)
+    root = root if root < len(tree) // PAGE else struct.unpack_from("<Q", tree, PAGE + ROOT_AT)[0]
+    (pointer,) = struct.unpack_from("<H", tree, root * PAGE + 16)
+    with pytest.raises(FormatError, match="lies where no page of its tree can"):
+        walk_bytes(patched(tree, [(root * PAGE + pointer, struct.pack("<HHH", root, 0, 0))]))
+
+
+@pytest.mark.parametrize("root", [0, 1, 10**6, 2**63, 2**64 - 2])
+def test_a_root_outside_the_file_is_refused(tree: bytes, root: int) -> None:
+    with pytest.raises(FormatError, match="there is no page"):
+        walk_bytes(patched(tree, metas(ROOT_AT, root)))
+
+
+@pytest.mark.xfail(strict=True, raises=OverflowError, reason="BUG: seek to a page behind 2**63 is not guarded")
+def test_a_root_that_no_file_can_reach_is_refused(tree: bytes) -> None:
+    with pytest.raises(FormatError):
+        walk_bytes(patched(tree, [*metas(ROOT_AT, 2**63), *metas(LAST_PAGE_AT, 2**64 - 2)]))
+
+
+def test_a_value_behind_the_end_of_the_file_is_refused(tree: bytes) -> None:
+    with pytest.raises(FormatError, match="behind the end"):
+        walk_bytes(patched(tree, metas(LAST_PAGE_AT, len(tree) // PAGE - 3)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_damaged_files_raise_nothing_but_format_errors(tree: bytes, data: st.DataObject) -> None:
+    heads = [page + at for page in range(0, len(tree), PAGE) for at in (0, 8, 10, 12, 14, 16, 18, 20)]
+    places = st.one_of(st.sampled_from(heads), st.integers(0, 200), st.integers(PAGE, PAGE + 200))
+    changes = data.draw(st.lists(st.tuples(places, st.binary(min_size=1, max_size=2)), max_size=4))
+    length = data.draw(st.one_of(st.just(len(tree)), st.integers(0, len(tree))))
+    try:
+        extents = walk_bytes(patched(tree, changes)[:length])
+    except FormatError:
+        return
+    assert all(extent.offset >= 0 and extent.length >= 0 for extent in extents)

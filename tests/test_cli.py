@@ -1,0 +1,103 @@
+"""The command line: what it prints, and the status it ends with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tpucache.cli import main
+
+COMMANDS = ("warmup", "verify", "inspect", "bench", "train")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys):
+    cache = str(tmp_path / "cache")
+    assert main(["warmup", str(photos), cache, "--size", "16", "--variants", "1", "--jobs", "1"]) == 0
+    assert "150 samples x 2 variants = 300 records" in capsys.readouterr().out
+    assert main(["verify", cache]) == 0
+    assert "all sound" in capsys.readouterr().out
+    assert main(["inspect", cache, "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)
+    assert (held["samples"], held["variants"], held["records"], held["skipped"]) == (150, 1, 300, [])
+    assert held["classes"] == ["ant", "bee", "cat", "dog"]
+    assert held["bytes"] == sum(path.stat().st_size for path in (tmp_path / "cache").glob("[!m]*"))
+    assert main(["inspect", cache]) == 0
+    assert held["fingerprint"] in capsys.readouterr().out
+    assert main(["bench", cache, "--batch-size", "16", "--device-rate", "1000", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["images_per_second"] > 0
+    assert read["limit_images_per_second"] > 0
+    assert 0 <= read["idle"] <= 1
+
+
+def test_damage_is_listed_and_ends_with_status_one(cache, tmp_path, capsys):
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    (copy / "v02-00001.lmdb").unlink()
+    assert main(["verify", str(copy)]) == 1
+    out, err = capsys.readouterr()
+    assert "v02-00001.lmdb is missing" in out
+    assert "v02-00001.lmdb" in err.splitlines()[-1]
+    assert main(["verify", str(copy), "--json"]) == 1
+    (damage,) = json.loads(capsys.readouterr().out)["damages"]
+    assert damage["name"] == "v02-00001.lmdb"
+
+
+def test_a_bad_sample_is_named_or_listed(photos, tmp_path, capsys):
+    source = shutil.copytree(photos, tmp_path / "source")
+    (source / "bee" / "bad\n.jpg").write_text("no image")
+    cache = str(tmp_path / "cache")
+    command = ["warmup", str(source), cache, "--size", "8", "--jobs", "1"]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    assert r"bee/bad\n.jpg" in err
+    assert "Traceback" not in err
+    assert main([*command, "--on-error", "skip"]) == 0
+    assert r"skipped 'bee/bad\n.jpg': not an image" in capsys.readouterr().out
+    assert main(["inspect", cache, "--json"]) == 0
+    (skipped,) = json.loads(capsys.readouterr().out)["skipped"]
+    assert skipped["path"] == "bee/bad\n.jpg"
+    assert skipped["reason"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["inspect", "nowhere"], 1),
+        (["warmup", "nowhere", "cache"], 1),
+        (["warmup", ".", "cache", "--size", "0"], 1),
+        (["warmup", ".", "cache", "--size", "1x2x3"], 2),
+        (["warmup", ".", "cache", "--jobs", "0"], 2),
+        (["train"], 2),
+        (["dance"], 2),
+        ([], 2),
+    ],
+)
+def test_what_cannot_be_done_ends_in_one_line(arguments, status, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tpucache", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert "tpucache" in done.stderr.splitlines()[-1]
+
+
+def test_training_on_a_folder_of_ones_own_cache_works(cache, tmp_path, capsys):
+    arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
+    assert main([*arguments, "--valid", str(cache), "--epochs", "1", "--batch-size", "32", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["validation"][0]["samples"] == 150
+    assert main([*arguments, "--epochs", "1", "--batch-size", "32"]) == 0
+    assert "images/s" in capsys.readouterr().out

@@ -1,0 +1,32 @@
+"""Runs of the command line in processes of their own, because XLA is set up once a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = subprocess.CompletedProcess[str]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., Run]:
+    """Run Python with these arguments on XLA's CPU client of so many devices."""
+
+    def run(*arguments: str | Path, devices: int = 1) -> Run:
+        environment = {
+            **os.environ,
+            "PJRT_DEVICE": "CPU",
+            "CPU_NUM_DEVICES": str(devices),
+            "PYTHONPATH": str(HERE),
+        }
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
+        )
+
+    return run
