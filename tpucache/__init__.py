@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpucache.loading.loader import CachedLoader
     from tpucache.recipe import Recipe
     from tpucache.store.manifest import Manifest
+    from tpucache.store.stage import stage_cache
     from tpucache.store.verify import Damage, verify_cache
     from tpucache.warmup.run import build_cache
 
@@ -41,6 +42,7 @@ _HOMES: Final = {
     "CachedLoader": "loading.loader",
     "Recipe": "recipe",
     "Manifest": "store.manifest",
+    "stage_cache": "store.stage",
     "Damage": "store.verify",
     "verify_cache": "store.verify",
     "build_cache": "warmup.run",
@@ -67,6 +69,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "build_cache",
+    "stage_cache",
     "verify_cache",
 ]
 

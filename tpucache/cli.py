@@ -119,7 +119,7 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.report.bench import run_bench
 
     result = run_bench(
-        CachedDataset(options.cache),
+        CachedDataset(_staged(options)),
         batch_size=options.batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
@@ -153,12 +153,25 @@ def train(options: argparse.Namespace) -> int:
         seed=options.seed,
         threads=options.threads,
     )
-    data = CachedDataset(options.cache)
+    data = CachedDataset(_staged(options))
     train_set, valid_set = _split(data, options.valid, options.seed)
     device = open_device(options.backend, options.cores)
     report = run_training(options.run, settings, train_set, valid_set, device)
     _show(options, report.to_dict(), report.lines())
     return 0
+
+
+def _staged(options: argparse.Namespace) -> Path:
+    """Return the cache to read: a copy at --stage, made now or before, or the cache itself."""
+    cache: Path = options.cache
+    if options.stage is None:
+        return cache
+    from tpucache.progress import Progress
+    from tpucache.store.manifest import Manifest
+    from tpucache.store.stage import stage_cache
+
+    with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
+        return stage_cache(cache, options.stage, lambda done, _: progress.advance_to(done))
 
 
 def _split(data: CachedDataset, valid: str | None, seed: int) -> tuple[CachedDataset, CachedDataset | None]:
@@ -234,7 +247,7 @@ def _add_reports(commands: Any) -> None:
     command = _add(commands, bench, "cache/train --device-rate 7500")
     _add_cache(command)
     command.add_argument("--batch-size", type=_positive, default=256, metavar="B", help="images a batch")
-    command.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads that read")
+    _add_reading(command)
     command.add_argument("--device-rate", type=float, metavar="N", help="images/s of an accelerator to simulate")
 
 
@@ -254,12 +267,17 @@ def _add_train(commands: Any) -> None:
     command.add_argument("--weight-decay", type=float, default=5e-4, metavar="X", help="of SGD")
     command.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, order and split")
-    command.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads that read")
+    _add_reading(command)
 
 
 def _add_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument("cache", metavar="CACHE", type=Path, help="a cache that warmup built")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+
+
+def _add_reading(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads that read")
+    command.add_argument("--stage", type=Path, metavar="DIR", help="copy the cache there first, such as to /dev/shm")
 
 
 def _size(text: str) -> int | tuple[int, int]:

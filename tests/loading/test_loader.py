@@ -31,10 +31,10 @@ def read_threads() -> list[str]:
 
 
 @few
-@given(ids, st.integers(1, 40), st.booleans(), st.booleans(), st.integers(1, 3))
+@given(ids, st.integers(1, 40), st.booleans(), st.sampled_from([False, True, "block"]), st.integers(1, 3))
 def test_an_epoch_is_covered_exactly(cache, indices, batch, drop_last, shuffle, threads):
     dataset = CachedDataset(cache, indices=sorted(set(indices)))
-    loader = CachedLoader(dataset, batch, shuffle=shuffle, drop_last=drop_last, threads=threads)
+    loader = CachedLoader(dataset, batch, shuffle=shuffle, drop_last=drop_last, threads=threads, window=20)
     batches = list(loader)
     sizes = [len(images) for images, _ in batches]
     assert len(batches) == len(loader)
@@ -184,7 +184,15 @@ def test_a_shard_cut_short_after_it_was_opened_is_named(cache, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"fingerprint": "0" * 64}, {"samples": 3}, {"epoch": "1"}, {"position": 151}, {"seed": -1}, {"position": None}],
+    [
+        {"fingerprint": "0" * 64},
+        {"samples": 3},
+        {"epoch": "1"},
+        {"position": 151},
+        {"seed": -1},
+        {"position": None},
+        {"order": "full"},
+    ],
 )
 def test_a_state_of_another_cache_or_of_no_loader_is_refused(cache, change):
     loader = CachedLoader(CachedDataset(cache), 10)

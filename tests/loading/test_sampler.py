@@ -3,30 +3,56 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.loading.sampler import epoch_order, epoch_variants, rank_slice
+from tpucache.loading.sampler import block_order, epoch_variants, full_order, rank_slice
 
 seeds = st.integers(0, 2**63 - 1)
 epochs = st.integers(0, 10_000)
 
 
-@given(st.integers(0, 500), seeds, epochs, st.booleans())
-def test_an_epoch_visits_every_sample_once(samples, seed, epoch, shuffle):
-    assert sorted(epoch_order(samples, seed, epoch, shuffle)) == list(range(samples))
+def in_blocks(samples, seed, epoch):
+    return block_order(samples, seed, epoch, chunk=10, window=40)
 
 
-@given(seeds, epochs)
-def test_shuffle_is_a_function_of_seed_and_epoch(seed, epoch):
-    order = epoch_order(200, seed, epoch, True)
-    assert np.array_equal(order, epoch_order(200, seed, epoch, True))
-    assert not np.array_equal(order, epoch_order(200, seed, epoch + 1, True))
-    assert not np.array_equal(order, epoch_order(200, seed ^ 1, epoch, True))
+orders = pytest.mark.parametrize("order", [full_order, in_blocks])
+
+
+@orders
+@given(samples=st.integers(0, 500), seed=seeds, epoch=epochs)
+def test_an_epoch_visits_every_sample_once(order, samples, seed, epoch):
+    assert sorted(order(samples, seed, epoch)) == list(range(samples))
+
+
+@orders
+@given(seed=seeds, epoch=epochs)
+def test_shuffle_is_a_function_of_seed_and_epoch(order, seed, epoch):
+    first = order(200, seed, epoch)
+    assert np.array_equal(first, order(200, seed, epoch))
+    assert not np.array_equal(first, order(200, seed, epoch + 1))
+    assert not np.array_equal(first, order(200, seed ^ 1, epoch))
+
+
+@given(st.integers(1, 500), st.integers(1, 50), st.integers(1, 8), seeds)
+def test_a_window_of_the_block_order_is_made_of_whole_chunks(samples, chunk, chunks, seed):
+    order = block_order(samples, seed, 0, chunk=chunk, window=chunk * chunks)
+    for start in range(0, samples, chunk * chunks):
+        touched = set(order[start : start + chunk * chunks] // chunk)
+        assert len(touched) <= chunks + 1  # one more where the short last chunk shifts the others
+
+
+def test_the_block_order_mixes_within_a_window():
+    order = block_order(1000, 0, 0, chunk=50, window=500)
+    together = order[:100] // 50
+    assert len(set(together)) >= 8
+    assert np.mean(np.diff(order) == 1) < 0.1
 
 
 def test_the_shuffled_order_never_changes_between_releases():
-    assert epoch_order(10, 3, 1, True).tolist() == [3, 0, 4, 8, 2, 7, 9, 6, 1, 5]
+    assert block_order(10, 3, 1, chunk=2, window=6).tolist() == [7, 0, 8, 1, 6, 9, 2, 5, 3, 4]
+    assert full_order(10, 3, 1).tolist() == [3, 0, 4, 8, 2, 7, 9, 6, 1, 5]
 
 
 @given(st.integers(0, 1000), st.integers(0, 100), st.integers(1, 16))

@@ -112,8 +112,8 @@ def test_the_hash_of_records_sees_where_one_ends_and_which_key_it_has(target: Pa
 
 
 def test_nothing_of_an_earlier_shard_is_left_in_the_unused_bytes(tmp_path: Path) -> None:
-    seal(tmp_path / "loud.lmdb", {number: b"\xee" * 3000 for number in range(20)})
-    seal(tmp_path / "quiet.lmdb", {number: b"\x11" * 3000 for number in range(20)})
+    seal(tmp_path / "loud.lmdb", dict.fromkeys(range(20), b"\xee" * 3000))
+    seal(tmp_path / "quiet.lmdb", dict.fromkeys(range(20), b"\x11" * 3000))
     assert b"\xee" * 16 not in (tmp_path / "quiet.lmdb").read_bytes()
 
 
@@ -154,9 +154,13 @@ def test_leaving_without_a_seal_leaves_no_file(target: Path) -> None:
 
 
 def test_leaving_by_an_exception_leaves_no_file(target: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), ShardWriter(target.with_suffix(".tmp")) as writer:
-        writer.append(0, bytes(100_000))
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with ShardWriter(target.with_suffix(".tmp")) as writer:
+            writer.append(0, bytes(100_000))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert list(target.parent.iterdir()) == []
 
 

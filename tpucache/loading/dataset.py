@@ -96,6 +96,17 @@ class CachedDataset(Dataset[Item]):
         return [field.name for field in self.manifest.fields]
 
     @property
+    def epochs_to_see_all(self) -> int:
+        """How many epochs it takes to show all that this dataset shows."""
+        return self.manifest.augmented if self._variant == "epoch" else 1
+
+    @property
+    def mean_record_bytes(self) -> int:
+        """Bytes a record takes on disk, on average."""
+        shards = self.manifest.shards
+        return max(1, sum(entry.bytes for entry in shards) // max(1, self.manifest.records))
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The class names; a label is a position among them."""
         return self.manifest.classes
@@ -127,8 +138,7 @@ class CachedDataset(Dataset[Item]):
 
         Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
         """
-        positions = self._cache_positions(indices)
-        rows = self._index[self._run_starts(positions, epoch) + positions]
+        rows = self._rows(indices, epoch)
         if self._layout.fixed:
             self._reader.scatter(rows, buffer.rows[: len(rows)])
             return
@@ -136,6 +146,10 @@ class CachedDataset(Dataset[Item]):
             parts = self._layout.split(memoryview(self._reader.read(row)))
             for field, part, array in zip(self._layout.fields, parts, buffer.arrays, strict=True):
                 decode_into(field, part, array[at])
+
+    def hint(self, indices: Array, epoch: int) -> None:
+        """Ask the kernel to have these samples in memory when they are read."""
+        self._reader.hint(self._rows(indices, epoch))
 
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n, m)."""
@@ -163,6 +177,11 @@ class CachedDataset(Dataset[Item]):
     @functools.cached_property
     def _labels(self) -> Array | None:
         return self.table.labels
+
+    def _rows(self, indices: Array, epoch: int) -> Array:
+        positions = self._cache_positions(indices)
+        rows: Array = self._index[self._run_starts(positions, epoch) + positions]
+        return rows
 
     def _cache_positions(self, indices: Array) -> npt.NDArray[np.int64]:
         return indices if self._positions is None else self._positions[indices]

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import Subset
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.pool import BufferPool
-from tpucache.loading.sampler import Positions, epoch_order, rank_slice
+from tpucache.loading.sampler import Positions, block_order, full_order, rank_slice
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 
+Shuffle = bool | Literal["full", "block"]
+
+_CHUNK_BYTES: Final = 8 << 20
+_COLD_SPAN: Final = 1024
 _STATE: Final = ("seed", "epoch", "position", "samples")
 
 
@@ -35,18 +40,23 @@ class CachedLoader:
         dataset: CachedDataset | Subset[Any],
         batch_size: int,
         *,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         seed: int = 0,
         drop_last: bool = False,
         threads: int = 2,
         prefetch: int = 2,
+        window: int = 4096,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """Plan to read; nothing is read before the first iteration.
 
         `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
-        short unless `drop_last`. `threads` read at once, `prefetch` batches ahead. Raises UsageError.
+        short unless `drop_last`. `threads` read at once, `prefetch` batches ahead.
+
+        `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
+        `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
+        for caches that do not. Raises UsageError.
         """
         if isinstance(dataset, Subset) and isinstance(dataset.dataset, CachedDataset):
             dataset = dataset.dataset.select(list(dataset.indices))
@@ -56,6 +66,7 @@ class CachedLoader:
             ("batch_size", batch_size, 1),
             ("threads", threads, 1),
             ("prefetch", prefetch, 0),
+            ("window", window, 1),
             ("seed", seed, 0),
             ("world_size", world_size, 1),
         ):
@@ -67,10 +78,12 @@ class CachedLoader:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.epoch = 0
-        self._shuffle, self._seed = shuffle, seed
+        self._order = _order_name(shuffle)
+        self._seed, self._window = seed, window
         self._threads, self._prefetch = threads, prefetch
         self._rank, self._world_size = rank, world_size
         self._position = self._resume = 0
+        self._cold_epochs = dataset.epochs_to_see_all
         self._pool = BufferPool(dataset.manifest.fields, batch_size)
 
     def __len__(self) -> int:
@@ -95,16 +108,17 @@ class CachedLoader:
             "epoch": self.epoch,
             "position": self._position,
             "samples": len(self.dataset),
+            "order": f"block {self._window}" if self._order == "block" else self._order,
             "fingerprint": self.dataset.manifest.fingerprint,
         }
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         """Continue where another loader stood, whatever its ranks and batch size. Raises UsageError."""
         own = self.state_dict()
-        for name in ("fingerprint", "samples"):
+        for name in ("fingerprint", "samples", "order"):
             if state.get(name) != own[name]:
                 raise UsageError(
-                    f"the state is of another cache or another part of it: {name} {state.get(name)!r}, "
+                    f"the state is of another cache, another part of it or another order: {name} {state.get(name)!r}, "
                     f"here {own[name]!r}"
                 )
         seed, epoch, position = (state.get(name) for name in _STATE[:3])
@@ -120,12 +134,20 @@ class CachedLoader:
         return self.batch_size * self._world_size
 
     def _run(self, epoch: int, start: int) -> Generator[Batch, None, None]:
-        order = epoch_order(len(self.dataset), self._seed, epoch, self._shuffle)
+        order = self._epoch_order(epoch)
         pending: deque[tuple[int, Future[Batch]]] = deque()
-        self._position = start
-        with ThreadPoolExecutor(self._threads, "tpucache-read") as threads:
+        self._position = hinted = start
+        with (
+            ThreadPoolExecutor(self._threads, "tpucache-read") as threads,
+            ThreadPoolExecutor(1, "tpucache-hint") as hints,
+        ):
             try:
                 for first, stop in self._bounds(start):
+                    # A hint may block while the disk is busy, so it has a thread of its own.
+                    while self._hint_span and hinted < min(stop + self._hint_span, len(order)):
+                        ahead = order[hinted : hinted + self._hint_span]
+                        hints.submit(self.dataset.hint, ahead, epoch)
+                        hinted += len(ahead)
                     own = order[rank_slice(first, stop, self._rank, self._world_size)]
                     pending.append((stop, threads.submit(self._read, own, epoch)))
                     if len(pending) > self._prefetch:
@@ -135,7 +157,28 @@ class CachedLoader:
             finally:
                 for _, future in pending:
                     future.cancel()
+                hints.shutdown(cancel_futures=True)
         self.epoch, self._position = epoch + 1, 0
+        self._cold_epochs = max(0, self._cold_epochs - 1)
+
+    @property
+    def _hint_span(self) -> int:
+        """How many samples are hinted at once, at least as many ahead of the reading; 0: no hints.
+
+        A cache read in blocks does not fit into memory, so it is always hinted; others only until they have been read.
+        """
+        if self._order == "block":
+            return self._window
+        return _COLD_SPAN if self._cold_epochs else 0
+
+    def _epoch_order(self, epoch: int) -> Positions:
+        samples = len(self.dataset)
+        if self._order == "full":
+            return full_order(samples, self._seed, epoch)
+        if self._order == "block":
+            chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
+            return block_order(samples, self._seed, epoch, chunk=chunk, window=self._window)
+        return np.arange(samples)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
@@ -164,3 +207,12 @@ class CachedLoader:
             self.dataset.as_tensor(name, array) for name, array in zip(self.dataset.names, arrays, strict=True)
         ]
         return self.dataset.pack([*tensors, self.dataset.labels_of(indices)])
+
+
+def _order_name(shuffle: Shuffle) -> str:
+    """Return "full", "block" or "file". Raises UsageError for any other value of `shuffle`."""
+    if isinstance(shuffle, bool):
+        return "full" if shuffle else "file"
+    if shuffle not in ("full", "block"):
+        raise UsageError(f'shuffle is True, False, "full" or "block", not {shuffle!r}')
+    return shuffle

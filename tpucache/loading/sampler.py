@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 Positions = npt.NDArray[np.int64]
 
 
-def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> Positions:
-    """Return the positions of all samples in the order an epoch visits them: int64 (samples,).
+def full_order(samples: int, seed: int, epoch: int) -> Positions:
+    """Return all positions in random order: int64 (samples,). For caches that fit into memory."""
+    return _random(seed, epoch).permutation(samples)
 
-    The permutation comes from numpy's legacy generator, whose stream is frozen (NEP 19), so that an order survives
-    an upgrade; the seed sequence keeps neighbouring seeds and epochs independent.
+
+def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int) -> Positions:
+    """Return all positions so that they read nearly in file order and still mix: int64 (samples,).
+
+    The samples are cut into chunks of `chunk` consecutive ones, the chunks shuffled, and the samples shuffled within
+    each `window` of the result. So what is read at any time is a window of whole chunks, and two samples can meet in a
+    batch when their chunks fall into one window, which any two chunks do in some epoch.
     """
-    if not shuffle:
-        return np.arange(samples, dtype=np.int64)
-    bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
-    order: npt.NDArray[Any] = np.random.RandomState(bits).permutation(samples)
-    return order.astype(np.int64, copy=False)
+    random = _random(seed, epoch)
+    starts = np.arange(0, samples, chunk)
+    pieces = [np.arange(starts[at], min(starts[at] + chunk, samples)) for at in random.permutation(len(starts))]
+    order = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    for start in range(0, samples, window):
+        random.shuffle(order[start : start + window])
+    return order
+
+
+def _random(seed: int, epoch: int) -> np.random.RandomState:
+    """Return numpy's legacy generator: its stream is frozen (NEP 19), so that an order survives an upgrade.
+
+    The seed sequence keeps neighbouring seeds and epochs independent.
+    """
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
 
 
 def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:

@@ -7,7 +7,9 @@ arrays, one after the other, and can be read straight into place.
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -20,6 +22,8 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, DependencyError, UsageError
 
 Array = npt.NDArray[Any]
+
+_log: Final = logging.getLogger("tpucache")
 
 #: How a field's array becomes bytes. `bytes` keeps a one-dimensional uint8 array of any length as it is.
 CODECS: Final = ("raw", "jpeg", "png", "zstd", "bytes")
@@ -115,12 +119,13 @@ def decode_into(field: Field, data: memoryview, out: Array) -> None:
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
         return
     try:
-        decoded = _DECODERS[field.codec](field, data)
+        decoded = _DECODERS[field.codec](field, data, out)
     except (ValueError, OSError, SyntaxError) as error:
         raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
     if decoded.shape != field.shape:
         raise DamageError(f"field {field.name!r} decodes to {decoded.shape}, not {field.shape}")
-    out[...] = decoded
+    if not np.may_share_memory(decoded, out):
+        out[...] = decoded
 
 
 def _encode_image(data: Array, codec: str, quality: int | None) -> bytes:
@@ -135,7 +140,27 @@ def _encode_image(data: Array, codec: str, quality: int | None) -> bytes:
     return target.getvalue()
 
 
-def _decode_image(field: Field, data: memoryview) -> Array:
+def _decode_jpeg(field: Field, data: memoryview, out: Array) -> Array:
+    simplejpeg = _simplejpeg()
+    if simplejpeg is None:
+        return _decode_image(field, data, out)
+    colours = "GRAY" if field.shape[2] == 1 else "RGB"
+    decoded: Array = simplejpeg.decode_jpeg(data, colours, buffer=out)
+    return decoded
+
+
+@functools.cache
+def _simplejpeg() -> Any:
+    """Return simplejpeg, or None, after saying so once, where it is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        _log.warning("JPEG records are decoded by Pillow: `pip install simplejpeg` to read them faster")
+        return None
+    return simplejpeg
+
+
+def _decode_image(field: Field, data: memoryview, out: Array) -> Array:
     try:
         from PIL import Image
     except ImportError as error:
@@ -143,11 +168,13 @@ def _decode_image(field: Field, data: memoryview) -> Array:
             f"field {field.name!r} is stored as {field.codec}: `pip install pillow` to read it"
         ) from error
     with Image.open(io.BytesIO(data), formats=[field.codec]) as image:
+        if (image.height, image.width) != field.shape[:2]:  # told before a header that lies is believed
+            raise ValueError(f"{image.height}x{image.width} pixels, not {field.shape[0]}x{field.shape[1]}")
         decoded = np.asarray(image)
     return decoded[..., None] if decoded.ndim == 2 else decoded
 
 
-def _decode_zstd(field: Field, data: memoryview) -> Array:
+def _decode_zstd(field: Field, data: memoryview, out: Array) -> Array:
     zstandard = _zstandard()
     try:
         plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=field.nbytes)
@@ -156,8 +183,8 @@ def _decode_zstd(field: Field, data: memoryview) -> Array:
     return np.frombuffer(plain, field.dtype).reshape(field.shape)
 
 
-_DECODERS: Final[dict[str, Callable[[Field, memoryview], Array]]] = {
-    "jpeg": _decode_image,
+_DECODERS: Final[dict[str, Callable[[Field, memoryview, Array], Array]]] = {
+    "jpeg": _decode_jpeg,
     "png": _decode_image,
     "zstd": _decode_zstd,
 }

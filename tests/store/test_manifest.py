@@ -1,0 +1,401 @@
+"""The manifest comes back as it went, is saved whole or not at all, and is believed in nothing unseen."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpucache.errors import DamageError, FormatError, NotACacheError
+from tpucache.store import files
+from tpucache.store import format as fmt
+from tpucache.store.codec import DTYPES, Field
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics, cache_fingerprint
+
+Path_ = tuple[Any, ...]
+
+QUICK = settings(max_examples=30, deadline=None)
+SHA = "0123456789abcdef" * 4
+TABLE_NAMES = ("index.npy", "samples.npz")
+ARABIC_NAME = "v\u0660\u0660-\u0660\u0660\u0660\u0660\u0660.lmdb"
+FREE = ("recipe", "source", "created_by")
+
+
+def shard(variant: int, block: int, first: int, records: int, sha256: str = SHA) -> ShardEntry:
+    return ShardEntry(fmt.shard_name(variant, block), 8192, sha256, variant, block, first, records, sha256)
+
+
+def example() -> Manifest:
+    return Manifest(
+        samples=5,
+        variants=(0, 1),
+        fields=(Field("image", "png", "|u1", (4, 6, 3)), Field("tokens", "bytes", "|u1", ())),
+        classes=("ant", "bee"),
+        shards=(shard(0, 0, 0, 3), shard(0, 1, 3, 2), shard(1, 0, 0, 3), shard(1, 1, 3, 2)),
+        tables=(FileEntry("index.npy", 328, SHA), FileEntry("samples.npz", 900, SHA)),
+        skipped=(Skipped(2, "a\udcff.png", "cut short"),),
+        statistics=Statistics((1.5, 2.0, 255.0), (0.0, 1.0, 2.0), (3, 2)),
+        fingerprint=SHA,
+        recipe={"size": [4, 6], "seed": 0},
+        source={"kind": "folder"},
+        created_by={"python": "3"},
+    )
+
+
+def content() -> dict[str, Any]:
+    return json.loads(example().to_json())
+
+
+def leaves(node: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """Yield the path and value of every JSON value inside what a reader interprets, containers too."""
+    yield path, node
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        if path or key not in FREE:
+            yield from leaves(value, (*path, key))
+
+
+def replaced(path: Path_, value: Any) -> Any:
+    """Return the example's JSON with another value at one path."""
+    whole = content()
+    if not path:
+        return value
+    node = whole
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return whole
+
+
+def label(path: Path_) -> str:
+    return ".".join(map(str, path)) or "all"
+
+
+INTEGERS = [path for path, value in leaves(content()) if isinstance(value, int)]
+FLOATS = [path for path, value in leaves(content()) if isinstance(value, float)]
+KEYS = [path for path, _ in leaves(content()) if path and isinstance(path[-1], str)] + [(key,) for key in FREE]
+
+names = st.text(min_size=1, max_size=8)
+shas = st.text("0123456789abcdef", min_size=64, max_size=64)
+numbers = st.floats(-1e8, 1e8)
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+free = st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+shapes = st.lists(st.integers(0, 50), max_size=4).map(tuple)
+field_names = st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True)
+fields = st.one_of(
+    st.builds(Field, field_names, st.sampled_from(["raw", "zstd"]), st.sampled_from(DTYPES), shapes),
+    st.builds(Field, field_names, st.sampled_from(["png", "jpeg"]), st.just("|u1"), st.just((3, 5, 1))),
+    st.builds(Field, field_names, st.just("bytes"), st.just("|u1"), st.just(())),
+)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    blocks = draw(st.lists(st.integers(0, 1000), max_size=4))
+    variants = draw(st.lists(st.integers(0, fmt.MAX_VARIANTS), min_size=1, max_size=3, unique=True).map(sorted))
+    classes = draw(st.lists(names, max_size=3, unique=True))
+    firsts = [sum(blocks[:at]) for at in range(len(blocks))]
+    shards = [
+        shard(variant, block, firsts[block], records, draw(shas))
+        for variant in variants
+        for block, records in enumerate(blocks)
+    ]
+    return Manifest(
+        samples=sum(blocks),
+        variants=tuple(variants),
+        fields=tuple(draw(st.lists(fields, min_size=1, max_size=3, unique_by=lambda field: field.name))),
+        classes=tuple(classes),
+        shards=tuple(draw(st.permutations(shards))),
+        tables=tuple(FileEntry(name, draw(st.integers(0, 1 << 62)), draw(shas)) for name in TABLE_NAMES),
+        skipped=tuple(draw(st.lists(st.builds(Skipped, st.integers(0, 99), st.text(max_size=9), names), max_size=2))),
+        statistics=Statistics(
+            tuple(draw(st.lists(numbers, max_size=3))),
+            tuple(draw(st.lists(numbers, max_size=3))),
+            tuple(draw(st.sampled_from([[], [7] * len(classes)]))),
+        ),
+        fingerprint=draw(shas),
+        recipe=draw(free),
+        source=draw(free),
+        created_by=draw(free),
+    )
+
+
+@QUICK
+@given(manifests())
+def test_a_manifest_comes_back_as_it_went(manifest: Manifest) -> None:
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert Manifest.from_json(manifest.to_json().encode()) == manifest
+
+
+def test_equal_manifests_make_equal_text() -> None:
+    shuffled = dict(reversed(content().items()))
+    assert Manifest.from_json(json.dumps(shuffled)).to_json() == example().to_json()
+
+
+def test_the_text_is_for_people_too() -> None:
+    text = example().to_json()
+    assert text.endswith("}\n")
+    assert text.isascii()
+    assert text.splitlines()[1].startswith(' "classes"')
+
+
+def test_a_manifest_sums_what_it_lists() -> None:
+    manifest = example()
+    assert (manifest.records, manifest.augmented) == (10, 1)
+    assert manifest.total_bytes == 4 * 8192 + 328 + 900
+    assert manifest.layout.fields == manifest.fields
+
+
+HOSTILE = [
+    None, True, False, 0, -1, 1, 2, 1.0, 1.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63, 2**64, 10**300,
+    "", "0", "../x", "/etc/passwd", "..", "v00-00000.lmdb/../x", "v00-00000.lmdb\0", ARABIC_NAME,
+    "v99-00000.lmdb", "index.npy", "|O", ">u2", "png", "\ud800", SHA.upper(), SHA[:-1], SHA + "\n", "x" * 5000,
+    [], {}, [[]], [{}], [None], [True], [0], [1, 1], [-1], [float("nan")], ["a", "a"], [10**300] * 9,
+    {"name": "x"}, {"": {}}, [[[[[]]]]], [0] * 5000,
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_hostile_mutations_raise_nothing_but_format_errors(data: st.DataObject) -> None:
+    whole = content()
+    for _ in range(data.draw(st.integers(1, 3))):
+        path, _ = data.draw(st.sampled_from(list(leaves(whole))[1:]))
+        node = whole
+        for key in path[:-1]:
+            node = node[key]
+        change = data.draw(st.sampled_from(["replace", "delete", "double"]))
+        if change == "replace":
+            node[path[-1]] = copy.deepcopy(data.draw(st.one_of(st.sampled_from(HOSTILE), json_values)))
+        elif change == "delete":
+            del node[path[-1]]
+        elif isinstance(node, list):
+            node.append(copy.deepcopy(node[path[-1]]))
+    try:
+        manifest = Manifest.from_json(json.dumps(whole))
+    except FormatError:
+        return
+    assert Manifest.from_json(manifest.to_json()).to_json() == manifest.to_json()
+    for entry in (*manifest.shards, *manifest.tables):
+        assert Path(entry.name).name == entry.name
+        assert entry.name.isascii()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(st.text(max_size=60), st.binary(max_size=60), json_values.map(json.dumps)))
+def test_text_that_is_no_manifest_is_refused(text: str | bytes) -> None:
+    with pytest.raises(FormatError):
+        Manifest.from_json(text)
+
+
+@pytest.mark.parametrize("path", INTEGERS, ids=label)
+def test_only_whole_numbers_in_range_count_as_numbers(path: Path_) -> None:
+    for value in (True, False, "1", None, -1, 0.5, float("nan"), 10**300, [1], {}):
+        with pytest.raises(FormatError):
+            Manifest.from_json(json.dumps(replaced(path, value)))
+
+
+@pytest.mark.parametrize("path", FLOATS, ids=label)
+def test_statistics_are_finite_numbers(path: Path_) -> None:
+    for value in ("1", None, float("nan"), float("inf"), 1e300, 10**400, [1], {}):
+        with pytest.raises(FormatError):
+            Manifest.from_json(json.dumps(replaced(path, value)))
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: true passes as the number 1.0 in the statistics")
+def test_a_truth_value_is_no_statistic() -> None:
+    with pytest.raises(FormatError):
+        Manifest.from_json(json.dumps(replaced(("statistics", "mean", 0), True)))
+
+
+@pytest.mark.parametrize("path", KEYS, ids=label)
+def test_no_key_may_be_missing_or_null(path: Path_) -> None:
+    with pytest.raises(FormatError):
+        Manifest.from_json(json.dumps(replaced(path, None)))
+    whole = content()
+    node = whole
+    for key in path[:-1]:
+        node = node[key]
+    del node[path[-1]]
+    with pytest.raises(FormatError):
+        Manifest.from_json(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x", "/etc/passwd", "x/v00-00000.lmdb", "v00-00000.lmdb/", "v00-00000.lmdb\n", "V00-00000.lmdb", "", ".",
+        "v01-00000.lmdb", "v00-00001.lmdb", "v000-00000.lmdb", "v00-000000.lmdb", "manifest.json", ARABIC_NAME,
+    ],
+)  # fmt: skip
+def test_a_shard_has_the_one_name_its_numbers_give(name: str) -> None:
+    with pytest.raises(FormatError, match=r"shards\[0\]"):
+        Manifest.from_json(json.dumps(replaced(("shards", 0, "name"), name)))
+
+
+@pytest.mark.parametrize("name", ["../index.npy", "/index.npy", "manifest.json", "samples.npz", "v00-00000.lmdb", ""])
+def test_the_tables_are_these_two(name: str) -> None:
+    with pytest.raises(FormatError, match="table"):
+        Manifest.from_json(json.dumps(replaced(("tables", 0, "name"), name)))
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, -1, "1", None, True, [1], {"a": 1}, 1.5])
+def test_another_version_is_refused_with_a_remedy(version: Any) -> None:
+    with pytest.raises(FormatError, match="reads version 1 only: install the tpucache that wrote it"):
+        Manifest.from_json(json.dumps(replaced(("version",), version)))
+
+
+@pytest.mark.parametrize("name", ["", "TPUCACHE", "tpucache ", "lmdb", 1, []])
+def test_another_format_is_refused(name: Any) -> None:
+    with pytest.raises(FormatError, match="no tpucache manifest"):
+        Manifest.from_json(json.dumps(replaced(("format",), name)))
+
+
+@pytest.mark.parametrize("sha256", [SHA.upper(), SHA[:-1], SHA + "0", SHA + "\n", "g" * 64, ""])
+def test_a_sha256_is_64_small_hexadecimal_digits(sha256: str) -> None:
+    for path in [("fingerprint",), ("shards", 1, "sha256"), ("shards", 1, "records_sha256"), ("tables", 0, "sha256")]:
+        with pytest.raises(FormatError, match="is no SHA-256"):
+            Manifest.from_json(json.dumps(replaced(path, sha256)))
+
+
+def refused(reason: str, **changes: Any) -> Any:
+    return pytest.param({**changes}, reason, id="-".join((*changes, *reason.split())))
+
+
+def field(**changes: Any) -> list[dict[str, Any]]:
+    return [{"name": "image", "codec": "raw", "dtype": "|u1", "shape": [2, 2, 3], **changes}]
+
+
+SHARDS: list[dict[str, Any]] = content()["shards"]
+TABLES: list[dict[str, Any]] = content()["tables"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        refused("listed twice", shards=[*SHARDS, SHARDS[0]]),
+        refused("starts at sample 3, not 0", shards=SHARDS[1:]),
+        refused("variant 1 has 3 records, not 5", shards=SHARDS[:-1]),
+        refused("variant 0 has 5 records, not 4", samples=4),
+        refused("a variant that is not listed", variants=[0]),
+        refused("variant 2 has 0 records", variants=[0, 1, 2]),
+        refused("not ascending", variants=[1, 0]),
+        refused("not ascending", variants=[0, 0, 1]),
+        refused("not ascending", variants=[]),
+        refused("starts at sample 1", shards=[{**SHARDS[0], "first": 1}, *SHARDS[1:]]),
+        refused("the tables are not", tables=TABLES[:1]),
+        refused("the tables are not", tables=[TABLES[0], TABLES[0]]),
+        refused("more than the limit", tables=[*TABLES, TABLES[0]]),
+        refused("distinct strings", classes=["ant", "ant"]),
+        refused("distinct strings", classes=["ant", 1]),
+        refused("2 class counts for 3 classes", classes=["ant", "bee", "cat"]),
+        refused("there are no fields", fields=[]),
+        refused("two of one name", fields=field() * 2),
+        refused("more than the limit", fields=[field(name=f"f{number}")[0] for number in range(65)]),
+        *(refused("no field is", fields=field(name=name)) for name in ["", "Image", "1a", "a-b", "../a", "a\n", "é"]),
+        *(refused("no field is", fields=field(dtype=dtype)) for dtype in ["|O", ">u2", "u1", "<U5", "<c8", "<u1,<u1"]),
+        *(refused("no field is", fields=field(codec=codec)) for codec in ["", "RAW", "pickle", "gif"]),
+        refused("no field has shape", fields=field(shape=[1] * 9)),
+        refused("no field has shape", fields=field(shape=[1 << 16, 1 << 16, 3])),
+        refused("no field has shape", fields=field(shape=[1 << 29], dtype="<f8")),
+        *(refused("cannot hold", fields=field(codec="png", shape=shape)) for shape in [[2, 2], [2, 2, 4], [2, 2, 0]]),
+        refused("cannot hold", fields=field(codec="jpeg", dtype="<f4")),
+        refused("bytes are uint8 with no shape", fields=field(codec="bytes")),
+        refused("bytes are uint8 with no shape", fields=field(codec="bytes", shape=[], dtype="<u2")),
+    ],
+)  # fmt: skip
+def test_what_no_writer_says_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(FormatError, match=reason):
+        Manifest.from_json(json.dumps({**content(), **changes}))
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000, "[" * 5000 + "]" * 5000])
+def test_deep_nesting_is_refused(nested: str) -> None:
+    for text in (nested, json.dumps(replaced(("version",), "HERE")).replace('"HERE"', nested)):
+        with pytest.raises(FormatError, match="not JSON"):
+            Manifest.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 5000, "1" + "0" * 400, "1e999"])
+def test_numbers_of_many_digits_are_refused(text: str) -> None:
+    for path in INTEGERS:
+        with pytest.raises(FormatError):
+            Manifest.from_json(json.dumps(replaced(path, "HERE")).replace('"HERE"', text))
+
+
+@pytest.mark.parametrize("text", ["", b"", b"\xff\xfe\xfd", b"\x80", "null", "[]", '"tpucache"', "{}", "{} {}"])
+def test_what_is_no_json_object_of_ours_is_refused(text: str | bytes) -> None:
+    with pytest.raises(FormatError):
+        Manifest.from_json(text)
+
+
+def test_a_saved_manifest_is_loaded(tmp_path: Path) -> None:
+    example().save(tmp_path)
+    assert Manifest.load(tmp_path) == example()
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_save_that_fails_leaves_the_manifest_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    example().save(tmp_path)
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        dataclasses.replace(example(), recipe={"seed": 1}).save(tmp_path)
+    assert Manifest.load(tmp_path) == example()
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["", "nowhere", "file"])
+def test_a_folder_without_a_manifest_is_no_cache(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotACacheError, match=r"holds no manifest\.json.*run warmup again"):
+        Manifest.load(tmp_path / name)
+
+
+def test_a_manifest_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(DamageError, match="cannot be read"):
+        Manifest.load(tmp_path)
+
+
+def test_a_manifest_too_large_to_be_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example().save(tmp_path)
+    monkeypatch.setattr(fmt, "MAX_MANIFEST_BYTES", 100)
+    with pytest.raises(FormatError, match="no manifest is that large"):
+        Manifest.load(tmp_path)
+
+
+def test_the_complaint_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b"{")
+    with pytest.raises(FormatError, match=r"manifest\.json: not JSON"):
+        Manifest.load(tmp_path)
+
+
+SHARD_SET = (shard(0, 0, 0, 3, "a" * 64), shard(0, 1, 3, 2, "b" * 64), shard(1, 0, 0, 3, "c" * 64))
+
+
+def test_the_fingerprint_knows_the_clean_records_alone_and_in_their_order() -> None:
+    clean = cache_fingerprint(SHA, SHARD_SET)
+    assert clean == cache_fingerprint(SHA, SHARD_SET[:2]) == cache_fingerprint(SHA, SHARD_SET[::-1])
+    swapped = (shard(0, 0, 0, 3, "b" * 64), shard(0, 1, 3, 2, "a" * 64))
+    others = [cache_fingerprint("1" * 64, SHARD_SET), cache_fingerprint(SHA, swapped), cache_fingerprint(SHA, [])]
+    assert len({clean, *others}) == 4
+    assert all(len(fingerprint) == 64 for fingerprint in others)
+
+
+def test_the_fingerprint_does_not_know_the_files_bytes() -> None:
+    other = [dataclasses.replace(entry, sha256="f" * 64, bytes=1) for entry in SHARD_SET]
+    assert cache_fingerprint(SHA, SHARD_SET) == cache_fingerprint(SHA, other)

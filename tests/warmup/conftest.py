@@ -1,0 +1,103 @@
+"""Synthetic photographs, folders of them, and what tests compare caches by."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+Pixels = npt.NDArray[np.uint8]
+_ORIENTATION = 0x0112
+
+
+def _smooth_image(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Draw detail at every scale, as photographs have it, so that a shift of half a pixel shows."""
+    rng = np.random.default_rng([seed, width, height])
+    total = np.zeros((height, width, 3))
+    for octave in range(6):
+        cells = rng.integers(0, 256, (2 << octave, 3 << octave, 3), np.uint8)
+        layer = Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC)
+        total += (np.asarray(layer, np.float64) - 128) / 2**octave
+    return Image.fromarray(np.clip(total * 0.7 + 128, 0, 255).astype(np.uint8))
+
+
+def _encode(image: Image.Image, file_format: str = "JPEG", orientation: int | None = None, **options: Any) -> bytes:
+    if orientation is not None:
+        exif = Image.Exif()
+        exif[_ORIENTATION] = orientation
+        options["exif"] = exif
+    if file_format == "JPEG":
+        options.setdefault("quality", 92)
+    target = io.BytesIO()
+    image.save(target, file_format, **options)
+    return target.getvalue()
+
+
+@pytest.fixture(scope="session")
+def smooth_image() -> Callable[..., Image.Image]:
+    return _smooth_image
+
+
+@pytest.fixture(scope="session")
+def encode() -> Callable[..., bytes]:
+    return _encode
+
+
+@pytest.fixture(scope="session")
+def write_photos() -> Callable[..., Path]:
+    """Return a function that fills a folder with JPEGs, spread over classes; every fourth one has an orientation."""
+
+    def write(root: Path, count: int, classes: tuple[str, ...] = ("cat", "dog", "emu"), size: Any = (150, 100)) -> Path:
+        for number in range(count):
+            folder = root / classes[number % len(classes)] if classes else root
+            folder.mkdir(parents=True, exist_ok=True)
+            orientation = 1 + number % 8 if number % 4 == 3 else None
+            photo = _encode(_smooth_image(*size, seed=number), orientation=orientation)
+            (folder / f"{number:04d}.jpg").write_bytes(photo)
+        return root
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
+    """150 photographs in three classes: enough for three blocks. Tests that change them copy them first."""
+    return write_photos(tmp_path_factory.mktemp("photos") / "train", 150)
+
+
+@pytest.fixture(scope="session")
+def digests() -> Callable[[Path], Mapping[str, str]]:
+    """Return a function that hashes every file at or below a folder, hidden ones too."""
+
+    def digest(folder: Path) -> dict[str, str]:
+        return {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    return digest
+
+
+@pytest.fixture
+def jitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name an augmentation that needs no albumentations, whose import takes seconds in each process."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "jitter_by_test.py").write_text(
+        "import numpy as np\n"
+        "def jitter(image, generator):\n"
+        "    noise = generator.integers(-9, 10, image.shape)\n"
+        "    return np.clip(image + noise, 0, 255).astype(np.uint8)\n"
+    )
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.delitem(sys.modules, "jitter_by_test", raising=False)  # another test's, from another folder
+    return "jitter_by_test:jitter"

@@ -1,0 +1,273 @@
+"""Augmentation: a pure function of (image, seed, sample, variant), from presets, files and callables."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import yaml
+
+from tpucache.errors import RecipeError, UsageError
+from tpucache.warmup.augment import PRESETS, augment, resolve
+
+Pixels = npt.NDArray[np.uint8]
+
+_SIDE = 24
+_PLACES = [(seed, number, variant) for seed in (0, 1) for number in (0, 1, 2**40) for variant in (1, 2)]
+
+# Run in a process of its own. It refuses the network and notes who asks for it, then augments in reverse order.
+_PROBE = """
+import hashlib, json, socket, sys
+asked = []
+def refuse(name):
+    def call(*arguments, **options):
+        asked.append(f"{name} {arguments!r}")
+        raise OSError("no network here")
+    return call
+socket.socket.connect = refuse("connect")
+socket.socket.connect_ex = refuse("connect_ex")
+socket.getaddrinfo = refuse("getaddrinfo")
+import numpy as np
+from tpucache.warmup import augment
+torch_after = {"import": "torch" in sys.modules}
+definition = augment.resolve("strong", SIDE, SIDE)
+torch_after["resolve"] = "torch" in sys.modules
+image = np.random.default_rng(7).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+digests = {
+    repr(place): hashlib.sha256(augment.augment(image, definition, *place)).hexdigest() for place in reversed(PLACES)
+}
+print(json.dumps({"asked": asked, "torch": torch_after, "digests": digests}))
+"""
+
+
+@pytest.fixture(scope="module")
+def image() -> Pixels:
+    return np.random.default_rng(7).integers(0, 256, (_SIDE, _SIDE, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def albumentations() -> Any:
+    """Import albumentations the way tpucache does, so that it asks nobody for a newer version."""
+    resolve("flip", 8, 8)
+    return importlib.import_module("albumentations")
+
+
+@pytest.fixture(scope="module")
+def probe() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if "ALBUMENTATIONS" not in name}
+    script = f"SIDE = {_SIDE}\nPLACES = {_PLACES!r}\n{_PROBE}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_another_process_and_another_order_give_the_same_pixels(probe: dict[str, Any], image: Pixels) -> None:
+    definition = resolve("strong", _SIDE, _SIDE)
+    here = {repr(p): hashlib.sha256(augment(image, definition, *p)).hexdigest() for p in _PLACES}
+    assert probe["digests"] == here
+
+
+def test_nothing_asks_the_network(probe: dict[str, Any]) -> None:
+    assert probe["asked"] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("step", ["import", "resolve"])
+def test_torch_stays_unloaded(probe: dict[str, Any], step: str) -> None:
+    assert probe["torch"][step] is False
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_same_arguments_give_the_same_image_whatever_came_before(preset: str, image: Pixels) -> None:
+    definition = resolve(preset, _SIDE, _SIDE)
+    first = [augment(image, definition, *place) for place in _PLACES]
+    again = [augment(image, definition, *place) for place in reversed(_PLACES)][::-1]
+    np.testing.assert_array_equal(first, again)
+
+
+def test_another_seed_sample_or_variant_gives_another_image(image: Pixels) -> None:
+    definition = resolve("strong", _SIDE, _SIDE)
+    images = {augment(image, definition, *place).tobytes() for place in _PLACES}
+    assert len(images) == len(_PLACES)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("shape", [(24, 24), (17, 40)], ids=str)
+def test_every_preset_keeps_shape_and_dtype_and_changes_something(preset: str, shape: tuple[int, int]) -> None:
+    image = np.random.default_rng(3).integers(0, 256, (*shape, 3), np.uint8)
+    definition = resolve(preset, *shape)
+    results = [augment(image, definition, 0, number, 1) for number in range(8)]
+    assert all(result.shape == image.shape and result.dtype == np.uint8 for result in results)
+    assert all(result.flags.c_contiguous for result in results)
+    assert any((result != image).any() for result in results)
+
+
+def test_the_given_image_is_left_as_it_was(image: Pixels) -> None:
+    before = image.copy()
+    for number in range(8):
+        augment(image, resolve("strong", _SIDE, _SIDE), 0, number, 1)
+    np.testing.assert_array_equal(image, before)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_definition_survives_json(preset: str) -> None:
+    """It is compared with the one in plan.json and in the manifest when a run is resumed."""
+    definition = resolve(preset, _SIDE, _SIDE)
+    assert json.loads(json.dumps(definition)) == definition
+
+
+@pytest.fixture
+def two_flips(albumentations: Any, tmp_path: Path) -> Path:
+    pipeline = albumentations.Compose([albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)])
+    path = tmp_path / "flips.json"
+    path.write_text(json.dumps(albumentations.to_dict(pipeline)))
+    return path
+
+
+def test_two_flips_at_half_occur_independently(two_flips: Path, image: Pixels) -> None:
+    definition = resolve(str(two_flips), _SIDE, _SIDE)
+    outcomes = {
+        image[:: -1 if vertical else 1, :: -1 if horizontal else 1].tobytes(): (horizontal, vertical)
+        for horizontal, vertical in itertools.product((False, True), repeat=2)
+    }
+    counts = Counter(outcomes[augment(image, definition, 0, number, 1).tobytes()] for number in range(400))
+    assert len(counts) == 4
+    assert all(60 <= count <= 140 for count in counts.values()), counts
+
+
+def test_flips_of_two_variants_of_a_sample_occur_independently(two_flips: Path, image: Pixels) -> None:
+    definition = resolve(str(two_flips), _SIDE, _SIDE)
+    equal = sum(
+        augment(image, definition, 0, number, 1).tobytes() == augment(image, definition, 0, number, 2).tobytes()
+        for number in range(400)
+    )
+    assert 60 <= equal <= 140
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml"])
+def test_yaml_and_json_mean_the_same(two_flips: Path, suffix: str) -> None:
+    other = two_flips.with_suffix(f".{suffix}")
+    other.write_text(yaml.safe_dump(json.loads(two_flips.read_text())))
+    assert resolve(str(other), 8, 8) == resolve(str(two_flips), 8, 8)
+
+
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_callable_gets_the_image_and_a_generator_of_its_own(image: Pixels, jitter: str) -> None:
+    definition = resolve(jitter, _SIDE, _SIDE)
+    first = augment(image, definition, 0, 5, 1)
+    np.testing.assert_array_equal(augment(image, definition, 0, 5, 1), first)
+    assert first.dtype == np.uint8
+    assert np.abs(first.astype(int) - image).max() <= 9
+    images = {augment(image, definition, *place).tobytes() for place in _PLACES}
+    assert len(images) == len(_PLACES)
+
+
+def test_a_changed_callable_is_another_definition(tmp_path: Path, jitter: str) -> None:
+    before = resolve(jitter, 8, 8)
+    path = tmp_path / "modules" / "jitter_by_test.py"
+    path.write_text(path.read_text() + "# changed\n")
+    assert resolve(jitter, 8, 8) != before
+
+
+def test_a_pipeline_object_of_a_module_is_seeded_as_a_preset_is(
+    albumentations: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: Pixels
+) -> None:
+    text = "import albumentations as A\npipeline = A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)])\n"
+    _module(tmp_path, monkeypatch, "pipeline_by_test", text)
+    definition = resolve("pipeline_by_test:pipeline", _SIDE, _SIDE)
+    first = [augment(image, definition, 0, number, 1) for number in range(40)]
+    again = [augment(image, definition, 0, number, 1) for number in reversed(range(40))][::-1]
+    np.testing.assert_array_equal(first, again)
+    assert len({result.tobytes() for result in first}) == 4
+
+
+def test_an_unknown_name_is_refused_with_what_there_is() -> None:
+    with pytest.raises(RecipeError, match=r"no augmentation 'flipp'.*flip, affine, standard, strong.*module:name"):
+        resolve("flipp", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.json", b"{", "is no json"),
+        ("a.json", b"\xff\xfe\x00", "cannot be read"),
+        ("a.json", b"[1, 2]", "holds no augmentation"),
+        ("a.json", b'{"transforms": []}', "holds no augmentation"),
+        ("a.json", b'{"transform": 3}', "cannot build"),
+        ("a.json", b'{"transform": {"__class_fullname__": "NoSuchTransform", "p": 1.0}}', "NoSuchTransform"),
+        ("a.yaml", b"a: [", "is no yaml"),
+        ("a.yaml", b"!!python/object/apply:os.getcwd []", "is no yaml"),
+        ("a.yml", b"", "holds no augmentation"),
+    ],
+)
+def test_a_broken_file_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecipeError, match=reason):
+        resolve(str(tmp_path / name), 8, 8)
+
+
+def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"missing\.yaml cannot be read"):
+        resolve(str(tmp_path / "missing.yaml"), 8, 8)
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "json:no_such_name", "json:__name__", ":f", "json:"])
+def test_a_callable_that_is_none_is_a_usage_error_naming_it(name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        resolve(name, 8, 8)
+
+
+@pytest.mark.parametrize("text", ["def f(:\n", "raise RuntimeError('at import')\n"], ids=["syntax", "raises"])
+def test_a_module_that_does_not_import_is_a_usage_error_naming_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    _module(tmp_path, monkeypatch, "unimportable_by_test", text)
+    with pytest.raises((UsageError, RecipeError), match="unimportable_by_test"):
+        resolve("unimportable_by_test:f", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("image[:-1]", r"must return uint8 \(8, 8, 3\), not uint8 \(7, 8, 3\)"),
+        ("image[..., 0]", r"not uint8 \(8, 8\)"),
+        ("image / 255", r"not float64 \(8, 8, 3\)"),
+        ("image.tolist()", "not list"),
+        ("None", "not NoneType"),
+        ("1 / 0", r"fails on sample 0, variant 1: ZeroDivisionError"),
+    ],
+)
+def test_a_callable_that_does_not_keep_the_image_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str, reason: str
+) -> None:
+    name = "unfit_" + hashlib.sha256(expression.encode()).hexdigest()[:8]
+    _module(tmp_path, monkeypatch, name, f"def f(image, generator):\n    return {expression}\n")
+    with pytest.raises(RecipeError, match=reason):
+        resolve(f"{name}:f", 8, 8)
+
+
+def test_a_pipeline_that_changes_the_size_is_refused_before_anything_is_built(
+    albumentations: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(albumentations.to_dict(albumentations.Compose([albumentations.Resize(6, 6)]))))
+    with pytest.raises(RecipeError, match=r"\(8, 8, 3\), not uint8 \(6, 6, 3\)"):
+        resolve(str(path), 8, 8)

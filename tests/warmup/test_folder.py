@@ -1,0 +1,169 @@
+"""The folder source: what counts as a sample, in which order, with which label."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.warmup.sources import FolderSource, Sample, open_source
+
+
+def _touch(root: Path, *names: str | bytes) -> None:
+    for name in names:
+        path = Path(os.fsdecode(os.fsencode(root) + b"/" + os.fsencode(name)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.fsencode(name))
+
+
+def _paths(root: Path) -> list[str]:
+    return [sample.path for sample in FolderSource(root).list().samples]
+
+
+def test_subfolders_are_classes_in_sorted_order(tmp_path: Path) -> None:
+    _touch(tmp_path, "zebra/1.jpg", "ant/2.png", "ant/1.jpg", "mole/9.webp")
+    listing = FolderSource(tmp_path).list()
+    assert listing.classes == ("ant", "mole", "zebra")
+    assert list(listing.samples) == [
+        Sample(0, "ant/1.jpg", 0),
+        Sample(1, "ant/2.png", 0),
+        Sample(2, "mole/9.webp", 1),
+        Sample(3, "zebra/1.jpg", 2),
+    ]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    _touch(tmp_path, "b.jpg", "a.jpg")
+    listing = FolderSource(tmp_path).list()
+    assert listing.classes == ()
+    assert list(listing.samples) == [Sample(0, "a.jpg", None), Sample(1, "b.jpg", None)]
+
+
+def test_deeper_files_belong_to_the_class_of_the_first_level(tmp_path: Path) -> None:
+    _touch(tmp_path, "cat/2020/may/1.jpg", "cat/0.jpg", "dog/x/1.jpg")
+    listing = FolderSource(tmp_path).list()
+    assert listing.classes == ("cat", "dog")
+    assert [(sample.path, sample.label) for sample in listing.samples] == [
+        ("cat/0.jpg", 0),
+        ("cat/2020/may/1.jpg", 0),
+        ("dog/x/1.jpg", 1),
+    ]
+
+
+def test_the_order_does_not_depend_on_the_order_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _touch(tmp_path, *(f"{name}/{number}.jpg" for name in "dacb" for number in (10, 9, 1)))
+    expected = FolderSource(tmp_path).list()
+    real = os.walk
+
+    def shuffled(*arguments: Any, **options: Any) -> Any:
+        for folder, subfolders, names in real(*arguments, **options):
+            subfolders.reverse()
+            yield folder, subfolders, sorted(names, reverse=True)
+
+    monkeypatch.setattr(os, "walk", shuffled)
+    assert FolderSource(tmp_path).list() == expected
+
+
+def test_files_of_one_folder_stay_together(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.jpg", "a b/1.jpg", "a-b/1.jpg", "a/2.jpg")
+    assert _paths(tmp_path) == ["a/1.jpg", "a/2.jpg", "a b/1.jpg", "a-b/1.jpg"]
+
+
+def test_other_files_and_hidden_ones_are_no_samples(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.jpg", "a/.2.jpg", "a/notes.txt", ".git/3.jpg", ".DS_Store", "labels.csv", "a/.thumbs/4.jpg")
+    assert _paths(tmp_path) == ["a/1.jpg"]
+
+
+def test_suffixes_count_in_any_case(tmp_path: Path) -> None:
+    _touch(tmp_path, "1.JPG", "2.Jpeg", "3.TIFF", "4.png")
+    assert _paths(tmp_path) == ["1.JPG", "2.Jpeg", "3.TIFF", "4.png"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["with space.jpg", "caf\u00e9.jpg", "\u732b.jpg", "two\nlines.jpg", 'quo"te.jpg', b"latin-\xe9.jpg"],
+    ids=ascii,
+)
+def test_unusual_names_are_listed_loaded_and_pickled(tmp_path: Path, name: str | bytes) -> None:
+    try:
+        _touch(tmp_path, b"cl\xc3\xa4ss \n/" + os.fsencode(name))
+    except OSError:
+        pytest.skip("this filesystem has no such names")
+    source = pickle.loads(pickle.dumps(FolderSource(tmp_path)))
+    listing = source.list()
+    (sample,) = listing.samples
+    assert listing.classes == ("cl\u00e4ss \n",)
+    assert os.fsencode(sample.path) == b"cl\xc3\xa4ss \n/" + os.fsencode(name)
+    assert source.load(pickle.loads(pickle.dumps(sample))) == b"cl\xc3\xa4ss \n/" + os.fsencode(name)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../.."], ids=["itself", "its class", "the root"])
+def test_links_in_circles_end(tmp_path: Path, target: str) -> None:
+    _touch(tmp_path, "a/deep/1.jpg", "b/1.jpg")
+    (tmp_path / "a" / "deep" / "round").symlink_to(target)
+    assert _paths(tmp_path) == ["a/deep/1.jpg", "b/1.jpg"]
+
+
+def test_links_to_folders_and_files_elsewhere_are_followed(tmp_path: Path) -> None:
+    _touch(tmp_path, "elsewhere/1.jpg", "single.jpg")
+    root = tmp_path / "root"
+    (root / "b").mkdir(parents=True)
+    (root / "a").symlink_to(tmp_path / "elsewhere")
+    (root / "b" / "2.jpg").symlink_to(tmp_path / "single.jpg")
+    assert _paths(root) == ["a/1.jpg", "b/2.jpg"]
+    assert FolderSource(root).load(Sample(0, "a/1.jpg", 0)) == b"elsewhere/1.jpg"
+
+
+def test_images_beside_class_folders_are_refused(tmp_path: Path) -> None:
+    _touch(tmp_path, "cat/1.jpg", "stray.jpg")
+    with pytest.raises(SourceError, match=r"stray\.jpg.*'cat'"):
+        FolderSource(tmp_path).list()
+
+
+@pytest.mark.parametrize("names", [(), ("readme.txt", "a/data.csv"), (".hidden.jpg",)], ids=str)
+def test_a_folder_without_images_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    _touch(tmp_path, *names)
+    with pytest.raises(SourceError, match="holds no images"):
+        FolderSource(tmp_path).list()
+
+
+def test_a_file_that_is_gone_is_a_sample_error_naming_it(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.jpg", "a/2.jpg")
+    source = FolderSource(tmp_path)
+    gone = source.list().samples[1]
+    (tmp_path / "a" / "2.jpg").unlink()
+    with pytest.raises(SampleError, match="cannot be read") as caught:
+        source.load(gone)
+    assert caught.value.path == "a/2.jpg"
+
+
+def test_a_link_to_nothing_is_listed_and_does_not_load(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.jpg")
+    (tmp_path / "a" / "2.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    samples = FolderSource(tmp_path).list().samples
+    assert [sample.path for sample in samples] == ["a/1.jpg", "a/2.jpg"]
+    with pytest.raises(SampleError):
+        FolderSource(tmp_path).load(samples[1])
+
+
+def test_a_source_stays_the_same_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _touch(tmp_path, "photos/a/1.jpg")
+    monkeypatch.chdir(tmp_path)
+    source = open_source("photos")
+    monkeypatch.chdir("/")
+    assert source.load(source.list().samples[0]) == b"photos/a/1.jpg"
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "does not exist"), ("file.zip", "is a file")])
+def test_what_is_no_folder_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    _touch(tmp_path, "file.zip")
+    with pytest.raises(SourceError, match=reason):
+        open_source(tmp_path / name)

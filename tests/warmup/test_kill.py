@@ -1,0 +1,156 @@
+"""Warmups that are killed, at any moment and in whatever way, and then finished: the same bytes as without."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache.recipe import Recipe
+from tpucache.warmup.run import build_cache
+
+Digests = Callable[[Path], dict[str, str]]
+
+_SIZE = 96  # so that a shard of 1 MiB holds 37 images
+_KILLS = 10
+
+# Slow in the killed runs only, so that they spend their time on samples and not on starting.
+_MODULE = """
+import os, time
+import numpy as np
+def slowly(image, generator):
+    time.sleep(float(os.environ.get("SECONDS_A_SAMPLE", "0")))
+    return np.ascontiguousarray(image[:, ::-1] ^ generator.integers(0, 8, dtype=np.uint8))
+"""
+
+# A warmup that kills itself where it is about to give the named file its name.
+_DIES_NAMING = """
+import os, signal, sys
+from tpucache.store import files
+rename = files.rename_durably
+def dying(source, target):
+    if target.name == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(source, target)
+files.rename_durably = dying
+from tpucache.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "slow_by_test.py").write_text(_MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_photos(tmp_path_factory.mktemp("killed") / "photos", 150, size=(120, 100)))
+
+
+@pytest.fixture(scope="module")
+def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[bytes]]]:
+    """Return a function that starts a warmup of two workers in a session of its own; leaving it kills what is left."""
+
+    @contextlib.contextmanager
+    def start(
+        cache: Path, program: tuple[str, ...] = ("-m", "tpucache"), seconds_a_sample: str = "0.01"
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        options = f"--size {_SIZE} --variants 1 --augment slow_by_test:slowly --shard-mb 1 --jobs 2".split()
+        found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = subprocess.Popen(
+            [sys.executable, *program, "warmup", str(source), str(cache), *options],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "SECONDS_A_SAMPLE": seconds_a_sample},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests: Digests) -> tuple[Any, float]:
+    """What every killed run must come to, and the seconds it took."""
+    cache = tmp_path_factory.mktemp("uninterrupted") / "cache"
+    began = time.monotonic()
+    with warmup(cache) as process:
+        assert process.wait() == 0
+    assert len(list(cache.glob("*.lmdb"))) == 10
+    return digests(cache), time.monotonic() - began
+
+
+def _finish(source: Path, cache: Path) -> int:
+    """Finish a killed run in this process; return how many samples stood."""
+    told = [0]
+    recipe = Recipe(size=_SIZE, variants=1, augment="slow_by_test:slowly", shard_mb=1)
+    build_cache(source, cache, recipe, jobs=1, report=lambda done, total, skipped: told.append(done))
+    return told[1] if len(told) > 1 else 150  # a finished cache has nothing to tell
+
+
+@pytest.mark.parametrize("moment", range(_KILLS))
+def test_a_killed_run_finishes_with_the_same_bytes(
+    moment: int, source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
+) -> None:
+    expected, seconds = uninterrupted
+    cache = tmp_path / "cache"
+    with warmup(cache) as process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds * random.Random(moment).uniform(moment, moment + 1) / _KILLS)
+        if moment % 2:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()  # its workers live on while the next run begins
+        process.wait()
+        _finish(source, cache)
+        assert digests(cache) == expected
+    assert digests(cache) == expected
+
+
+def test_a_run_killed_after_a_block_does_not_build_it_again(
+    source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    with warmup(cache) as process:
+        while process.poll() is None and not list(cache.glob(".warmup/block-*.npz")):
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (cache / "manifest.json").exists()
+    receipts = [path.stem.removeprefix("block-") for path in cache.glob(".warmup/block-*.npz")]
+    standing = {path: path.stat().st_ino for path in cache.glob("*.lmdb") if path.stem[4:] in receipts}
+    assert len(standing) == 2 * len(receipts) > 0
+    assert 0 < _finish(source, cache) < 150
+    assert {path: path.stat().st_ino for path in standing} == standing
+    assert digests(cache) == uninterrupted[0]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "index.npy", "samples.npz", "manifest.json"])
+def test_a_run_killed_while_it_names_a_file_leaves_nothing_behind_once_finished(
+    name: str, source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    with warmup(cache, ("-c", _DIES_NAMING, name), "0") as process:
+        assert process.wait() == -signal.SIGKILL
+    assert not (cache / "manifest.json").exists()
+    _finish(source, cache)
+    assert digests(cache) == uninterrupted[0]

@@ -1,0 +1,454 @@
+"""Whole warmups: the same bytes however they are run, resumable, and nothing dropped or altered in silence."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import pkgutil
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+
+from tpucache.errors import BuildError, RecipeError, SampleError, SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import ShardReader, open_index
+from tpucache.store.samples import open_samples
+from tpucache.store.verify import verify_cache
+from tpucache.warmup import build, finish
+from tpucache.warmup.augment import augment, resolve
+from tpucache.warmup.build import WORK_NAME
+from tpucache.warmup.plan import plan_blocks
+from tpucache.warmup.presize import presize
+from tpucache.warmup.run import build_cache
+from tpucache.warmup.sources import FolderSource, Sample
+from tpucache.warmup.sources.base import Listing
+
+Digests = Callable[[Path], dict[str, str]]
+
+_SIZE = 32
+_CLEAN = Recipe(size=_SIZE)
+_ENGINE: Any = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
+
+
+def _copy(photos: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(photos, tmp_path / "source"))
+
+
+def _plain_records(cache: Path) -> dict[tuple[int, int], bytes]:
+    """Read every record with nothing but lmdb: (variant, sample number) -> bytes."""
+    records = {}
+    for path in sorted(cache.glob("*.lmdb")):
+        environment = lmdb.open(str(path), subdir=False, lock=False, readonly=True, create=False, **_ENGINE)
+        with environment.begin() as transaction:
+            for key, value in transaction.cursor():
+                records[int(path.name[1:3]), int.from_bytes(key, "big")] = bytes(value)
+        environment.close()
+    return records
+
+
+@pytest.fixture(scope="module")
+def standard(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of a preset's two variants, built in this process."""
+    cache = tmp_path_factory.mktemp("standard") / "cache"
+    build_cache(photos, cache, Recipe(size=_SIZE, variants=2, seed=5), jobs=1)
+    return cache
+
+
+@pytest.fixture(scope="module")
+def clean(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of clean images, built in one go: what interrupted runs must come to."""
+    cache = tmp_path_factory.mktemp("clean") / "cache"
+    build_cache(photos, cache, _CLEAN, jobs=1)
+    return cache
+
+
+def test_two_workers_write_the_same_bytes_as_one(
+    photos: Path, standard: Path, tmp_path: Path, digests: Digests
+) -> None:
+    build_cache(photos, tmp_path / "two", Recipe(size=_SIZE, variants=2, seed=5), jobs=2)
+    assert digests(tmp_path / "two") == digests(standard)
+    assert len(list(standard.glob("*.lmdb"))) == 9
+
+
+def test_plain_lmdb_reads_what_presize_and_augment_make(photos: Path, standard: Path) -> None:
+    recipe = Recipe(size=_SIZE, variants=2, seed=5)
+    definition = resolve(recipe.augment, _SIZE, _SIZE)
+    source = FolderSource(photos)
+    expected = {}
+    for sample in source.list().samples:
+        image = presize(source.load(sample), recipe, sample.path)
+        expected[0, sample.number] = image.tobytes()
+        for variant in (1, 2):
+            expected[variant, sample.number] = augment(image, definition, 5, sample.number, variant).tobytes()
+    assert _plain_records(standard) == expected
+
+
+def test_the_index_finds_the_records_that_lmdb_finds(standard: Path) -> None:
+    manifest = Manifest.load(standard)
+    reader, index = ShardReader(standard, manifest.shards), open_index(standard, manifest)
+    plain = _plain_records(standard)
+    numbers = open_samples(standard, manifest.samples).numbers.tolist()
+    positions = [(variant, number) for variant in manifest.variants for number in numbers]
+    assert {place: bytes(reader.read(row)) for place, row in zip(positions, index, strict=True)} == plain
+
+
+def test_the_samples_table_says_what_the_source_lists(photos: Path, standard: Path) -> None:
+    listing = FolderSource(photos).list()
+    table = open_samples(standard, len(listing.samples))
+    assert list(table.paths) == [sample.path for sample in listing.samples]
+    assert table.labels is not None
+    assert table.labels.tolist() == [sample.label for sample in listing.samples]
+    manifest = Manifest.load(standard)
+    assert manifest.classes == listing.classes
+    assert manifest.statistics.class_counts == (50, 50, 50)
+
+
+def test_statistics_are_numpys_over_the_clean_images(standard: Path) -> None:
+    images = np.stack(
+        [
+            np.frombuffer(record, np.uint8).reshape(_SIZE, _SIZE, 3)
+            for (variant, _), record in _plain_records(standard).items()
+            if variant == 0
+        ]
+    )
+    statistics = Manifest.load(standard).statistics
+    np.testing.assert_allclose(statistics.mean, images.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(statistics.std, images.std(axis=(0, 1, 2)), rtol=1e-9)
+
+
+def test_a_finished_cache_is_sound_flat_and_holds_nothing_of_the_work(standard: Path, clean: Path) -> None:
+    for cache in (standard, clean):
+        manifest = Manifest.load(cache)
+        names = {entry.name for entry in (*manifest.shards, *manifest.tables)} | {"manifest.json"}
+        assert {path.name for path in cache.iterdir()} == names
+        assert verify_cache(cache) == []
+
+
+def test_a_flat_source_has_no_classes_and_no_labels(write_photos: Any, tmp_path: Path) -> None:
+    source = write_photos(tmp_path / "flat", 5, classes=())
+    manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1)
+    assert manifest.classes == manifest.statistics.class_counts == ()
+    assert open_samples(tmp_path / "cache", 5).labels is None
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "png", "zstd"])
+def test_other_codecs_are_stable_and_sound(write_photos: Any, tmp_path: Path, digests: Digests, codec: Any) -> None:
+    if codec == "zstd":
+        pytest.importorskip("zstandard")
+    source = write_photos(tmp_path / "photos", 6)
+    recipe = Recipe(size=(24, 40), codec=codec)
+    for name in ("one", "two"):
+        build_cache(source, tmp_path / name, recipe, jobs=1)
+        assert verify_cache(tmp_path / name) == []
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_progress_is_told_from_what_stands_to_all_samples(photos: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=lambda *numbers: told.append(numbers))
+    assert told[0] == (0, 150, 0)
+    assert told[-1] == (150, 150, 0)
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+
+
+def test_a_bad_sample_stops_the_run_and_a_mended_source_finishes_it(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+) -> None:
+    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
+    bad = source / FolderSource(source).list().samples[120].path
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:500])
+    with pytest.raises(SampleError, match=bad.name) as caught:
+        build_cache(source, cache, _CLEAN, jobs=1)
+    assert caught.value.path == bad.relative_to(source).as_posix()
+    assert not (cache / "manifest.json").exists()
+    standing = {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}
+    assert len(standing) == 2
+    bad.write_bytes(whole)
+    told: list[int] = []
+    build_cache(source, cache, _CLEAN, jobs=1, report=lambda done, total, skipped: told.append(done))
+    assert told[0] == 100, "finished blocks were built again"
+    assert standing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
+    assert digests(cache) == digests(clean)
+
+
+def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
+    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
+    listing = FolderSource(source).list()
+    harm = {3: b"", 60: b"no image at all", 61: (source / listing.samples[61].path).read_bytes()[:700]}
+    for number, data in harm.items():
+        (source / listing.samples[number].path).write_bytes(data)
+    told: list[int] = []
+    manifest = build_cache(
+        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda done, total, skipped: told.append(skipped)
+    )
+    assert told[-1] == 3
+    assert [(skip.number, skip.path) for skip in manifest.skipped] == [(n, listing.samples[n].path) for n in harm]
+    reasons = [skip.reason for skip in manifest.skipped]
+    assert "empty" in reasons[0]
+    assert "identify" in reasons[1]
+    assert "does not decode" in reasons[2]
+    kept = [sample for sample in listing.samples if sample.number not in harm]
+    assert manifest.samples == len(kept) == 147
+    assert sum(manifest.statistics.class_counts) == 147
+    table = open_samples(cache, 147)
+    assert table.numbers.tolist() == [sample.number for sample in kept]
+    assert list(table.paths) == [sample.path for sample in kept]
+    assert table.labels is not None
+    assert table.labels.tolist() == [sample.label for sample in kept]
+    data = FolderSource(source)
+    assert _plain_records(cache) == {
+        (0, sample.number): presize(data.load(sample), _CLEAN, sample.path).tobytes() for sample in kept
+    }
+    assert verify_cache(cache) == []
+    assert Manifest.load(cache) == manifest
+
+
+def test_a_block_of_nothing_but_bad_samples_leaves_the_others_in_place(write_photos: Any, tmp_path: Path) -> None:
+    source = write_photos(tmp_path / "photos", 70, size=(30, 20))
+    listing = FolderSource(source).list()
+    first = plan_blocks(listing.samples, _CLEAN)[0].samples
+    for sample in first:
+        (source / sample.path).write_bytes(b"")
+    manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+    assert len(manifest.skipped) == len(first) == 35
+    assert open_samples(tmp_path / "cache", 35).numbers.tolist() == list(range(35, 70))
+    assert verify_cache(tmp_path / "cache") == []
+    assert build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip") == manifest
+
+
+def test_a_source_where_nothing_is_usable_is_a_source_error(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "photos" / name).write_bytes(b"no image")
+    with pytest.raises(SourceError, match=r"none of the 2 samples.*1\.jpg.*identify"):
+        build_cache(tmp_path / "photos", tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+    assert not (tmp_path / "cache" / "manifest.json").exists()
+
+
+def test_a_source_that_lists_nothing_is_a_source_error(tmp_path: Path) -> None:
+    class Empty:
+        def list(self) -> Listing:
+            return Listing([], ())
+
+        def load(self, sample: Sample) -> bytes:
+            raise AssertionError
+
+    with pytest.raises(SourceError):
+        build_cache(Empty(), tmp_path / "cache", _CLEAN, jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "difference"),
+    [
+        (Recipe(size=33), r"size \[32, 32\], now \[33, 33\]"),
+        (Recipe(size=_SIZE, seed=1), "seed 0, now 1"),
+        (Recipe(size=_SIZE, fit="pad"), "fit 'crop', now 'pad'"),
+        (Recipe(size=_SIZE, codec="png"), "codec 'raw', now 'png'"),
+        (Recipe(size=_SIZE, exact=True), "exact False, now True"),
+        (Recipe(size=_SIZE, variants=1, augment="flip"), "variants 0, now 1"),
+    ],
+    ids=["size", "seed", "fit", "codec", "exact", "variants"],
+)
+def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests, recipe: Recipe, difference: str
+) -> None:
+    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    with pytest.raises(RecipeError, match=difference):
+        build_cache(photos, cache, recipe, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def _interrupt_after_a_block(source: Path, cache: Path, recipe: Recipe) -> None:
+    real, blocks = build.save_receipt, []
+
+    def save(work: Path, block: Any) -> None:
+        if blocks:
+            raise KeyboardInterrupt
+        blocks.append(block)
+        real(work, block)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "save_receipt", save)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, recipe, jobs=1)
+    assert blocks
+    assert not (cache / "manifest.json").exists()
+
+
+def test_another_recipe_or_source_is_refused_while_unfinished_too(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+) -> None:
+    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
+    _interrupt_after_a_block(source, cache, _CLEAN)
+    standing = digests(cache)
+    with pytest.raises(RecipeError, match="seed 0, now 9"):
+        build_cache(source, cache, Recipe(size=_SIZE, seed=9), jobs=1)
+    extra = source / "cat" / "extra.jpg"
+    shutil.copy(next((source / "cat").iterdir()), extra)
+    with pytest.raises(SourceError, match="150 samples, the source now has 151"):
+        build_cache(source, cache, _CLEAN, jobs=1)
+    assert digests(cache) == standing
+    extra.unlink()
+    build_cache(source, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed", "moved to another class"])
+def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, digests: Digests, change: str) -> None:
+    source, cache = _copy(photos, tmp_path), Path(shutil.copytree(clean, tmp_path / "cache"))
+    first = sorted((source / "cat").iterdir())[0]
+    if change == "added":
+        shutil.copy(first, first.with_name("extra.jpg"))
+    elif change == "removed":
+        first.unlink()
+    elif change == "renamed":
+        first.rename(first.with_name("another.jpg"))
+    else:
+        first.rename(source / "dog" / first.name)
+    with pytest.raises(SourceError, match="was begun from 150 samples"):
+        build_cache(source, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str, tmp_path: Path) -> None:
+    source = write_photos(tmp_path / "photos", 3)
+    recipe = Recipe(size=8, variants=1, augment=jitter)
+    build_cache(source, tmp_path / "cache", recipe, jobs=1)
+    path = tmp_path / "modules" / "jitter_by_test.py"
+    path.write_text(path.read_text() + "# changed\n")
+    with pytest.raises(RecipeError, match="augmentation"):
+        build_cache(source, tmp_path / "cache", recipe, jobs=1)
+
+
+def test_a_finished_cache_is_returned_as_it_stands(photos: Path, clean: Path, digests: Digests) -> None:
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()}
+    manifest = build_cache(photos, clean, _CLEAN, jobs=1)
+    assert manifest == Manifest.load(clean)
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()} == before
+
+
+@pytest.mark.parametrize("preset", ["flip", "standard", "strong"])
+def test_a_finished_cache_of_a_preset_is_returned_as_it_stands(
+    write_photos: Any, tmp_path: Path, digests: Digests, preset: str
+) -> None:
+    source, cache = write_photos(tmp_path / "photos", 3), tmp_path / "cache"
+    recipe = Recipe(size=16, variants=1, augment=preset)
+    manifest = build_cache(source, cache, recipe, jobs=1)
+    before = digests(cache)
+    assert build_cache(source, cache, recipe, jobs=1) == manifest
+    assert digests(cache) == before
+
+
+def test_an_interrupted_run_of_a_preset_is_finished(
+    photos: Path, standard: Path, tmp_path: Path, digests: Digests
+) -> None:
+    recipe, cache = Recipe(size=_SIZE, variants=2, seed=5), tmp_path / "cache"
+    _interrupt_after_a_block(photos, cache, recipe)
+    build_cache(photos, cache, recipe, jobs=1)
+    assert digests(cache) == digests(standard)
+
+
+@pytest.mark.parametrize("name", ["thesis.docx", "manifest.txt", "v00-00000.lmdb", ".hidden"])
+def test_a_folder_with_foreign_files_is_refused_and_untouched(photos: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("years of work")
+    with pytest.raises(BuildError, match="neither empty nor a cache"):
+        build_cache(photos, tmp_path, _CLEAN, jobs=1)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "years of work")]
+
+
+def test_a_cache_that_would_be_a_file_is_refused(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(BuildError, match="cannot be written"):
+        build_cache(photos, tmp_path / "file", _CLEAN, jobs=1)
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_second_warmup_of_the_same_cache_is_refused(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / WORK_NAME).mkdir(parents=True)
+    with (cache / WORK_NAME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BuildError, match="another warmup is writing"):
+            build_cache(photos, cache, _CLEAN, jobs=1)
+        assert [path.name for path in cache.iterdir()] == [WORK_NAME]
+    build_cache(photos, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def _full_disk(real: Callable[..., Any], after: int) -> Callable[..., Any]:
+    calls = []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("target", "after"),
+    [
+        ("tpucache.warmup.build.ShardWriter.seal", 1),
+        ("tpucache.store.writer.rename_durably", 2),
+        ("tpucache.warmup.receipt.write_atomically", 1),
+        ("tpucache.warmup.run.write_atomically", 0),
+        ("tpucache.warmup.finish.write_atomically", 0),
+        ("tpucache.warmup.finish.write_atomically", 1),
+        ("tpucache.store.manifest.write_atomically", 0),
+        ("tpucache.store.files.os.fsync", 3),
+    ],
+)
+def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
+    photos: Path,
+    clean: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    digests: Digests,
+    target: str,
+    after: int,
+) -> None:
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setattr(target, _full_disk(pkgutil.resolve_name(target), after))
+        with pytest.raises(BuildError, match="No space left on device"):
+            build_cache(photos, cache, _CLEAN, jobs=1)
+        assert not (cache / "manifest.json").exists()
+        assert list((cache / WORK_NAME).glob("*.lmdb.*")) == []
+    build_cache(photos, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def test_the_manifest_is_written_last(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    real, present = finish.Manifest.save, []
+
+    def save(manifest: Manifest, directory: Path) -> None:
+        for entry in (*manifest.shards, *manifest.tables):
+            assert (directory / entry.name).stat().st_size == entry.bytes
+        before = digests(directory)
+        real(manifest, directory)
+        present.append({name: hash_ for name, hash_ in digests(directory).items() if before.get(name) != hash_})
+
+    monkeypatch.setattr(finish.Manifest, "save", save)
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    assert [list(changed) for changed in present] == [["manifest.json"]]
+
+
+def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
+    manifest = Manifest.load(clean)
+    assert {"tpucache", "numpy", "pillow", "libjpeg", "lmdb"} <= manifest.created_by.keys()
+    assert Recipe.from_dict(manifest.recipe) == _CLEAN
+    assert json.loads(manifest.to_json())["source"]["samples"] == 150

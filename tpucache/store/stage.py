@@ -1,0 +1,81 @@
+"""A cache copied to a faster place, whole and proven, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import DamageError, StoreError
+from tpucache.store.files import rename_durably
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.manifest import FileEntry, Manifest
+
+_CHUNK: Final = 4 << 20
+
+
+def stage_cache(
+    cache: str | Path, place: str | Path, report: Callable[[int, int], None] = lambda done, total: None
+) -> Path:
+    """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
+
+    Every file's SHA-256 is checked while it is copied; what an earlier call copied is used as it stands, so an
+    interrupted copy goes on. `report` is called with the bytes done and all bytes. Raises StoreError when there is no
+    room, DamageError when the copy differs from the manifest, and what `Manifest.load` raises.
+    """
+    source = Path(cache)
+    manifest = Manifest.load(source)
+    target = Path(place) / f"tpucache-{manifest.fingerprint[:16]}-{len(manifest.variants)}"
+    entries = [*manifest.tables, *manifest.shards]
+    try:
+        if (target / MANIFEST_NAME).exists() and Manifest.load(target) == manifest:
+            report(manifest.total_bytes, manifest.total_bytes)
+            return target
+        target.mkdir(parents=True, exist_ok=True)
+        missing = [entry for entry in entries if not _stands(target, entry)]
+        _check_room(target, sum(entry.bytes for entry in missing))
+        done = manifest.total_bytes - sum(entry.bytes for entry in missing)
+        report(done, manifest.total_bytes)
+        for entry in missing:
+            _copy(source, target, entry)
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        manifest.save(target)
+    except OSError as error:
+        raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
+    return target
+
+
+def _stands(target: Path, entry: FileEntry) -> bool:
+    """Tell whether a file was copied before: only a copy whose hash was right has its name."""
+    path = target / entry.name
+    return path.exists() and path.stat().st_size == entry.bytes
+
+
+def _check_room(target: Path, needed: int) -> None:
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise StoreError(
+            f"{target} has {free / 1e6:,.0f} MB free, the cache needs {needed / 1e6:,.0f} MB: stage it elsewhere, "
+            "or read it from where it is"
+        )
+
+
+def _copy(source: Path, target: Path, entry: FileEntry) -> None:
+    aside = target / f".{entry.name}.{os.getpid()}.tmp"
+    digest = hashlib.sha256()
+    try:
+        with (source / entry.name).open("rb", buffering=0) as reading, aside.open("wb") as writing:
+            while chunk := reading.read(_CHUNK):
+                digest.update(chunk)
+                writing.write(chunk)
+        if digest.hexdigest() != entry.sha256:
+            raise DamageError(
+                f"{source / entry.name} is not what the manifest says: run `python -m tpucache verify {source}`"
+            )
+        rename_durably(aside, target / entry.name)
+    finally:
+        aside.unlink(missing_ok=True)
