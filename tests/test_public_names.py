@@ -29,6 +29,7 @@ NAMES = [
     "UsageError",
     "__version__",
     "build_cache",
+    "stage_cache",
     "verify_cache",
 ]
 

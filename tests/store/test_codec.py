@@ -6,6 +6,7 @@ import contextlib
 import io
 import struct
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from tpucache.errors import DamageError, DependencyError, UsageError
+from tpucache.store import codec as codec_module
 from tpucache.store.codec import DTYPES, Field, RecordLayout, decode_into, encode
 
 Array = npt.NDArray[np.generic]
@@ -81,6 +83,44 @@ def test_jpeg_comes_close(channels: int) -> None:
     assert np.abs(decode(field, encode(field, image)).astype(int) - image).max() <= 4
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_either_jpeg_decoder_gives_nearly_the_same_pixels(channels: int, request: pytest.FixtureRequest) -> None:
+    image = smooth(20, 30, channels)
+    field = field_of(image, "jpeg")
+    data = encode(field, image)
+    fast = decode(field, data)
+    request.getfixturevalue("without_simplejpeg")
+    assert np.abs(decode(field, data).astype(int) - fast).max() <= 2
+
+
+@pytest.mark.usefixtures("without_simplejpeg")
+def test_without_simplejpeg_pillow_decodes_after_one_hint(caplog: pytest.LogCaptureFixture) -> None:
+    field = Field("image", "jpeg", "|u1", (4, 4, 3))
+    for _ in range(3):
+        decode(field, encode(field, smooth(4, 4, 3)))
+    (record,) = caplog.records
+    assert "pip install simplejpeg" in record.message
+
+
+@pytest.mark.usefixtures("without_simplejpeg")
+def test_pillow_alone_finds_damaged_jpeg_bytes() -> None:
+    image = smooth(12, 10, 3)
+    field = field_of(image, "jpeg")
+    data = encode(field, image)
+    for length in range(0, len(data), 11):
+        with pytest.raises(DamageError, match="does not decode as jpeg"):
+            decode(field, data[:length])
+    with pytest.raises(DamageError, match="12x10 pixels, not 10x12"):
+        decode(Field("image", "jpeg", "|u1", (10, 12, 3)), data)
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: simplejpeg converts colours that Pillow refuses")
+def test_a_colour_jpeg_is_no_grey_image() -> None:
+    data = encode(Field("image", "jpeg", "|u1", (6, 4, 3)), noise(6, 4, 3))
+    with pytest.raises(DamageError):
+        decode(Field("image", "jpeg", "|u1", (6, 4, 1)), data)
+
+
 @pytest.mark.parametrize(("codec", "default"), [("jpeg", 95), ("png", 6), ("zstd", 3)])
 def test_no_quality_is_the_default_quality(codec: str, default: int) -> None:
     image = smooth(20, 30, 3)
@@ -121,10 +161,19 @@ def test_a_bytes_field_keeps_any_length(size: int) -> None:
     assert encode(Field("tokens", "bytes", "|u1", ()), noise(size)) == noise(size).tobytes()
 
 
+@pytest.fixture
+def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JPEG is decoded by Pillow."""
+    codec_module._simplejpeg.cache_clear()
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    yield
+    codec_module._simplejpeg.cache_clear()
+
+
 @pytest.mark.parametrize("codec", CODED)
 def test_bytes_of_another_shape_are_damage(codec: str) -> None:
     data = encode(Field("image", codec, "|u1", (6, 4, 3)), noise(6, 4, 3))
-    for shape in ((4, 4, 3), (6, 5, 3), (6, 4, 1)):
+    for shape in ((4, 4, 3), (6, 5, 3), (24, 5, 1), (8, 8, 3)):
         with pytest.raises(DamageError, match="image"):
             decode(Field("image", codec, "|u1", shape), data)
 
@@ -188,6 +237,7 @@ def test_without_zstandard_the_codec_says_what_to_install(monkeypatch: pytest.Mo
         decode(field, data)
 
 
+@pytest.mark.usefixtures("without_simplejpeg")
 @pytest.mark.parametrize("codec", ["jpeg", "png"])
 def test_without_pillow_an_image_says_what_to_install(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     field = Field("image", codec, "|u1", (4, 4, 3))

@@ -138,12 +138,25 @@ def metas(at: int, value: int) -> list[tuple[int, bytes]]:
     return [(page + at, struct.pack("<Q", value)) for page in (0, PAGE)]
 
 
+def root_nodes(tree: bytes) -> tuple[int, list[int]]:
+    """Return the number of the root page and where in the file its nodes lie."""
+    (root,) = struct.unpack_from("<Q", tree, PAGE + ROOT_AT)
+    (lower,) = struct.unpack_from("<H", tree, root * PAGE + 12)
+    pointers = struct.unpack_from(f"<{(lower - 16) // 2}H", tree, root * PAGE + 16)
+    return root, [root * PAGE + pointer for pointer in pointers]
+
+
 def test_a_branch_that_points_at_itself_is_refused(tree: bytes) -> None:
-    (root,) = struct.unpack_from("<Q", tree, ROOT_AT)
-    root = root if root < len(tree) // PAGE else struct.unpack_from("<Q", tree, PAGE + ROOT_AT)[0]
-    (pointer,) = struct.unpack_from("<H", tree, root * PAGE + 16)
+    root, nodes = root_nodes(tree)
     with pytest.raises(FormatError, match="lies where no page of its tree can"):
-        walk_bytes(patched(tree, [(root * PAGE + pointer, struct.pack("<HHH", root, 0, 0))]))
+        walk_bytes(patched(tree, [(nodes[0], struct.pack("<HHH", root, 0, 0))]))
+
+
+def test_a_page_with_two_parents_is_refused(tree: bytes) -> None:
+    _, nodes = root_nodes(tree)
+    child = tree[nodes[0] : nodes[0] + 6]
+    with pytest.raises(FormatError, match="lies where no page of its tree can"):
+        walk_bytes(patched(tree, [(nodes[1], child)]))
 
 
 @pytest.mark.parametrize("root", [0, 1, 10**6, 2**63, 2**64 - 2])

@@ -33,12 +33,18 @@ def opened(cache: Path) -> tuple[ShardReader, Rows]:
 
 
 def open_files(directory: Path) -> int:
-    """Count this process's open files in a directory."""
-    count = 0
+    """Count this process's open shards in a directory."""
+    return len(open_shards(directory))
+
+
+def open_shards(directory: Path) -> set[str]:
+    names = set()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            count += Path(os.readlink(link)).parent == directory
-    return count
+            path = link.readlink()
+            if path.parent == directory and path.suffix == ".lmdb":
+                names.add(path.name)
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +125,18 @@ def test_at_most_256_files_stay_open(many: tuple[Path, list[ShardEntry], Rows]) 
     assert open_files(directory) == ALL_OPEN
 
 
-def test_the_files_read_last_are_those_kept_open(many: tuple[Path, list[ShardEntry], Rows]) -> None:
+def test_the_files_read_last_are_those_kept_open(
+    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, entries, rows = many
     reader = ShardReader(directory, entries)
+    real, asked = os.open, []
+    monkeypatch.setattr(os, "open", lambda path, flags: asked.append(Path(path).name) or real(path, flags))
     for number in range(MANY):
         reader.read(rows[3 * number])
         reader.read(rows[0])
-    kept = {Path(os.readlink(link)).name for link in Path("/proc/self/fd").iterdir() if link.exists()}
+    assert asked == [entry.name for entry in entries]
+    kept = open_shards(directory)
     assert {entries[0].name, entries[MANY - 1].name} <= kept
     assert entries[1].name not in kept
 
@@ -226,6 +237,32 @@ def test_damage_in_one_shard_leaves_the_others_readable(cache: Path, records: Re
     with pytest.raises(DamageError):
         reader.scatter(index[[0, 3]], [[memoryview(bytearray(int(index[at]["length"])))] for at in (0, 3)])
     assert bytes(reader.read(index[0])) == records[0][0]
+
+
+def test_a_hint_changes_nothing_that_is_read(cache: Path, records: Records) -> None:
+    reader, index = opened(cache)
+    reader.hint(index[[12, 3, 4, 0]])
+    reader.hint(index[:0])
+    assert [bytes(reader.read(row)) for row in index] == [*records[0], *records[1]]
+
+
+def test_a_hint_asks_for_neighbours_together_and_for_every_byte(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda number, start, length, advice: asked.append((start, length)))
+    reader, index = opened(cache)
+    reader.hint(index[[4, 3]])
+    ((start, length),) = asked
+    assert start == index["offset"][3:5].min()
+    assert start + length == (index["offset"] + index["length"])[3:5].max()
+
+
+@pytest.mark.parametrize("column", ["shard", "offset", "length"])
+def test_a_hint_about_damage_is_silent(cache: Path, column: str) -> None:
+    reader, index = opened(cache)
+    (cache / "v00-00000.lmdb").unlink()
+    rows = index.copy()
+    rows[column][3:] = np.iinfo(rows.dtype[column]).max
+    reader.hint(rows)
 
 
 def test_the_index_has_a_row_a_record_and_is_not_for_writing(cache: Path, records: Records) -> None:

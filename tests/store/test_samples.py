@@ -116,6 +116,11 @@ def test_equal_columns_make_equal_bytes() -> None:
     assert encode_columns(table()) == encode_columns(table())
 
 
+def test_the_clock_is_not_in_the_bytes() -> None:
+    with zipfile.ZipFile(io.BytesIO(encode_columns(table()))) as archive:
+        assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
 def test_numpy_alone_reads_the_table() -> None:
     with np.load(io.BytesIO(encode_columns(table())), allow_pickle=False) as plain:
         assert plain["number"].tolist() == [0, 3, 2**63]

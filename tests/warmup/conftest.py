@@ -22,11 +22,11 @@ def _smooth_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Draw detail at every scale, as photographs have it, so that a shift of half a pixel shows."""
     rng = np.random.default_rng([seed, width, height])
     total = np.zeros((height, width, 3))
-    for octave in range(6):
+    for octave in range(8):
         cells = rng.integers(0, 256, (2 << octave, 3 << octave, 3), np.uint8)
         layer = Image.fromarray(cells).resize((width, height), Image.Resampling.BICUBIC)
-        total += (np.asarray(layer, np.float64) - 128) / 2**octave
-    return Image.fromarray(np.clip(total * 0.7 + 128, 0, 255).astype(np.uint8))
+        total += (np.asarray(layer, np.float64) - 128) / 1.4**octave
+    return Image.fromarray(np.clip(total * 0.4 + 128, 0, 255).astype(np.uint8))
 
 
 def _encode(image: Image.Image, file_format: str = "JPEG", orientation: int | None = None, **options: Any) -> bytes:

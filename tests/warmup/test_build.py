@@ -6,12 +6,11 @@ import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tpucache.errors import BuildError, SampleError
+from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.augment import resolve
 from tpucache.warmup.build import WORK_NAME, BlockTask, build_block
@@ -130,19 +129,3 @@ def test_a_skipped_sample_does_not_change_how_the_others_are_augmented(task: Blo
     built = build_block(dataclasses.replace(task, block=rest, skip_errors=True))
     for before, after in zip(whole.rows, built.rows, strict=True):
         np.testing.assert_array_equal(before["crc32"][1:], after["crc32"])
-
-
-def test_a_worker_whose_run_was_killed_stops(task: BlockTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = os.getppid()
-    load = task.source.load
-
-    def orphan_after_two(sample: Any) -> bytes:
-        if sample.number == 11:
-            monkeypatch.setattr(os, "getppid", lambda: parent + 1)
-        return load(sample)
-
-    monkeypatch.setattr(task.source, "load", orphan_after_two)
-    with pytest.raises(BuildError, match="killed"):
-        build_block(task)
-    assert sorted(task.source.loads) == [10, 11]
-    assert _shards(task.cache) == {}

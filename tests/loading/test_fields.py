@@ -1,0 +1,143 @@
+"""Records of several fields and of every codec, read into the same kind of batch."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
+from tpucache.store import codec
+from tpucache.store.codec import Field, RecordLayout, encode
+from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
+from tpucache.store.samples import Strings, encode_columns
+from tpucache.store.writer import ShardWriter
+
+MIXED = {
+    "raw": (
+        Field("image", "raw", "|u1", (8, 9, 3)),
+        Field("mask", "raw", "|u1", (8, 9)),
+        Field("vector", "raw", "<f4", (5,)),
+        Field("tokens", "raw", "<i8", (7,)),
+    ),
+    "encoded": (
+        Field("image", "png", "|u1", (8, 9, 3)),
+        Field("mask", "zstd", "|u1", (8, 9)),
+        Field("vector", "raw", "<f4", (5,)),
+        Field("tokens", "zstd", "<i8", (7,)),
+    ),
+}
+SAMPLES = 23
+
+
+def make_cache(directory, fields):
+    """Write a cache of SAMPLES random samples of these fields; return their arrays by field."""
+    rng = np.random.default_rng(3)
+    arrays = {field.name: (rng.random((SAMPLES, *field.shape)) * 200).astype(field.dtype) for field in fields}
+    name = shard_name(0, 0)
+    layout = RecordLayout(fields)
+    with ShardWriter(directory / "aside") as writer:
+        for at in range(SAMPLES):
+            writer.append(at, layout.join([encode(field, arrays[field.name][at]) for field in fields]))
+        sealed = writer.seal(directory / name)
+    index = io.BytesIO()
+    np.save(index, sealed.rows)
+    labels = np.arange(SAMPLES) % 4
+    columns = {
+        "number": np.arange(SAMPLES, dtype=np.uint64),
+        "path": Strings.pack([str(at) for at in range(SAMPLES)]),
+        "label": labels,
+    }
+    tables = []
+    for table, data in ((INDEX_NAME, index.getvalue()), (SAMPLES_NAME, encode_columns(columns))):
+        (directory / table).write_bytes(data)
+        tables.append(FileEntry(table, len(data), hashlib.sha256(data).hexdigest()))
+    entry = ShardEntry(name, sealed.bytes, sealed.sha256, 0, 0, 0, SAMPLES, sealed.records_sha256)
+    Manifest(
+        samples=SAMPLES,
+        variants=(0,),
+        fields=fields,
+        classes=("a", "b", "c", "d"),
+        shards=(entry,),
+        tables=tuple(tables),
+        skipped=(),
+        statistics=Statistics((), (), ()),
+        fingerprint="0" * 64,
+        recipe={},
+        source={},
+        created_by={},
+    ).save(directory)
+    return arrays
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_every_field_of_a_record_lands_in_its_own_tensor(tmp_path, kind):
+    arrays = make_cache(tmp_path, MIXED[kind])
+    dataset = CachedDataset(tmp_path)
+    loader = CachedLoader(dataset, 10, shuffle=True)
+    order = [int(index) for index in torch.randperm(SAMPLES)]
+    seen = 0
+    for batch in loader:
+        assert list(batch) == ["image", "mask", "vector", "tokens", "label"]
+        assert batch["image"].shape[1:] == (3, 8, 9)
+        for row, tokens in enumerate(batch["tokens"]):
+            (at,) = np.flatnonzero((arrays["tokens"] == tokens.numpy()).all(1))
+            assert np.array_equal(batch["image"][row].permute(1, 2, 0), arrays["image"][at])
+            assert np.array_equal(batch["mask"][row], arrays["mask"][at])
+            assert np.array_equal(batch["vector"][row], arrays["vector"][at])
+            assert batch["label"][row] == at % 4
+            seen += 1
+    assert seen == SAMPLES
+    item = dataset[order[0]]
+    assert np.array_equal(item["mask"], arrays["mask"][order[0]])
+    assert item["label"] == order[0] % 4
+
+
+@pytest.mark.parametrize("name", ["jpeg", "png", "zstd"])
+def test_every_codec_gives_the_same_images_in_batches_and_one_by_one(photos, tmp_path, name):
+    build_cache(photos, tmp_path / "raw", Recipe(size=16), jobs=1)
+    build_cache(photos, tmp_path / name, Recipe(size=16, codec=name), jobs=1)
+    exact, coded = CachedDataset(tmp_path / "raw"), CachedDataset(tmp_path / name)
+    at = 0
+    for images, labels in CachedLoader(coded, 40, threads=2):
+        for image, label in zip(images, labels, strict=True):
+            assert torch.equal(image, coded[at][0])
+            assert label == exact[at][1]
+            error = (image.float() - exact[at][0].float()).abs().mean()
+            assert error < (12 if name == "jpeg" else 1e-9)
+            at += 1
+    assert at == 150
+
+
+def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_once(
+    photos, tmp_path, monkeypatch, caplog
+):
+    build_cache(photos, tmp_path / "jpeg", Recipe(size=16, codec="jpeg"), jobs=1)
+    dataset = CachedDataset(tmp_path / "jpeg")
+    images, _ = next(iter(CachedLoader(dataset, 150)))
+    monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
+    codec._simplejpeg.cache_clear()
+    try:
+        slower, _ = next(iter(CachedLoader(dataset, 150)))
+        dataset[3]
+    finally:
+        codec._simplejpeg.cache_clear()
+    assert (slower.float() - images.float()).abs().max() <= 8  # two builds of the same decoder
+    assert [record.message for record in caplog.records if "simplejpeg" in record.message] == [
+        "JPEG records are decoded by Pillow: `pip install simplejpeg` to read them faster"
+    ]
+
+
+def test_a_record_that_does_not_decode_is_an_error_of_ours(tmp_path):
+    make_cache(tmp_path, MIXED["encoded"])
+    shard = tmp_path / shard_name(0, 0)
+    data = bytearray(shard.read_bytes())
+    at = data.index(b"\x89PNG")
+    data[at : at + 40] = bytes(40)
+    shard.write_bytes(data)
+    with pytest.raises(DamageError, match="image"):
+        list(CachedLoader(CachedDataset(tmp_path), 5))
