@@ -36,9 +36,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from tpucache import CachedDataset, CachedLoader, Recipe, TpucacheError, build_cache
+from tpucache import CachedDataset, CachedLoader, Recipe, TpucacheError, UsageError, build_cache
 from tpucache.progress import Progress
 from tpucache.report.bench import simulate_device
+from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.augment import augment, resolve
 from tpucache.warmup.presize import presize
@@ -49,7 +50,8 @@ THREADS: Final = 2
 COUNTED_BATCHES: Final = 3  # at least, however slow a way is
 EPOCH: Final = 1 << 20  # samples of the cache's epoch, about ImageNet's: the photographs are repeated to reach it
 GENERATED: Final = 2048
-KNOWN: Final = {7500: "about ResNet-50 on a TPU v3-8", 28000: "the most that ResNet-50 could take on a TPU v5e-8"}
+KNOWN: Final = {7500: "ResNet-50 on a TPU v3-8", 28000: "the most for ResNet-50 on a TPU v5e-8"}
+WORKING, WAITING = "#1a7f5a", "#d9d9d9"
 
 Sample = tuple[torch.Tensor, int]
 Batches = Iterator[Any]
@@ -101,7 +103,8 @@ class SavedTensors(Dataset[Sample]):
         self.files, self.labels = files, labels
 
     def __getitem__(self, index: int) -> Sample:
-        return torch.load(self.files[index]), self.labels[index]
+        # Files of our own, so pickle may have its way: that is twice as fast as weights_only=True.
+        return torch.load(self.files[index], weights_only=False), self.labels[index]
 
 
 class Draws:
@@ -153,13 +156,16 @@ def open_ways(source: Path | None, work: Path, workers: int) -> list[Way]:
     source = source or generated_photographs(work / "photographs")
     print(f"preparing {work}: made once, then used again", file=sys.stderr)
     cache = work / "cache"
-    manifest = build_cache(source, cache, RECIPE)
+    if not (cache / MANIFEST_NAME).exists():
+        build_cache(source, cache, RECIPE)
     images = CachedDataset(cache, variant=1)
-    mark = manifest.shards[0].records_sha256[:12]  # files made from another cache are not these
+    mark = images.manifest.shards[0].records_sha256[:12]  # files made from another cache are not these
     jpegs = derived_files(work / f"jpeg-{mark}", ".jpg", images, save_jpeg)
     tensors = derived_files(work / f"tensors-{mark}", ".pt", images, save_tensor)
     photographs = [source / path for path in images.paths]
-    for file in [*photographs, *jpegs, *tensors, *cache.iterdir()]:
+    if not all(file.is_file() for file in photographs):
+        raise UsageError(f"{cache} was made of other photographs than {source} has: give another folder with --work")
+    for file in [*photographs, *jpegs, *tensors, *cache.glob("*.lmdb")]:
         file.read_bytes()
     labels, samples = images.labels.tolist(), len(images)
     return [
@@ -323,18 +329,25 @@ def as_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
-    """Draw the accelerator's busy and idle shares, a group of bars for each rate."""
+    """Draw the shares of its time that an accelerator works and waits, a group of bars for each rate."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
 
     rates, ways = figures["device_rates"], figures["ways"]
-    figure = Figure(figsize=(8, 0.75 + (0.55 + 0.36 * len(ways)) * len(rates)), dpi=200, layout="constrained")
-    figure.suptitle("How busy an accelerator is, by what feeds it", x=0.012, ha="left", size=14, weight="bold")
-    for axes, rate in zip(figure.subplots(len(rates), squeeze=False)[:, 0], rates, strict=True):
+    height = 1.2 + (0.45 + 0.34 * len(ways)) * len(rates)
+    figure = Figure(figsize=(8, height), dpi=200, layout=ConstrainedLayoutEngine(h_pad=0.08, hspace=0.04))
+    figure.suptitle("How an accelerator spends its time, by what feeds it", size=14, weight="bold")
+    groups = figure.subplots(len(rates), squeeze=False)[:, 0]
+    for axes, rate in zip(groups, rates, strict=True):
         draw_group(axes, rate, ways)
-    cores = "1 processor core" if figures["cores"] == 1 else f"{figures['cores']} processor cores"
-    height, width = figures["size"]
-    note = f"Accelerator simulated, data fed by {cores}, {width}x{height} pixels, median of {figures['rounds']} rounds"
-    figure.supxlabel(note, x=0.012, ha="left", size=9, color="#555555")
+    legend = [Patch(color=WORKING, label="working"), Patch(color=WAITING, label="waiting for data")]
+    figure.legend(handles=legend, loc="outside lower center", ncols=2, frameon=False, fontsize=10, handlelength=1.2)
+    pixels = "x".join(map(str, reversed(figures["size"])))
+    cores = counted(figures["cores"], "processor core")
+    rounds = counted(figures["rounds"], "round")
+    note = f"Simulated accelerator, images of {pixels}, fed by {cores}; medians of {rounds}"
+    groups[-1].set_xlabel(note, size=9, color="#555555", labelpad=6)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, facecolor="white")
 
@@ -342,27 +355,23 @@ def draw(figures: dict[str, Any], path: Path) -> None:
 def draw_group(axes: Any, rate: int, ways: Sequence[dict[str, Any]]) -> None:
     """Draw the bars for an accelerator of one rate."""
     known = f" ({KNOWN[rate]})" if rate in KNOWN else ""
-    axes.set_title(f"It could take {rate:,} images a second{known}", loc="left", size=10.5)
-    for at, way in enumerate(ways):
-        busy = 1 - way["idle"][str(rate)]["median"]
-        axes.barh(at, 1, height=0.72, color="#dcdcdc")
-        axes.barh(at, busy, height=0.72, color="#1a7f5a")
-        inside = busy > 0.5
-        axes.text(
-            busy - 0.01 if inside else busy + 0.01,
-            at,
-            f"{busy:.0%} busy" if inside else f"{1 - busy:.0%} idle",
-            ha="right" if inside else "left",
-            va="center",
-            size=10,
-            color="white" if inside else "#333333",
-        )
-    axes.set_yticks(range(len(ways)), [way["name"] for way in ways], size=10)
+    axes.set_title(f"It can take {rate:,} images a second{known}", loc="left", size=10.5)
+    idle = [way["idle"][str(rate)]["median"] for way in ways]
+    places = range(len(ways))
+    axes.barh(places, 1, height=0.74, color=WAITING)
+    axes.barh(places, [1 - share for share in idle], height=0.74, color=WORKING)
+    for at, share in zip(places, idle, strict=True):
+        axes.text(1.13, at, f"{share:.0%} idle", ha="right", va="center", size=10.5)
+    axes.set_yticks(places, [way["name"] for way in ways], size=10.5)
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def parse_options() -> argparse.Namespace:

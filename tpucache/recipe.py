@@ -47,12 +47,14 @@ class Recipe:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
+        size = tuple(self.size) if isinstance(self.size, (tuple, list)) else (self.size, self.size)
         if len(size) != 2 or not all(_whole(side, 1, MAX_SIDE) for side in size):
             raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
         object.__setattr__(self, "size", size)
         self._check("fit", self.fit in get_args(Fit), "one of " + ", ".join(get_args(Fit)))
         self._check("codec", self.codec in get_args(ImageCodec), "one of " + ", ".join(get_args(ImageCodec)))
+        self._check("augment", isinstance(self.augment, str), "a preset, a file or module:name")
+        self._check("exact", isinstance(self.exact, bool), "True or False")
         self._check("variants", _whole(self.variants, 0, MAX_VARIANTS), f"0 to {MAX_VARIANTS}")
         self._check("seed", _whole(self.seed, 0, 2**63 - 1), "a whole number from 0 to 2**63 - 1")
         self._check("shard_mb", _whole(self.shard_mb, 1, 1 << 16), "1 to 65536 (MiB)")

@@ -108,7 +108,7 @@ def test_every_codec_gives_the_same_images_in_batches_and_one_by_one(photos, tmp
             assert torch.equal(image, coded[at][0])
             assert label == exact[at][1]
             error = (image.float() - exact[at][0].float()).abs().mean()
-            assert error < (12 if name == "jpeg" else 1e-9)
+            assert error < (25 if name == "jpeg" else 1e-9)
             at += 1
     assert at == 150
 

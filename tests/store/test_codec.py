@@ -110,11 +110,10 @@ def test_pillow_alone_finds_damaged_jpeg_bytes() -> None:
     for length in range(0, len(data), 11):
         with pytest.raises(DamageError, match="does not decode as jpeg"):
             decode(field, data[:length])
-    with pytest.raises(DamageError, match="12x10 pixels, not 10x12"):
+    with pytest.raises(DamageError, match=r"\(12, 10, 'RGB'\), not of \(10, 12, 3\)"):
         decode(Field("image", "jpeg", "|u1", (10, 12, 3)), data)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: simplejpeg converts colours that Pillow refuses")
 def test_a_colour_jpeg_is_no_grey_image() -> None:
     data = encode(Field("image", "jpeg", "|u1", (6, 4, 3)), noise(6, 4, 3))
     with pytest.raises(DamageError):
@@ -205,14 +204,12 @@ def test_damaged_bytes_decode_or_are_damage(codec: str, data: st.DataObject) -> 
         decode(field, bytes(encoded[:length]))
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: raw bytes of another length raise ValueError, and one byte is broadcast")
 @pytest.mark.parametrize("size", [0, 1, 3, 5])
 def test_raw_bytes_of_another_length_are_damage(size: int) -> None:
     with pytest.raises(DamageError):
         decode(Field("image", "raw", "|u1", (2, 2)), bytes(size))
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a 16-bit PNG is narrowed to uint8 without a word")
 def test_a_png_of_sixteen_bits_is_damage() -> None:
     target = io.BytesIO()
     Image.fromarray(np.full((2, 2), 300, np.uint16)).save(target, "PNG")
@@ -220,7 +217,6 @@ def test_a_png_of_sixteen_bits_is_damage() -> None:
         decode(Field("image", "png", "|u1", (2, 2, 1)), target.getvalue())
 
 
-@pytest.mark.xfail(strict=True, raises=MemoryError, reason="BUG: the size a zstd frame announces is allocated unseen")
 def test_a_zstd_frame_that_announces_a_petabyte_is_damage() -> None:
     frame = zstandard.MAGIC_NUMBER.to_bytes(4, "little") + b"\xe0" + struct.pack("<Q", 1 << 50) + b"\x01\x00\x00"
     with pytest.raises(DamageError):

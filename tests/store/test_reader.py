@@ -141,7 +141,6 @@ def test_the_files_read_last_are_those_kept_open(
     assert entries[1].name not in kept
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: one scatter over more than 256 shards holds a file open for each")
 def test_one_scatter_keeps_to_256_files_too(
     many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,17 +312,12 @@ def npy(array: object) -> bytes:
     ],
     ids=["fewer", "more", "square", "big-endian", "numbers", "objects", "short", "empty", "zeros", "pickle"],
 )
-def test_an_index_that_no_writer_writes_is_refused(
-    request: pytest.FixtureRequest, cache: Path, replace_table: ReplaceTable, content: bytes
-) -> None:
-    if not content:
-        request.applymarker(pytest.mark.xfail(strict=True, raises=EOFError, reason="BUG: EOFError escapes"))
+def test_an_index_that_no_writer_writes_is_refused(cache: Path, replace_table: ReplaceTable, content: bytes) -> None:
     replace_table("index.npy", content)
     with pytest.raises(StoreError, match=r"index\.npy"):
         opened(cache)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: tokenize.TokenError and SyntaxError escape from numpy's header parser")
 def test_a_flipped_bit_of_the_indexs_header_raises_nothing_but_store_errors(cache: Path) -> None:
     path = cache / "index.npy"
     data = path.read_bytes()

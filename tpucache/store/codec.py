@@ -115,7 +115,11 @@ def decode_into(field: Field, data: memoryview, out: Array) -> None:
 
     Raises DamageError when the bytes do not decode to exactly that, DependencyError without the decoder.
     """
+    if field.codec == "bytes":
+        raise UsageError(f"field {field.name!r} is bytes of any length: it has no array to decode into")
     if field.codec == "raw":
+        if len(data) != field.nbytes:
+            raise DamageError(f"field {field.name!r} has {len(data)} bytes, not {field.nbytes}")
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
         return
     try:
@@ -144,7 +148,10 @@ def _decode_jpeg(field: Field, data: memoryview, out: Array) -> Array:
     simplejpeg = _simplejpeg()
     if simplejpeg is None:
         return _decode_image(field, data, out)
-    colours = "GRAY" if field.shape[2] == 1 else "RGB"
+    grey = field.shape[2] == 1
+    if (simplejpeg.decode_jpeg_header(data)[2] == "Gray") != grey:  # it would convert without a word
+        raise ValueError(f"its colours do not fit {field.shape[2]} channels")
+    colours = "GRAY" if grey else "RGB"
     decoded: Array = simplejpeg.decode_jpeg(data, colours, buffer=out)
     return decoded
 
@@ -168,8 +175,9 @@ def _decode_image(field: Field, data: memoryview, out: Array) -> Array:
             f"field {field.name!r} is stored as {field.codec}: `pip install pillow` to read it"
         ) from error
     with Image.open(io.BytesIO(data), formats=[field.codec]) as image:
-        if (image.height, image.width) != field.shape[:2]:  # told before a header that lies is believed
-            raise ValueError(f"{image.height}x{image.width} pixels, not {field.shape[0]}x{field.shape[1]}")
+        found = (image.height, image.width, image.mode)
+        if found != (*field.shape[:2], "L" if field.shape[2] == 1 else "RGB"):
+            raise ValueError(f"an image of {found}, not of {field.shape}")
         decoded = np.asarray(image)
     return decoded[..., None] if decoded.ndim == 2 else decoded
 
@@ -177,7 +185,10 @@ def _decode_image(field: Field, data: memoryview, out: Array) -> Array:
 def _decode_zstd(field: Field, data: memoryview, out: Array) -> Array:
     zstandard = _zstandard()
     try:
-        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=field.nbytes)
+        size = zstandard.frame_content_size(data)
+        if size != field.nbytes:  # believed, it would be allocated
+            raise ValueError(f"a frame of {size} bytes, not {field.nbytes}")
+        plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
     return np.frombuffer(plain, field.dtype).reshape(field.shape)

@@ -22,11 +22,12 @@ INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "
 # What a reader accepts from a manifest it did not write; far above anything useful, far below what hurts.
 MAX_MANIFEST_BYTES: Final = 256 << 20
 MAX_SAMPLES: Final = 1 << 40
+MAX_NUMBER: Final = (1 << 64) - 1
 MAX_SHARDS: Final = 1 << 20
 MAX_VARIANTS: Final = 1 << 12
 MAX_FIELDS: Final = 64
 MAX_DIMENSIONS: Final = 8
-MAX_RECORD_BYTES: Final = (1 << 32) - 1
+MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
 
 _KEY: Final = struct.Struct(">Q")
 

@@ -18,6 +18,7 @@ from tpucache.store.files import write_atomically
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_MAX_NESTING: Final = 32
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 
 
@@ -160,7 +161,7 @@ class _Reader:
         if self.content.get("format") != fmt.FORMAT:
             raise FormatError("this is no tpucache manifest")
         version = self.content.get("version")
-        if version != fmt.VERSION or isinstance(version, bool):
+        if type(version) is not int or version != fmt.VERSION:
             raise FormatError(
                 f"format version {version!r}, but this tpucache reads version {fmt.VERSION} only: "
                 "install the tpucache that wrote it, or build the cache again"
@@ -175,9 +176,9 @@ class _Reader:
             skipped=tuple(item.skipped() for item in self.objects("skipped", fmt.MAX_SAMPLES)),
             statistics=self.object("statistics").statistics(),
             fingerprint=self.sha256("fingerprint"),
-            recipe=self.object("recipe").content,
-            source=self.object("source").content,
-            created_by=self.object("created_by").content,
+            recipe=self.told("recipe"),
+            source=self.told("source"),
+            created_by=self.told("created_by"),
         )
         _check_whole(manifest)
         return manifest
@@ -244,7 +245,7 @@ class _Reader:
 
     def floats(self, key: str) -> tuple[float, ...]:
         values = self.get(key, list)
-        if not all(isinstance(v, (int, float)) and abs(v) < 1e9 for v in values):
+        if not all(type(value) in (int, float) and abs(value) < 1e9 for value in values):
             raise FormatError(f"{self.where}: {key!r} holds something other than numbers")
         return tuple(float(value) for value in values)
 
@@ -265,6 +266,16 @@ class _Reader:
 
     def object(self, key: str) -> _Reader:
         return _Reader(self.content.get(key), f"{self.where}.{key}")
+
+    def told(self, key: str) -> Mapping[str, Any]:
+        """Return an object that nobody here interprets, unless it nests deeper than any that is written."""
+        level: list[Any] = [self.object(key).content]
+        for _ in range(_MAX_NESTING):
+            inner = [item.values() if isinstance(item, dict) else item for item in level]
+            level = [value for items in inner for value in items if isinstance(value, (dict, list))]
+        if level:
+            raise FormatError(f"{self.where}.{key} nests deeper than {_MAX_NESTING} levels")
+        return self.object(key).content
 
     def objects(self, key: str, limit: int) -> Sequence[_Reader]:
         items = self.get(key, list)

@@ -20,6 +20,7 @@ _BRANCH, _LEAF, _META = 0x01, 0x02, 0x08
 _BIG_DATA: Final = 0x01
 _NO_PAGE: Final = (1 << 64) - 1
 _MAX_DEPTH: Final = 32  # LMDB's own cursor stack
+_MAX_FILE_BYTES: Final = (1 << 63) - 1
 
 _PAGE: Final = struct.Struct("<QHHHH")  # number, pad, flags, lower, upper
 _NODE: Final = struct.Struct("<HHHH")  # low, high, flags, key size
@@ -63,7 +64,10 @@ def read_layout(file: BinaryIO) -> Layout:
     if page_size < 512 or page_size & (page_size - 1):
         raise FormatError(f"{_name(file)}: an LMDB page of {page_size} bytes cannot be")
     second = _read_meta(file, page_size)
-    return max(first, second, key=lambda meta: meta[0])[1]
+    layout = max(first, second, key=lambda meta: meta[0])[1]
+    if layout.page_size != page_size or layout.file_bytes > _MAX_FILE_BYTES:
+        raise FormatError(f"{_name(file)}: its two meta pages cannot both be right")
+    return layout
 
 
 def walk(file: BinaryIO, layout: Layout | None = None) -> Iterator[Extent]:

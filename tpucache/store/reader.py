@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.npy import read_header
 
 _MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
@@ -77,6 +78,9 @@ class ShardReader:
         short or unreadable, FormatError when a row points at a shard that is not there.
         """
         shards = rows["shard"].tolist()
+        if len(set(shards)) > _MAX_OPEN:
+            self._scatter_in_groups(rows, views)
+            return
         descriptors = {shard: self._descriptor(shard) for shard in set(shards)}
         numbers = {shard: descriptor.number for shard, descriptor in descriptors.items()}
         preadv = os.preadv
@@ -89,6 +93,13 @@ class ShardReader:
                     raise self._short(shard, offset, length)
         except (OSError, OverflowError) as error:
             raise DamageError(f"Shard {self._shards[shard].name} cannot be read: {error}. {self._remedy()}") from error
+
+    def _scatter_in_groups(self, rows: Rows, views: Sequence[Sequence[memoryview]]) -> None:
+        """Read rows of more shards than may be open at once, so many shards at a time."""
+        shards = np.unique(rows["shard"])
+        for start in range(0, len(shards), _MAX_OPEN):
+            chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + _MAX_OPEN])).tolist()
+            self.scatter(rows[chosen], [views[at] for at in chosen])
 
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails."""
@@ -166,11 +177,16 @@ def open_index(directory: Path, manifest: Manifest) -> Rows:
         size = path.stat().st_size
         if size != expected:
             raise DamageError(f"{path} is {size:,} bytes, the manifest says {expected:,}: copy it again")
-        index = np.load(path, mmap_mode="r" if manifest.records else None, allow_pickle=False)
+        with path.open("rb") as file:
+            header = read_header(file)
     except OSError as error:
         raise DamageError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
+    except FormatError as error:
         raise FormatError(f"{path} is no index: {error}") from error
-    if index.dtype != INDEX_DTYPE or index.shape != (manifest.records,):
-        raise FormatError(f"{path} has {index.dtype} {index.shape}, not {manifest.records} index rows")
-    return np.asarray(index)
+    if header.dtype != INDEX_DTYPE or header.shape != (manifest.records,):
+        raise FormatError(f"{path} has {header.dtype} {header.shape}, not {manifest.records} index rows")
+    if size != header.offset + manifest.records * INDEX_DTYPE.itemsize:
+        raise FormatError(f"{path}: {size:,} bytes do not hold {manifest.records:,} index rows")
+    if not manifest.records:  # nothing cannot be mapped
+        return np.empty(0, INDEX_DTYPE)
+    return np.asarray(np.memmap(path, INDEX_DTYPE, "r", header.offset, header.shape))

@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.format import SAMPLES_NAME
+from tpucache.store.npy import parse
 
 Array = npt.NDArray[Any]
 
-_KINDS: Final = "biuf"
+# What zipfile raises for archives that are damaged; a flipped bit may claim encryption or a later version.
+_BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, KeyError, EOFError, ValueError)
 
 
 class Strings(Sequence[str]):
@@ -70,8 +72,8 @@ class SampleTable(Mapping[str, Column]):
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
         except FileNotFoundError as error:
-            raise DamageError(f"{path} is missing: copy the cache again, or verify --repair it") from error
-        except (OSError, zipfile.BadZipFile) as error:
+            raise DamageError(f"{path} is missing: copy the cache again, or warm it up again") from error
+        except _BROKEN as error:
             raise DamageError(f"{path} cannot be read: {error}") from error
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise FormatError(f"{path} holds compressed columns, which no writer writes")
@@ -97,7 +99,7 @@ class SampleTable(Mapping[str, Column]):
     @property
     def paths(self) -> Strings:
         """Where each sample came from."""
-        column = self["path"]
+        column = self._required("path")
         if not isinstance(column, Strings):
             raise FormatError(f"{self._path}: the paths are no strings")
         return column
@@ -105,7 +107,10 @@ class SampleTable(Mapping[str, Column]):
     @property
     def numbers(self) -> Array:
         """Each sample's number, which is its key in the shards: uint64, ascending."""
-        return self._array("number")
+        numbers = self._array("number")
+        if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or np.any(numbers[1:] <= numbers[:-1]):
+            raise FormatError(f"{self._path}: the numbers are no ascending uint64")
+        return numbers
 
     @property
     def labels(self) -> Array | None:
@@ -113,33 +118,39 @@ class SampleTable(Mapping[str, Column]):
         return self._array("label") if "label" in self else None
 
     def _array(self, name: str) -> Array:
-        column = self[name]
+        column = self._required(name)
         if isinstance(column, Strings):
             raise FormatError(f"{self._path}: column {name!r} should be numbers")
         return column
 
+    def _required(self, name: str) -> Column:
+        if name not in self:
+            raise FormatError(f"{self._path} lacks the column {name!r}")
+        return self[name]
+
     def _load(self, name: str) -> Column:
         try:
-            with np.load(self._path, allow_pickle=False) as archive:
-                if f"{name}.ends" in archive:
-                    column: Column = Strings(archive[f"{name}.bytes"], archive[f"{name}.ends"])
+            with zipfile.ZipFile(self._path) as archive:
+                if f"{name}.ends.npy" in archive.namelist():
+                    ends = parse(archive.read(f"{name}.ends.npy"))
+                    column: Column = self._strings(name, parse(archive.read(f"{name}.bytes.npy")), ends)
                 else:
-                    column = archive[name]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                    column = parse(archive.read(f"{name}.npy"))
+        except _BROKEN as error:
             raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}") from error
-        self._check(name, column)
-        return column
-
-    def _check(self, name: str, column: Column) -> None:
+        except FormatError as error:
+            raise FormatError(f"{self._path}: column {name!r}: {error}") from error
+        if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):
+            raise FormatError(f"{self._path}: column {name!r} holds no plain numbers")
         if len(column) != self._samples:
             raise FormatError(f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}")
-        arrays: list[Array] = [column.data, column.ends] if isinstance(column, Strings) else [column]
-        if any(array.dtype.kind not in _KINDS for array in arrays):
-            raise FormatError(f"{self._path}: column {name!r} holds no plain numbers")
-        if isinstance(column, Strings) and len(column):
-            ends = column.ends
-            if ends[0] < 0 or np.any(np.diff(ends) < 0) or ends[-1] != len(column.data):
-                raise FormatError(f"{self._path}: the ends of column {name!r} do not ascend")
+        return column
+
+    def _strings(self, name: str, data: Array, ends: Array) -> Strings:
+        plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
+        if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
+            raise FormatError(f"{self._path}: column {name!r} is no strings: its ends do not ascend to its length")
+        return Strings(data, ends)
 
 
 def encode_columns(columns: Mapping[str, Column]) -> bytes:

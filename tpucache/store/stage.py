@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DamageError, StoreError
-from tpucache.store.files import rename_durably
+from tpucache.store.files import rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 
@@ -43,7 +43,7 @@ def stage_cache(
             _copy(source, target, entry)
             done += entry.bytes
             report(done, manifest.total_bytes)
-        manifest.save(target)
+        write_atomically(target / MANIFEST_NAME, (source / MANIFEST_NAME).read_bytes())
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target

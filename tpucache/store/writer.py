@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
 from tpucache.store.files import rename_durably, sha256_file
-from tpucache.store.format import INDEX_DTYPE, MAX_RECORD_BYTES, encode_key
+from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, encode_key
 
 _BATCH_BYTES: Final = 8 << 20  # of records in one transaction
 _MAP_STEP: Final = 64 << 20
@@ -52,8 +52,8 @@ class ShardWriter:
         self._crcs: list[int] = []
         self._records = hashlib.sha256()
         self._env: lmdb.Environment | None = None
-        aside.unlink(missing_ok=True)
         try:
+            aside.unlink(missing_ok=True)
             self._env = lmdb.open(
                 str(aside),
                 subdir=False,
@@ -64,7 +64,7 @@ class ShardWriter:
                 max_dbs=0,
                 **_ENGINE,
             )
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise self._failure(error) from error
 
     def __enter__(self) -> ShardWriter:
@@ -80,10 +80,13 @@ class ShardWriter:
 
     def append(self, number: int, record: bytes) -> None:
         """Add the record of a sample whose number is above all before it. Raises UsageError, BuildError."""
+        self._open_env()
+        if not number <= MAX_NUMBER:
+            raise UsageError(f"{number} is no sample number: they go up to {MAX_NUMBER}")
         if number <= self._last_number:
             raise UsageError(f"sample {number} comes after sample {self._last_number}: keys must ascend")
         if len(record) > MAX_RECORD_BYTES:
-            raise UsageError(f"sample {number}: a record of {len(record):,} bytes; 4 GiB is the limit")
+            raise UsageError(f"sample {number}: a record of {len(record):,} bytes; 2 GiB is the limit")
         self._last_number = number
         self._lengths.append(len(record))
         self._crcs.append(zlib.crc32(record))

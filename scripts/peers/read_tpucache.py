@@ -1,0 +1,21 @@
+"""tpucache: CachedLoader over the caches that bench_read.py built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker import BATCH, Batches, repeated, run
+
+from tpucache import CachedDataset, CachedLoader
+
+
+def batches(data: Path, _folder: Path, kind: str, threads: int) -> Batches:
+    cache = data / f"cache-{kind}"
+    dataset = CachedDataset(cache, indices=repeated(len(CachedDataset(cache))))
+    loader = CachedLoader(dataset, BATCH, shuffle=True, drop_last=True, threads=threads)
+    while True:
+        yield from loader
+
+
+if __name__ == "__main__":
+    run(batches)
