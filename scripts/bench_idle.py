@@ -127,7 +127,7 @@ class Draws:
 def loader_way(name: str, dataset: Dataset[Sample], samples: int, workers: int) -> Way:
     """Feed by torch's DataLoader; its workers live on between iterations, and rest as soon as one is over."""
     draws = Draws(samples)
-    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=draws, num_workers=workers, persistent_workers=True)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=draws, num_workers=workers, persistent_workers=True)
 
     def stream(batches: int) -> Batches:
         draws.batches = batches
@@ -361,7 +361,7 @@ def draw_group(axes: Any, rate: int, ways: Sequence[dict[str, Any]]) -> None:
     axes.barh(places, 1, height=0.74, color=WAITING)
     axes.barh(places, [1 - share for share in idle], height=0.74, color=WORKING)
     for at, share in zip(places, idle, strict=True):
-        axes.text(1.13, at, f"{share:.0%} idle", ha="right", va="center", size=10.5)
+        axes.text(1.15, at, f"{share:.1%} idle", ha="right", va="center", size=10.5)
     axes.set_yticks(places, [way["name"] for way in ways], size=10.5)
     axes.set_xlim(0, 1)
     axes.invert_yaxis()

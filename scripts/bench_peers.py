@@ -24,6 +24,7 @@ PATIENCE: Final = 900.0  # seconds for an answer, the compiling of a pipeline an
 # Releases found to work together, on Python 3.11; every peer that needs torch gets the same one.
 _TORCH: Final = "torch==2.13.0"
 _NUMPY: Final = "numpy==2.2.6"
+_PILLOW: Final = "pillow==12.0.0"
 
 Setting = dict[str, Any]
 
@@ -75,7 +76,15 @@ PEERS: Final = {
         Peer("tpucache", own_format=False),
         _installed(
             "ffcv",
-            ("numpy==1.26.4", "numba==0.61.2", _TORCH, "opencv-python-headless==4.11.0.86", "tqdm", "setuptools"),
+            (
+                "numpy==1.26.4",
+                "numba==0.61.2",
+                _TORCH,
+                _PILLOW,
+                "opencv-python-headless==4.11.0.86",
+                "tqdm",
+                "setuptools",
+            ),
             ("--no-build-isolation", "--no-deps", "ffcv==1.0.2", "pytorch-pfn-extras==0.9.0"),
             debian=("g++", "pkg-config", "libopencv-dev", "libturbojpeg0-dev"),
             pkg_config=("opencv4", "libturbojpeg"),
@@ -86,7 +95,7 @@ PEERS: Final = {
         _installed("webdataset", (_TORCH, _NUMPY, "webdataset==1.0.2")),
         _installed("tfdata", (_NUMPY, "tensorflow-cpu==2.21.0")),
         *(
-            _installed(name, (_TORCH, _NUMPY, "pillow==12.0.0"), environment="torch", own_format=name != "memmap")
+            _installed(name, (_TORCH, _NUMPY, _PILLOW), environment="torch", own_format=name != "memmap")
             for name in ("memmap", "torchsave", "jpegfolder")
         ),
     )

@@ -64,7 +64,7 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(_HEADINGS)} |", "|---|--:|--:|--:|--:|---|"]
     for row in report["readers"]:
         cells = _cells(row)
-        lines.append(f"| {' | '.join(f'**{cell}**' if cell and _ours(row) else cell for cell in cells)} |")
+        lines.append(f"| {' | '.join(f'**{cell}**' if cell and _is_ours(row) else cell for cell in cells)} |")
     here = report["machine"]
     lines += [
         "",
@@ -86,53 +86,49 @@ def draw(report: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [row for row in report["readers"] if not row["name"].startswith(LIMIT)]
-    rows.sort(key=lambda row: row["images_per_second"])
-    limits = [row for row in report["readers"] if row["name"].startswith(LIMIT)]
-    figure, axes = plt.subplots(figsize=(8, 1.3 + 0.27 * len(rows)), dpi=100, layout="constrained")
-    rates = [row["images_per_second"] for row in rows]
-    colours = [_OURS_COLOUR if _ours(row) else _PEER_COLOUR for row in rows]
-    spread = [
-        [row["images_per_second"] - row["min"] for row in rows],
-        [row["max"] - row["images_per_second"] for row in rows],
-    ]
-    bars = axes.barh([row["name"] for row in rows], rates, color=colours, xerr=spread, error_kw={"lw": 1, "alpha": 0.5})
-    top = max(row["max"] for row in report["readers"])
-    for bar, row in zip(bars, rows, strict=True):
-        axes.text(
-            row["max"] + top * 0.01,
-            bar.get_y() + bar.get_height() / 2,
-            _thousands(row["images_per_second"]),
-            va="center",
-            fontsize=9,
-        )
-    for row, style in zip(limits, ("dotted", "dashed"), strict=False):
-        axes.axvline(
-            row["images_per_second"],
-            color=_LIMIT_COLOUR,
-            linestyle=style,
-            linewidth=1.2,
-            zorder=0,
-            label=f"limit: gather in memory, {row['threads']} thread{'s' * (row['threads'] > 1)}, {_thousands(row['images_per_second'])}",
-        )
-    if limits:
-        axes.legend(loc="lower right", fontsize=9, framealpha=1)
-    for label in axes.get_yticklabels():
-        label.set_fontweight("bold" if label.get_text().startswith(OURS) else "normal")
-    axes.set_xlim(0, top * 1.12)
+    rows = sorted((row for row in report["readers"] if not _is_limit(row)), key=lambda row: row["images_per_second"])
+    figure, axes = plt.subplots(figsize=(8, 1.5 + 0.27 * len(rows)), dpi=100, layout="constrained")
+    _draw_bars(axes, rows)
+    _draw_limits(axes, [row for row in report["readers"] if _is_limit(row)])
+    axes.set_xlim(0, 1.12 * max(row["max"] for row in report["readers"]))
     axes.xaxis.set_major_formatter(lambda value, _: _thousands(value))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        f"Images/s: {report['size']}x{report['size']}, shuffled batches of {report['batch']}, {report['machine']['cpus']} CPUs",
-        fontsize=11,
-        loc="left",
-    )
+    size, cpus = report["size"], report["machine"]["cpus"]
+    axes.set_title(f"Images/s: {size}x{size}, shuffled batches of {report['batch']}, {cpus} CPUs", fontsize=11)
     figure.savefig(path)
     plt.close(figure)
 
 
-def _ours(row: dict[str, Any]) -> bool:
+def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+    rates = [row["images_per_second"] for row in rows]
+    below = [row["images_per_second"] - row["min"] for row in rows]
+    above = [row["max"] - row["images_per_second"] for row in rows]
+    colours = [_OURS_COLOUR if _is_ours(row) else _PEER_COLOUR for row in rows]
+    names = [row["name"] for row in rows]
+    axes.barh(names, rates, color=colours, xerr=[below, above], error_kw={"lw": 1, "alpha": 0.5})
+    for at, row in enumerate(rows):
+        text = f"  {_thousands(row['images_per_second'])}"
+        axes.text(row["max"], at, text, va="center", fontsize=9, fontweight="bold" if _is_ours(row) else "normal")
+    for label in axes.get_yticklabels():
+        label.set_fontweight("bold" if label.get_text().startswith(OURS) else "normal")
+
+
+def _draw_limits(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        rate, threads = row["images_per_second"], row["threads"]
+        label = f"limit: gather in memory, {threads} thread{'s' if threads > 1 else ''}, {_thousands(rate)}"
+        style = "dashed" if threads > 1 else "dotted"
+        axes.axvline(rate, color=_LIMIT_COLOUR, linestyle=style, linewidth=1.2, zorder=0, label=label)
+    if rows:
+        axes.legend(loc="lower right", fontsize=9, framealpha=1)
+
+
+def _is_ours(row: dict[str, Any]) -> bool:
     return row["name"].startswith(OURS)
+
+
+def _is_limit(row: dict[str, Any]) -> bool:
+    return row["name"].startswith(LIMIT)
 
 
 def _thousands(rate: float) -> str:

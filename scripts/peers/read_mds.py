@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -12,11 +13,12 @@ from worker import BATCH, PASSES, SIZE, Batches, load, run
 
 
 def _without_torchvision() -> None:
-    """Stand in for torchvision where its build is not torch's: streaming imports three names that are not used here."""
-    datasets, functional = ModuleType("torchvision.datasets"), ModuleType("torchvision.transforms.functional")
-    datasets.VisionDataset, functional.to_tensor = type("VisionDataset", (), {}), None
-    modules = (ModuleType("torchvision"), ModuleType("torchvision.transforms"), datasets, functional)
-    sys.modules.update({module.__name__: module for module in modules})
+    """Stand in for torchvision where its build is not torch's: streaming imports names of it that nothing here uses."""
+    names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
+    for name in names:
+        sys.modules[name] = module_from_spec(ModuleSpec(name, None))
+    sys.modules["torchvision.datasets"].VisionDataset = type("VisionDataset", (), {})
+    sys.modules["torchvision.transforms.functional"].to_tensor = None
 
 
 try:

@@ -75,7 +75,7 @@ def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractCont
 
     @contextlib.contextmanager
     def start(
-        cache: Path, program: tuple[str, ...] = ("-m", "tpucache"), seconds_a_sample: str = "0.01", gate: str = ""
+        cache: Path, program: tuple[str, ...] = ("-m", "tpucache"), seconds_a_sample: str = "0.006", gate: str = ""
     ) -> Iterator[subprocess.Popen[bytes]]:
         options = f"--size {_SIZE} --variants 1 --augment slow_by_test:slowly --shard-mb 1 --jobs 2".split()
         found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]

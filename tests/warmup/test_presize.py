@@ -92,6 +92,22 @@ def test_exact_is_at_least_as_near_as_the_scaled_decode(fit: Any, smooth_image: 
     assert (exact_image != scaled_image).any(), "the scaled decode was not scaled, or exact was ignored"
 
 
+@pytest.mark.parametrize(("fit", "share"), [("crop", 64 / 800), ("pad", 64 / 1200), ("stretch", 64 / 800)])
+def test_a_scaled_decode_is_of_at_least_twice_the_size(
+    fit: Any, share: float, smooth_image: Any, encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, decoded, resize = encode(smooth_image(1200, 800)), [], Image.Image.resize
+
+    def spy(image: Image.Image, *arguments: Any, **options: Any) -> Image.Image:
+        decoded.append(image.size)
+        return resize(image, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", spy)
+    presize(data, Recipe(size=64, fit=fit), "a.jpg")
+    ((width, _),) = decoded
+    assert 2 * 1200 * share <= width < 1200
+
+
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("shape", [(7, 5), (1, 1), (1, 9)], ids=str)
 def test_a_tiny_image_is_enlarged(shape: tuple[int, int], fit: Any, smooth_image: Any, encode: Any) -> None:
