@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +29,12 @@ BATCH = 256
 def main() -> None:
     arguments = _parse()
     data, images = prepare_data(arguments.work, arguments.source)
+    os.environ["BENCH_PASSES"] = str(arguments.passes)  # for the processes that read
     bench = Bench(arguments.work, data)
     wanted = [row for row in CONTENDERS if _is_wanted(row, arguments.only)]
     report: dict[str, Any] = {"machine": machine(), "images": images, "size": SIZE, "batch": BATCH}
-    report |= {"rounds": arguments.rounds, "seconds": arguments.seconds, "versions": {}, "left_out": [], "readers": []}
+    report |= {"rounds": arguments.rounds, "seconds": arguments.seconds, "passes": arguments.passes}
+    report |= {"versions": {}, "left_out": [], "readers": []}
     with contextlib.ExitStack() as stack:
         field = Field(bench, stack, arguments.seconds, report)
         for contender in field.admit(wanted):
@@ -132,6 +135,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("build/bench"), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each turn; default: %(default)s")
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=16,
+        help="how often an epoch shows each image; default: %(default)s, as if there"
+        " were so many times more: beginning an epoch costs time, of which a large data set sees little",
+    )
     known = sorted({*PEERS, *(contender.name for contender in CONTENDERS)})
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"of: {', '.join(known)}")
     for name in ("json", "markdown", "picture"):

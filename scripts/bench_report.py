@@ -69,7 +69,7 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines += [
         "",
         f"{report['images']:,} images of {report['size']}x{report['size']} uint8, shuffled batches of "
-        f"{report['batch']}, warm page cache; median of {report['rounds']} rounds of {report['seconds']:g} s that take "
+        f"{report['batch']}, epochs of {report['passes']} passes, warm page cache; median of {report['rounds']} rounds of {report['seconds']:g} s that take "
         f"turns. {here['cpus']} CPUs ({here['cpu']}), {here['system']}, Python {here['python']}.",
         "",
     ]

@@ -16,7 +16,7 @@ def load_callable(name: str) -> Callable[..., Any]:
         target: Any = importlib.import_module(module_name)
         for part in path.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # importing somebody's module raises whatever it raises
         raise UsageError(f"{name!r} cannot be imported as module:name: {error}") from error
     if not callable(target):
         raise UsageError(f"{name!r} is a {type(target).__name__}, not a callable")

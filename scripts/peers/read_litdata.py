@@ -1,4 +1,8 @@
-"""LitData: arrays in chunks of 64 MB, its default, through StreamingDataLoader."""
+"""LitData: arrays in chunks of 64 MB, its default, through StreamingDataLoader.
+
+`batch_decode=0` decodes items one by one: of arrays that is ten times as fast as the default, which decodes a window
+of 256 for each shuffled item.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,9 @@ def write(data: Path, folder: Path) -> None:
 
 
 def batches(_data: Path, folder: Path, workers: int) -> Batches:
-    dataset = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=True, subsample=float(PASSES))
+    dataset = litdata.StreamingDataset(
+        str(folder), shuffle=True, drop_last=True, subsample=float(PASSES), batch_decode=0
+    )
     loader = litdata.StreamingDataLoader(
         dataset, batch_size=BATCH, num_workers=workers, drop_last=True, persistent_workers=workers > 0
     )

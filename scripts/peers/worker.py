@@ -23,7 +23,7 @@ Batches = Iterator[tuple[Any, Any]]
 BATCH: Final = 256
 SIZE: Final = 224
 #: An epoch shows every image so often, because a real data set seldom begins one and ours would do it all the time.
-PASSES: Final = 16
+PASSES: Final = int(os.environ.get("BENCH_PASSES", "16"))
 #: Batches at the start of a turn that do not count: they were read ahead while others had theirs.
 AHEAD: Final = 8
 CHECKED: Final = 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.augment import resolve
 from tpucache.warmup.build import WORK_NAME, BlockTask, build_block
+from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block
 from tpucache.warmup.presize import presize
 from tpucache.warmup.receipt import BuiltBlock, load_receipt
@@ -36,13 +38,14 @@ class _CountingSource:
 
 
 @pytest.fixture
-def task(tmp_path: Path, photos: Path, jitter: str) -> BlockTask:
+def task(tmp_path: Path, photos: Path, jitter: str) -> Iterator[BlockTask]:
     cache = tmp_path / "cache"
     (cache / WORK_NAME).mkdir(parents=True)
     source = _CountingSource(photos)
     recipe = dataclasses.replace(_RECIPE, augment=jitter)
     samples = tuple(source.list().samples[10:20])
-    return BlockTask(Block(2, samples), source, recipe, resolve(jitter, 16, 16), cache, skip_errors=False)
+    with hold(cache / WORK_NAME) as run:
+        yield BlockTask(Block(2, samples), source, recipe, resolve(jitter, 16, 16), cache, skip_errors=False, run=run)
 
 
 def _shards(cache: Path) -> dict[str, bytes]:
@@ -107,7 +110,7 @@ def test_a_bad_sample_fails_the_block_and_leaves_nothing(task: BlockTask, tmp_pa
         build_block(dataclasses.replace(task, block=Block(2, (*task.block.samples, bad))))
     assert caught.value.path == bad.path
     assert _shards(task.cache) == {}
-    assert list((task.cache / WORK_NAME).iterdir()) == []
+    assert [path.name for path in (task.cache / WORK_NAME).iterdir()] == ["lock"]
 
 
 def test_skipped_samples_are_told_and_the_others_keep_their_numbers(task: BlockTask) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import statistics
 import threading
@@ -78,32 +79,37 @@ def run_bench(
 def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
     """Return the share of time an accelerator of `step_seconds` a batch waits for `batches`, over `seconds`.
 
-    The accelerator is a thread of its own with a queue of two batches before it; its first batch is not counted.
+    The accelerator is a thread of its own with a queue of two batches before it. At least two batches are taken; the
+    wait for the first is not counted.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all
 
     def device() -> None:
-        if ready.get() is None:
-            return
-        start = due = time.perf_counter()
-        while True:
-            due += step_seconds
+        # A step begins when the step before it is over and its batch has arrived, whichever comes later: by the
+        # clock of the arrivals, so that a thread that wakes up late does not make the accelerator seem slower.
+        start = due = 0.0
+        while (item := ready.get()) is not None:
+            arrived, _ = item
+            if not due:
+                start = due = arrived
+            began = max(due, arrived)
+            waited[0] += began - due
+            waited[1] = began - start
+            due = began + step_seconds
+            del item
             time.sleep(max(0.0, due - time.perf_counter()))
-            asked = time.perf_counter()
-            if ready.get() is None:
-                break
-            now = time.perf_counter()
-            waited[0] += now - max(asked, due)
-            due = max(now, due)
-            waited[1] = now - start
 
     thread = threading.Thread(target=device, name="tpucache-device")
     thread.start()
-    stop = time.perf_counter() + seconds
+    stop = math.inf
     try:
-        for batch in itertools.takewhile(lambda _: time.perf_counter() < stop, batches):
-            ready.put(batch)
+        for count, batch in enumerate(batches):
+            ready.put((time.perf_counter(), batch))
+            if not count:
+                stop = time.perf_counter() + seconds
+            elif time.perf_counter() > stop:
+                break
     finally:
         ready.put(None)
         thread.join()

@@ -110,9 +110,9 @@ class Manifest:
         content = {"format": fmt.FORMAT, "version": fmt.VERSION, **dataclasses.asdict(self)}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
-    def save(self, directory: Path) -> None:
-        """Write the manifest, whole or not at all; a directory with one is a finished cache."""
-        write_atomically(directory / fmt.MANIFEST_NAME, self.to_json().encode())
+    def save(self, directory: Path, aside: Path | None = None) -> None:
+        """Write the manifest, whole or not at all; a directory with one is a finished cache. See write_atomically."""
+        write_atomically(directory / fmt.MANIFEST_NAME, self.to_json().encode(), aside)
 
     @classmethod
     def load(cls, directory: Path) -> Manifest:

@@ -40,7 +40,7 @@ def resolve(name: str, height: int, width: int) -> dict[str, Any]:
     RecipeError when it means nothing or does not make (height, width, 3) of (height, width, 3).
     """
     if name in PRESETS:
-        definition: dict[str, Any] = _albumentations().to_dict(_preset(name, height, width))
+        definition: dict[str, Any] = _plain(_albumentations().to_dict(_preset(name, height, width)))
     elif name.endswith((".json", ".yaml", ".yml")):
         definition = _read_file(Path(name))
     elif ":" in name:
@@ -135,7 +135,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             import yaml
 
             content = yaml.safe_load(text)
-        content = json.loads(json.dumps(content))
+        content = _plain(content)
     except Exception as error:  # yaml's errors share no base with json's
         raise RecipeError(f"{path} is no {path.suffix[1:]}: {error}") from error
     if not isinstance(content, dict) or "transform" not in content:
@@ -143,10 +143,18 @@ def _read_file(path: Path) -> dict[str, Any]:
     return content
 
 
+def _plain(content: Any) -> Any:
+    """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
+    return json.loads(json.dumps(content))
+
+
 def _source_sha256(name: str) -> str:
     """Hash the file that defines a callable, so that a changed augmentation is noticed."""
     load_callable(name)
-    spec = importlib.util.find_spec(name.partition(":")[0])
+    try:
+        spec = importlib.util.find_spec(name.partition(":")[0])
+    except ValueError:  # __main__ has none
+        return ""
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return ""
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
@@ -177,5 +185,7 @@ def _albumentations() -> Any:
     finally:
         if hide:
             del sys.modules[bridge]
+    # from_dict() would import albumentations.pytorch, and with it torch, to look for transforms there.
+    albumentations.core.serialization.register_additional_transforms = lambda: None
     cv2.setNumThreads(0)
     return albumentations

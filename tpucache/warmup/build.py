@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.writer import SealedShard, ShardWriter
 from tpucache.warmup.augment import augment
+from tpucache.warmup.lock import is_held
 from tpucache.warmup.plan import Block
 from tpucache.warmup.presize import presize
 from tpucache.warmup.receipt import BuiltBlock, save_receipt
@@ -41,6 +41,7 @@ class BlockTask:
     augmentation: Mapping[str, Any]
     cache: Path
     skip_errors: bool
+    run: str
 
 
 def image_field(recipe: Recipe) -> Field:
@@ -71,6 +72,7 @@ def build_block(task: BlockTask) -> BuiltBlock:
                 writer.append(number, layout.join([encode(field, image, task.recipe.quality)]))
             totals += _moments(clean)
             numbers.append(number)
+        _check_run(task)
         sealed = [writer.seal(task.cache / name) for writer, name in zip(writers, names, strict=True)]
     sums, squares = totals.tolist()
     built = BuiltBlock(
@@ -88,16 +90,20 @@ def build_block(task: BlockTask) -> BuiltBlock:
 
 def _clean_images(task: BlockTask, skipped: list[Skipped]) -> Iterator[tuple[int, Image]]:
     """Yield each usable sample's number and presized image, and note the others."""
-    parent = os.getppid()
     for sample in task.block.samples:
-        if os.getppid() != parent:
-            raise BuildError("the run that this worker works for was killed")
+        _check_run(task)
         try:
             yield sample.number, presize(task.source.load(sample), task.recipe, sample.path)
         except SampleError as error:
             if not task.skip_errors:
                 raise
             skipped.append(Skipped(sample.number, sample.path, error.reason))
+
+
+def _check_run(task: BlockTask) -> None:
+    """Stop a worker whose run was killed: another one may be going on in the same place by now."""
+    if not is_held(task.cache / WORK_NAME, task.run):
+        raise BuildError(f"the run that this worker builds {task.cache} for is gone")
 
 
 def _moments(image: Image) -> npt.NDArray[np.uint64]:

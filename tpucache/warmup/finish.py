@@ -19,10 +19,10 @@ import tpucache
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.files import write_atomically
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
 from tpucache.store.samples import Column, Strings, encode_columns
-from tpucache.warmup.build import image_field
+from tpucache.warmup.build import WORK_NAME, image_field
 from tpucache.warmup.receipt import BuiltBlock
 from tpucache.warmup.sources.base import Listing
 
@@ -63,7 +63,7 @@ def finish_cache(cache: Path, plan: Mapping[str, Any], listing: Listing, blocks:
         source=plan["source"],
         created_by=_versions(),
     )
-    manifest.save(cache)
+    manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest
 
 
@@ -89,7 +89,7 @@ def _encode_index(index: Rows) -> bytes:
 
 
 def _write_table(cache: Path, name: str, data: bytes) -> FileEntry:
-    write_atomically(cache / name, data)
+    write_atomically(cache / name, data, cache / WORK_NAME / f"{name}.tmp")
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 
 

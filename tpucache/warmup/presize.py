@@ -118,14 +118,15 @@ def placement(box: tuple[float, float, float, float], target: tuple[int, int], f
         return Placement(box, size)
     kept = min(width / target[0], height / target[1])
     crop = (kept * target[0], kept * target[1])
-    left, top = box[0] + (width - crop[0]) / 2, box[1] + (height - crop[1]) / 2
+    # Clamped, because kept * target may round to a little more than the side it came from.
+    left, top = max(box[0], box[0] + (width - crop[0]) / 2), max(box[1], box[1] + (height - crop[1]) / 2)
     right, bottom = min(box[2], left + crop[0]), min(box[3], top + crop[1])
     return Placement((left, top, right, bottom), target)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Return an image of any Pillow mode as RGB, by the policy in the module's docstring."""
-    if image.mode == "RGB":
+    if image.mode == "RGB" and "transparency" not in image.info:
         image.load()
         return image
     if image.mode.startswith("I") or image.mode == "F":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import shutil
@@ -22,7 +21,8 @@ from tpucache.store.manifest import Manifest
 from tpucache.warmup.augment import resolve
 from tpucache.warmup.build import WORK_NAME, BlockTask, build_block
 from tpucache.warmup.finish import finish_cache
-from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
+from tpucache.warmup.lock import hold
+from tpucache.warmup.plan import listing_sha256, plan_blocks
 from tpucache.warmup.receipt import BuiltBlock, load_receipt
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Listing, Source
@@ -55,8 +55,10 @@ def build_cache(
     recipe = recipe or Recipe()
     cache = Path(cache)
     listing = source.list()
+    if not listing.samples:
+        raise SourceError(f"{source!r} has no samples")
     plan = _plan(recipe, listing)
-    with _locked(cache) as work:
+    with _work_folder(cache) as (work, run):
         with contextlib.suppress(NotACacheError):
             manifest = Manifest.load(cache)
             _check_plan(cache, {"recipe": manifest.recipe, "source": manifest.source}, plan)
@@ -70,8 +72,9 @@ def build_cache(
             augmentation=plan["recipe"]["augmentation"],
             cache=cache,
             skip_errors=on_error == "skip",
+            run=run,
         )
-        built = _build_blocks(work, blocks, task, jobs, report)
+        built = _build_blocks(work, [task(block) for block in blocks], jobs, report)
         return finish_cache(cache, plan, listing, built)
 
 
@@ -85,30 +88,30 @@ def _plan(recipe: Recipe, listing: Listing) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[Path]:
-    """Make the cache's folder, hold its work folder for this process alone, and remove it from a finished cache.
-
-    The kernel lets go of the lock when the process ends in whatever way.
-    """
+def _work_folder(cache: Path) -> Iterator[tuple[Path, str]]:
+    """Make the cache's folder and hold its work folder, yielding that and the run's name; a finished cache has none."""
     work = cache / WORK_NAME
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        finished = (cache / MANIFEST_NAME).exists()
-        if not finished and not work.exists() and any(cache.iterdir()):
+        if not (cache / MANIFEST_NAME).exists() and not work.exists() and any(cache.iterdir()):
             raise BuildError(
                 f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
             )
         work.mkdir(exist_ok=True)
-        with (work / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BuildError(f"another warmup is writing {cache}: wait for it or stop it") from error
-            yield work
+        try:
+            with hold(work) as run:
+                yield work, run
+        finally:
             if (cache / MANIFEST_NAME).exists():
-                shutil.rmtree(work)
+                _remove(work)
     except OSError as error:
         raise BuildError(f"{cache} cannot be written: {error}") from error
+
+
+def _remove(work: Path) -> None:
+    """Remove the work folder, though an orphaned worker may just be putting a last file there."""
+    while work.exists():
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _begin(work: Path, plan: Mapping[str, Any]) -> None:
@@ -118,7 +121,7 @@ def _begin(work: Path, plan: Mapping[str, Any]) -> None:
         _check_plan(work.parent, json.loads(path.read_bytes()), plan)
     else:
         write_atomically(path, json.dumps(plan).encode())
-    for leftover in work.glob("*.lmdb.*"):
+    for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
         leftover.unlink(missing_ok=True)
 
 
@@ -140,28 +143,25 @@ def _check_plan(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
         )
 
 
-def _build_blocks(
-    work: Path,
-    blocks: Sequence[Block],
-    task: Callable[[Block], BlockTask],
-    jobs: int | None,
-    report: Report,
-) -> list[BuiltBlock]:
+def _build_blocks(work: Path, tasks: Sequence[BlockTask], jobs: int | None, report: Report) -> list[BuiltBlock]:
     """Return all blocks in order: those that stand, and the others built now."""
-    total = sum(len(block.samples) for block in blocks)
-    standing = [load_receipt(work, block.number) for block in blocks]
-    built = {block.number: block for block in standing if block is not None}
-    missing = [block for block in blocks if block.number not in built]
+    total = sum(len(task.block.samples) for task in tasks)
+    built: dict[int, BuiltBlock] = {}
+    for task in tasks:
+        standing = load_receipt(work, task.block.number)
+        # What an earlier run was allowed to skip, this one may have to fail at.
+        if standing is not None and (task.skip_errors or not standing.skipped):
+            built[standing.number] = standing
 
     def tell() -> None:
         skipped = sum(len(block.skipped) for block in built.values())
-        done = sum(len(blocks[number].samples) for number in built)
-        report(done, total, skipped)
+        report(sum(len(block.sample_numbers) for block in built.values()) + skipped, total, skipped)
 
     tell()
     try:
         workers = joblib.Parallel(n_jobs=jobs or -1, batch_size=1, return_as="generator_unordered")
-        for block in workers(joblib.delayed(build_block)(task(block)) for block in missing):
+        missing = [task for task in tasks if task.block.number not in built]
+        for block in workers(joblib.delayed(build_block)(task) for task in missing):
             built[block.number] = block
             tell()
     except BrokenProcessPool as error:
@@ -169,4 +169,4 @@ def _build_blocks(
             "A worker process died, most likely for want of memory. What it had finished stands: "
             "run the same warmup again, with fewer --jobs."
         ) from error
-    return [built[block.number] for block in blocks]
+    return [built[task.block.number] for task in tasks]

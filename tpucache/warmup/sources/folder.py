@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
 
 
 class FolderSource:
-    """Every image file at or below a folder, in the order of their path's bytes; links are followed, once each."""
+    """Every image file at or below a folder, in the order of their path's bytes; links are followed, not in circles."""
 
     def __init__(self, root: Path) -> None:
         """Take a folder; nothing is read yet."""
@@ -48,27 +49,35 @@ class FolderSource:
 
     def load(self, sample: Sample) -> bytes:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
+        path = self._root / sample.path
         try:
-            return (self._root / sample.path).read_bytes()
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+                raise SampleError(sample.path, "is no regular file")
+            return path.read_bytes()
         except OSError as error:
             raise SampleError(sample.path, f"cannot be read: {error.strerror}") from error
 
 
 def _images(root: Path) -> Iterator[Path]:
-    """Yield image files relative to the root; hidden names and folders already visited are passed by."""
-    visited: set[tuple[int, int]] = set()
+    """Yield image files relative to the root; hidden names are passed by, and links that lead back up."""
+    above: list[tuple[int, int]] = []
 
-    def fail(error: OSError) -> None:
-        raise SourceError(f"{error.filename}: {error.strerror}") from error
-
-    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=fail):
-        status = os.stat(folder)
+    def walk(folder: Path) -> Iterator[Path]:
+        status = folder.stat()
         identity = (status.st_dev, status.st_ino)
-        if identity in visited:
-            subfolders.clear()
-            continue
-        visited.add(identity)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in names:
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
-                yield Path(folder, name).relative_to(root)
+        if identity in above:
+            return
+        above.append(identity)
+        for path in folder.iterdir():
+            if path.name.startswith("."):
+                continue
+            if path.is_dir():
+                yield from walk(path)
+            elif path.suffix.lower() in SUFFIXES:
+                yield path.relative_to(root)
+        above.pop()
+
+    try:
+        yield from walk(root)
+    except OSError as error:
+        raise SourceError(f"{error.filename}: {error.strerror}") from error
