@@ -15,6 +15,7 @@ LIMIT: Final = "gather"
 REFERENCE: Final = "tpucache raw 2"
 
 _HEADINGS: Final = ("reader", "images/s", "min - max", "of the gather", "times slower", "setting")
+_PAPER: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1}
 _OURS_COLOUR, _PEER_COLOUR, _LIMIT_COLOUR = "#d1495b", "#8d99ae", "#2b2d42"
 
 
@@ -69,8 +70,9 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines += [
         "",
         f"{report['images']:,} images of {report['size']}x{report['size']} uint8, shuffled batches of "
-        f"{report['batch']}, epochs of {report['passes']} passes, warm page cache; median of {report['rounds']} rounds of {report['seconds']:g} s that take "
-        f"turns. {here['cpus']} CPUs ({here['cpu']}), {here['system']}, Python {here['python']}.",
+        f"{report['batch']}, epochs of {report['passes']} passes, warm page cache; median of {report['rounds']} rounds "
+        f"of {report['seconds']:g} s that take turns. {here['cpus']} CPUs ({here['cpu']}), {here['system']}, "
+        f"Python {here['python']}.",
         "",
     ]
     for peer, versions in report["versions"].items():
@@ -105,12 +107,17 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     above = [row["max"] - row["images_per_second"] for row in rows]
     colours = [_OURS_COLOUR if _is_ours(row) else _PEER_COLOUR for row in rows]
     names = [row["name"] for row in rows]
+    gap = max(rates, default=0) / 100
     axes.barh(names, rates, color=colours, xerr=[below, above], error_kw={"lw": 1, "alpha": 0.5})
     for at, row in enumerate(rows):
-        text = f"  {_thousands(row['images_per_second'])}"
-        axes.text(row["max"], at, text, va="center", fontsize=9, fontweight="bold" if _is_ours(row) else "normal")
+        text = f" {_thousands(row['images_per_second'])}"
+        axes.text(row["max"] + gap, at, text, va="center", fontsize=9, fontweight=_weight(row["name"]), bbox=_PAPER)
     for label in axes.get_yticklabels():
-        label.set_fontweight("bold" if label.get_text().startswith(OURS) else "normal")
+        label.set_fontweight(_weight(label.get_text()))
+
+
+def _weight(name: str) -> str:
+    return "bold" if name.startswith(OURS) else "normal"
 
 
 def _draw_limits(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -132,7 +139,9 @@ def _is_limit(row: dict[str, Any]) -> bool:
 
 
 def _thousands(rate: float) -> str:
-    return f"{rate / 1000:.0f}k" if rate >= 10_000 or not rate else f"{rate / 1000:.1f}k"
+    if not rate:
+        return "0"
+    return f"{rate / 1000:.0f}k" if rate >= 10_000 else f"{rate / 1000:.1f}k"
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -245,9 +245,18 @@ def test_a_hint_changes_nothing_that_is_read(cache: Path, records: Records) -> N
     assert [bytes(reader.read(row)) for row in index] == [*records[0], *records[1]]
 
 
+def test_nothing_is_asked_for_what_is_in_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, index = opened(cache)
+    for row in index:
+        reader.read(row)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *asked: pytest.fail(f"asked for {asked}"))
+    reader.hint(index)
+
+
 def test_a_hint_asks_for_neighbours_together_and_for_every_byte(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda number, start, length, advice: asked.append((start, length)))
+    monkeypatch.setattr(ShardReader, "_is_in_memory", lambda self, row: False)
     reader, index = opened(cache)
     reader.hint(index[[4, 3]])
     ((start, length),) = asked

@@ -96,11 +96,6 @@ class CachedDataset(Dataset[Item]):
         return [field.name for field in self.manifest.fields]
 
     @property
-    def epochs_to_see_all(self) -> int:
-        """How many epochs it takes to show all that this dataset shows."""
-        return self.manifest.augmented if self._variant == "epoch" else 1
-
-    @property
     def mean_record_bytes(self) -> int:
         """Bytes a record takes on disk, on average."""
         shards = self.manifest.shards

@@ -21,7 +21,7 @@ Batch = Any  # (images, labels), or a dict of tensors where a record has more fi
 Shuffle = bool | Literal["full", "block"]
 
 _CHUNK_BYTES: Final = 8 << 20
-_COLD_SPAN: Final = 1024
+_SPAN: Final = 1024
 _STATE: Final = ("seed", "epoch", "position", "samples")
 
 
@@ -83,7 +83,6 @@ class CachedLoader:
         self._threads, self._prefetch = threads, prefetch
         self._rank, self._world_size = rank, world_size
         self._position = self._resume = 0
-        self._cold_epochs = dataset.epochs_to_see_all
         self._pool = BufferPool(dataset.manifest.fields, batch_size)
 
     def __len__(self) -> int:
@@ -144,7 +143,7 @@ class CachedLoader:
             try:
                 for first, stop in self._bounds(start):
                     # A hint may block while the disk is busy, so it has a thread of its own.
-                    while self._hint_span and hinted < min(stop + self._hint_span, len(order)):
+                    while hinted < min(stop + self._hint_span, len(order)):
                         ahead = order[hinted : hinted + self._hint_span]
                         hints.submit(self.dataset.hint, ahead, epoch)
                         hinted += len(ahead)
@@ -159,17 +158,11 @@ class CachedLoader:
                     future.cancel()
                 hints.shutdown(cancel_futures=True)
         self.epoch, self._position = epoch + 1, 0
-        self._cold_epochs = max(0, self._cold_epochs - 1)
 
     @property
     def _hint_span(self) -> int:
-        """How many samples are hinted at once, at least as many ahead of the reading; 0: no hints.
-
-        A cache read in blocks does not fit into memory, so it is always hinted; others only until they have been read.
-        """
-        if self._order == "block":
-            return self._window
-        return _COLD_SPAN if self._cold_epochs else 0
+        """How many samples are hinted at once, at least as many ahead of the reading."""
+        return self._window if self._order == "block" else _SPAN
 
     def _epoch_order(self, epoch: int) -> Positions:
         samples = len(self.dataset)

@@ -23,6 +23,7 @@ from tpucache.store.npy import read_header
 _MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
 _HINT_BYTES: Final = 128 << 10
+_PROBES: Final = 16
 _NEAR_BYTES: Final = np.uint64(64 << 10)
 _REMEDY: Final = "Run `python -m tpucache verify {directory}`, or copy it again."
 
@@ -102,7 +103,13 @@ class ShardReader:
             self.scatter(rows[chosen], [views[at] for at in chosen])
 
     def hint(self, rows: Rows) -> None:
-        """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails."""
+        """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.
+
+        Where a few of them, spread over the rows, are in memory already, all are taken to be, and nothing is asked.
+        """
+        probes = rows[:: max(1, len(rows) // _PROBES)]
+        if all(self._is_in_memory(row) for row in probes):
+            return
         for shard, start, stop in _extents(rows):
             try:
                 descriptor = self._descriptor(shard)
@@ -111,6 +118,13 @@ class ShardReader:
                     os.posix_fadvise(descriptor.number, piece, length, os.POSIX_FADV_WILLNEED)
             except (OSError, OverflowError, DamageError, FormatError):
                 return  # reading the record itself will say what is wrong with it
+
+    def _is_in_memory(self, row: Rows) -> bool:
+        try:
+            descriptor = self._descriptor(int(row["shard"]))
+            return os.preadv(descriptor.number, [bytearray(1)], int(row["offset"]), os.RWF_NOWAIT) == 1
+        except (OSError, OverflowError, DamageError, FormatError):  # BlockingIOError: it would have to be read
+            return False
 
     def _descriptor(self, shard: int) -> _Descriptor:
         with self._lock:
