@@ -74,6 +74,8 @@ def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not():
         list(feeder)
     assert feeder.waited_seconds >= 0.15
     with Feeder(batches(4), EagerDevice()) as feeder:
+        while not feeder._ready.full():
+            time.sleep(0.001)
         for _ in feeder:
             time.sleep(0.02)
     assert feeder.waited_seconds < 0.05

@@ -72,6 +72,8 @@ def _copy(source: Path, target: Path, entry: FileEntry) -> None:
             while chunk := reading.read(_CHUNK):
                 digest.update(chunk)
                 writing.write(chunk)
+            writing.flush()
+            os.fsync(writing.fileno())
         if digest.hexdigest() != entry.sha256:
             raise DamageError(
                 f"{source / entry.name} is not what the manifest says: run `python -m tpucache verify {source}`"

@@ -28,6 +28,7 @@ from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Listing, Source
 
 _PLAN_NAME: Final = "plan.json"
+_REMOVALS: Final = 10
 
 #: Told after the plan is made (no block yet: samples that stand already) and after each block.
 Report = Callable[[int, int, int], None]
@@ -109,9 +110,11 @@ def _work_folder(cache: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _remove(work: Path) -> None:
-    """Remove the work folder, though an orphaned worker may just be putting a last file there."""
-    while work.exists():
+    """Remove the work folder, though an orphaned worker may just be putting a last file there. Raises OSError."""
+    for _ in range(_REMOVALS):
         shutil.rmtree(work, ignore_errors=True)
+    if work.exists():
+        shutil.rmtree(work)
 
 
 def _begin(work: Path, plan: Mapping[str, Any]) -> None:
