@@ -1,4 +1,4 @@
-"""How long an accelerator waits for its data, fed in four ways by the processors of this machine.
+"""How long an accelerator waits for its data, fed in five ways by the processors of this machine.
 
 The accelerator is simulated: it takes so many images a second from a queue of two batches and counts how long it finds
 the queue empty. It is fed batches of 256 images of 224x224 pixels, shuffled,
@@ -6,9 +6,10 @@ the queue empty. It is fed batches of 256 images of 224x224 pixels, shuffled,
 - on the fly: photographs decoded, resized and augmented each time they are asked for, in worker processes;
 - from presized files: JPEGs of quality 95 at the wanted size, decoded in worker processes;
 - from one `torch.save` a sample: uint8 tensors, loaded in worker processes;
-- from tpucache: a CachedLoader with two threads.
+- from tpucache: a CachedLoader with two threads, out of the page cache;
+- from tpucache in memory: the same, each record kept as an array once it was read.
 
-The last three hold the same images, augmented once by the preset that the first one applies each time. All files are in
+The last four hold the same images, augmented once by the preset that the first one applies each time. All files are in
 the page cache when the clock starts, no epoch ends while it runs, and the workers are alive and busy before it starts.
 Rounds take every way at every rate in turn, so that another load on the machine hits all of them.
 
@@ -136,10 +137,12 @@ def loader_way(name: str, dataset: Dataset[Sample], samples: int, workers: int) 
     return Way(name, stream, workers)
 
 
-def cache_way(name: str, cache: Path, samples: int) -> Way:
+def cache_way(name: str, cache: Path, samples: int, in_memory: bool) -> Way:
     """Feed by tpucache's own loader."""
     positions = np.resize(np.arange(samples), max(EPOCH, BATCH))
-    dataset = CachedDataset(cache, variant=1, indices=positions)
+    dataset = CachedDataset(cache, variant=1, indices=positions, in_memory=in_memory)
+    for first in range(0, samples, BATCH):
+        dataset.__getitems__(range(first, min(first + BATCH, samples)))  # every record was read before the clock starts
     loader = CachedLoader(dataset, BATCH, shuffle=True, drop_last=True, threads=THREADS)
 
     def stream(batches: int) -> Batches:
@@ -172,7 +175,8 @@ def open_ways(source: Path | None, work: Path, workers: int) -> list[Way]:
         loader_way("on the fly", OnTheFly(photographs, labels), samples, workers),
         loader_way("presized files", PresizedFiles(jpegs, labels), samples, workers),
         loader_way("one torch.save a sample", SavedTensors(tensors, labels), samples, workers),
-        cache_way("tpucache", cache, samples),
+        cache_way("tpucache", cache, samples, in_memory=False),
+        cache_way("tpucache in memory", cache, samples, in_memory=True),
     ]
 
 

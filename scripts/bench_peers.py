@@ -107,6 +107,10 @@ _WORKERS: Final = ({"workers": 0}, {"workers": 2})
 CONTENDERS: Final = (
     *(Contender(f"gather {n}", "gather", ({"threads": n},)) for n in (1, 2)),
     *(
+        Contender(f"tpucache in memory {n}", "tpucache", ({"kind": "raw", "threads": n, "memory": True},))
+        for n in (1, 2)
+    ),
+    *(
         Contender(f"tpucache {kind} {n}", "tpucache", ({"kind": kind, "threads": n},))
         for kind in ("raw", "jpeg")
         for n in (1, 2)

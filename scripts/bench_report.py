@@ -12,7 +12,7 @@ from bench_peers import Setting, threads_of
 
 OURS: Final = "tpucache"
 LIMIT: Final = "gather"
-REFERENCE: Final = "tpucache raw 2"
+REFERENCE: Final = "tpucache in memory 2"
 
 _HEADINGS: Final = ("reader", "images/s", "min - max", "of the gather", "times slower", "setting")
 _PAPER: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1}
@@ -152,7 +152,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['min']:,.0f} - {row['max']:,.0f}",
         f"{of_gather:.2f}" if of_gather else "",
         f"{slower:.1f}" if slower else "",
-        ", ".join(f"{name} {value}" for name, value in row["setting"].items() if name not in ("kind",)),
+        ", ".join(f"{name} {value}" for name, value in row["setting"].items() if name not in ("kind", "memory")),
     )
 
 

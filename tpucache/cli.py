@@ -13,7 +13,7 @@ from tpucache import __version__
 from tpucache.errors import TpucacheError, UsageError
 
 if TYPE_CHECKING:
-    from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.dataset import CachedDataset, InMemory
 
 _PROG = "python -m tpucache"
 
@@ -118,15 +118,16 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.report.bench import run_bench
 
+    dataset = CachedDataset(_staged(options), in_memory=_in_memory(options))
     result = run_bench(
-        CachedDataset(_staged(options)),
+        dataset,
         batch_size=options.batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
     )
     lines = [
         f"read    {result.images_per_second:>10,.0f} images/s, batches of {result.batch_size}, "
-        f"{result.threads} threads, shuffled",
+        f"{result.threads} threads, shuffled, {'kept in memory' if result.in_memory else 'from the page cache'}",
         f"limit   {result.limit_images_per_second:>10,.0f} images/s copied in memory by as many threads",
         f"ratio   {result.ratio:>10.2f}",
     ]
@@ -153,8 +154,9 @@ def train(options: argparse.Namespace) -> int:
         seed=options.seed,
         threads=options.threads,
     )
-    data = CachedDataset(_staged(options))
-    train_set, valid_set = _split(data, options.valid, options.seed)
+    in_memory = _in_memory(options)
+    data = CachedDataset(_staged(options), in_memory=in_memory)
+    train_set, valid_set = _split(data, options.valid, options.seed, in_memory)
     device = open_device(options.backend, options.cores)
     report = run_training(options.run, settings, train_set, valid_set, device)
     _show(options, report.to_dict(), report.lines())
@@ -174,18 +176,25 @@ def _staged(options: argparse.Namespace) -> Path:
         return stage_cache(cache, options.stage, lambda done, _: progress.advance_to(done))
 
 
-def _split(data: CachedDataset, valid: str | None, seed: int) -> tuple[CachedDataset, CachedDataset | None]:
+def _in_memory(options: argparse.Namespace) -> InMemory:
+    answers: dict[str, InMemory] = {"auto": "auto", "yes": True, "no": False}
+    return answers[options.in_memory]
+
+
+def _split(
+    data: CachedDataset, valid: str | None, seed: int, in_memory: InMemory
+) -> tuple[CachedDataset, CachedDataset | None]:
     """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import stratified_split
 
-    augmented = CachedDataset(data.directory, "epoch") if data.manifest.augmented else data
+    augmented = CachedDataset(data.directory, "epoch", in_memory=in_memory) if data.manifest.augmented else data
     if valid is None:
         return augmented, None
     try:
         fraction = float(valid)
     except ValueError:
-        return augmented, CachedDataset(valid)
+        return augmented, CachedDataset(valid, in_memory=in_memory)
     split = stratified_split(data.labels.numpy(), fraction, seed)
     return augmented.select(split.train), data.select(split.valid)
 
@@ -277,6 +286,12 @@ def _add_cache(command: argparse.ArgumentParser) -> None:
 
 def _add_reading(command: argparse.ArgumentParser) -> None:
     command.add_argument("--threads", type=_positive, default=2, metavar="N", help="threads that read")
+    command.add_argument(
+        "--in-memory",
+        choices=["auto", "yes", "no"],
+        default="auto",
+        help="keep each record in memory once it is read; auto: where all take at most a third of what is free",
+    )
     command.add_argument("--stage", type=Path, metavar="DIR", help="copy the cache there first, such as to /dev/shm")
 
 

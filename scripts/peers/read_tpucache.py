@@ -9,9 +9,9 @@ from worker import BATCH, Batches, repeated, run
 from tpucache import CachedDataset, CachedLoader
 
 
-def batches(data: Path, _folder: Path, kind: str, threads: int) -> Batches:
+def batches(data: Path, _folder: Path, kind: str, threads: int, memory: bool = False) -> Batches:
     cache = data / f"cache-{kind}"
-    dataset = CachedDataset(cache, indices=repeated(len(CachedDataset(cache))))
+    dataset = CachedDataset(cache, indices=repeated(len(CachedDataset(cache))), in_memory=memory)
     loader = CachedLoader(dataset, BATCH, shuffle=True, drop_last=True, threads=threads)
     while True:
         yield from loader

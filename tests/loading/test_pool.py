@@ -39,6 +39,6 @@ def test_rows_are_views_of_the_arrays():
     buffer = BufferPool(FIELDS, 3).take()
     for array in buffer.arrays:
         array[:] = 0
-    buffer.rows[1][0][:] = bytes(range(48))
+    buffer.views(np.array([1]))[0][0][:] = bytes(range(48))
     assert buffer.arrays[0][1].ravel().tolist() == list(range(48))
     assert not np.any(buffer.arrays[0][[0, 2]])

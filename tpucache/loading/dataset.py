@@ -13,8 +13,10 @@ import torch
 from torch.utils.data import Dataset
 
 from tpucache.errors import FormatError, UsageError
+from tpucache.loading.held import Held
 from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
+from tpucache.machine import available_memory
 from tpucache.store.codec import decode_into
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader, open_index
@@ -22,9 +24,11 @@ from tpucache.store.samples import SampleTable, open_samples
 
 Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
+InMemory = bool | Literal["auto"]
 
 IMAGE: Final = "image"
 NO_LABEL: Final = -1
+_SHARE: Final = 3  # "auto" takes a third of the free memory at most: there may be a second dataset, to validate on
 
 
 class CachedDataset(Dataset[Item]):
@@ -43,11 +47,17 @@ class CachedDataset(Dataset[Item]):
         cache: str | Path,
         variant: int | Literal["epoch"] = 0,
         indices: Sequence[int] | Array | None = None,
+        *,
+        in_memory: InMemory = False,
     ) -> None:
         """Open a cache; no shard is opened before it is read.
 
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
         variant each epoch (see `set_epoch`), all K in K epochs. `indices` keeps only these samples, in this order.
+
+        `in_memory` keeps each record, decoded, once it is read; "auto" does where all of them take at most a third of
+        the memory that is free. Each process that reads keeps its own: it is meant for CachedLoader's threads.
+
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
         """
         self.directory = Path(cache)
@@ -61,6 +71,8 @@ class CachedDataset(Dataset[Item]):
             self._positions = _check_positions(indices, self.manifest.samples)
         self._layout = self.manifest.layout
         self._reader = ShardReader(self.directory, self.manifest.shards)
+        self._in_memory = in_memory
+        self._held = self._hold()
         self._index  # opened here, so that a damaged cache is told of at once  # noqa: B018
 
     def __len__(self) -> int:
@@ -96,6 +108,11 @@ class CachedDataset(Dataset[Item]):
         return [field.name for field in self.manifest.fields]
 
     @property
+    def in_memory(self) -> bool:
+        """Whether each record is kept in memory once it is read."""
+        return self._held is not None
+
+    @property
     def mean_record_bytes(self) -> int:
         """Bytes a record takes on disk, on average."""
         shards = self.manifest.shards
@@ -120,7 +137,7 @@ class CachedDataset(Dataset[Item]):
     def select(self, indices: Sequence[int] | Array) -> CachedDataset:
         """Return a dataset of these samples of this one, in this order. Raises UsageError."""
         chosen = self._cache_positions(_check_positions(indices, len(self)))
-        selected = CachedDataset(self.directory, self._variant, chosen)
+        selected = CachedDataset(self.directory, self._variant, chosen, in_memory=self._in_memory)
         selected.epoch = self.epoch
         return selected
 
@@ -133,17 +150,20 @@ class CachedDataset(Dataset[Item]):
 
         Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
         """
-        rows = self._rows(indices, epoch)
-        if self._layout.fixed:
-            self._reader.scatter(rows, buffer.rows[: len(rows)])
+        if self._held is None:
+            self._read(self._rows(indices, epoch), buffer, np.arange(len(indices)))
             return
-        for at, row in enumerate(rows):
-            parts = self._layout.split(memoryview(self._reader.read(row)))
-            for field, part, array in zip(self._layout.fields, parts, buffer.arrays, strict=True):
-                decode_into(field, part, array[at])
+        slots = self._slots(indices, epoch)
+        missing = self._held.missing(slots)
+        if len(missing):
+            self._read(self._rows(indices[missing], epoch), self._held, slots[missing])
+            self._held.fill(slots[missing])
+        self._held.gather(slots, buffer.arrays)
 
     def hint(self, indices: Array, epoch: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
+        if self._held is not None:
+            indices = indices[self._held.missing(self._slots(indices, epoch))]
         self._reader.hint(self._rows(indices, epoch))
 
     def labels_of(self, indices: Array) -> torch.Tensor:
@@ -172,6 +192,47 @@ class CachedDataset(Dataset[Item]):
     @functools.cached_property
     def _labels(self) -> Array | None:
         return self.table.labels
+
+    @functools.cached_property
+    def _distinct(self) -> tuple[int, npt.NDArray[np.int64] | None]:
+        """How many samples there are when each counts once, and which of them each position is; None: as they are."""
+        if self._positions is None:
+            return self.manifest.samples, None
+        distinct, which = np.unique(self._positions, return_inverse=True)
+        return len(distinct), which.reshape(-1)
+
+    def _read(self, rows: Array, target: Buffer | Held, places: npt.NDArray[np.int64]) -> None:
+        """Read the record of each index row into its place."""
+        if self._layout.fixed:
+            self._reader.scatter(rows, target.views(places))
+            return
+        for place, row in zip(places.tolist(), rows, strict=True):
+            parts = self._layout.split(memoryview(self._reader.read(row)))
+            for field, part, array in zip(self._layout.fields, parts, target.arrays, strict=True):
+                decode_into(field, part, array[place])
+
+    def _slots(self, indices: Array, epoch: int) -> npt.NDArray[np.int64]:
+        """Return where the records that an epoch shows are kept in memory: variant after variant."""
+        samples, which = self._distinct
+        slots: npt.NDArray[np.int64] = indices if which is None else which[indices]
+        if self._variant != "epoch":
+            return slots
+        return slots + (epoch_variants(self._cache_positions(indices), epoch, self.manifest.augmented) - 1) * samples
+
+    def _hold(self) -> Held | None:
+        """Return the memory to keep records in, or None where they stay in their files. Raises UsageError."""
+        if not self._in_memory:
+            return None
+        records = self._distinct[0] * (self.manifest.augmented if self._variant == "epoch" else 1)
+        needs, free = records * self._layout.nbytes, available_memory()
+        if self._in_memory == "auto" and needs * _SHARE > free:
+            return None
+        if needs > free:
+            raise UsageError(
+                f"{records:,} records in memory take {needs / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free: "
+                'leave in_memory out, or say "auto"'
+            )
+        return Held(self._layout.fields, records)
 
     def _rows(self, indices: Array, epoch: int) -> Array:
         positions = self._cache_positions(indices)

@@ -26,7 +26,11 @@ class Buffer:
         """Allocate for `batch` rows."""
         self.arrays = [np.empty((batch, *field.shape), field.dtype) for field in fields]
         flat = [array.reshape(batch, -1).view(np.uint8) for array in self.arrays]
-        self.rows = [[memoryview(part[row]) for part in flat] for row in range(batch)]
+        self._views = [[memoryview(part[row]) for part in flat] for row in range(batch)]
+
+    def views(self, rows: npt.NDArray[np.int64]) -> list[list[memoryview]]:
+        """Return the bytes of all fields of each row, to be written."""
+        return [self._views[row] for row in rows.tolist()]
 
 
 class BufferPool:

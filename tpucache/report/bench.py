@@ -34,6 +34,7 @@ class BenchResult:
     idle: float | None
     threads: int
     batch_size: int
+    in_memory: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -58,21 +59,24 @@ def run_bench(
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
     loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads)
     gather = _Gather(dataset.manifest.layout.nbytes, batch_size, threads)
+    if dataset.in_memory:
+        for _ in CachedLoader(dataset, batch_size, threads=threads):
+            pass  # every record is there then
     _rate(_batches(loader), batch_size, seconds)  # fills the page cache and the buffer pool
-    read, limit = [], []
+    read, limit, idle = [], [], []
     for _ in range(rounds):
         read.append(_rate(_batches(loader), batch_size, seconds))
         limit.append(_rate(gather.batches(), batch_size, seconds))
-    idle = None
-    if device_rate is not None:
-        idle = simulate_device(_batches(loader), batch_size / device_rate, seconds * rounds)
+        if device_rate is not None:
+            idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     return BenchResult(
         images_per_second=statistics.median(read),
         limit_images_per_second=statistics.median(limit),
         ratio=statistics.median(r / g for r, g in zip(read, limit, strict=True)),
-        idle=idle,
+        idle=statistics.median(idle) if idle else None,
         threads=threads,
         batch_size=batch_size,
+        in_memory=dataset.in_memory,
     )
 
 

@@ -1,0 +1,127 @@
+"""Records kept in memory: the same samples as from the files, each read once."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
+from tpucache.loading import dataset as dataset_module
+from tpucache.store.reader import ShardReader
+
+few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
+
+
+@few
+@given(ids, st.integers(1, 40), st.sampled_from([0, 2, "epoch"]), st.sampled_from([False, True, "block"]))
+def test_batches_are_those_of_the_files(cache, indices, batch, variant, shuffle):
+    held = CachedLoader(CachedDataset(cache, variant, indices, in_memory=True), batch, shuffle=shuffle)
+    read = CachedLoader(CachedDataset(cache, variant, indices), batch, shuffle=shuffle)
+    for _ in range(4):  # as many epochs as there are variants, and one more
+        for ours, theirs in zip(held, read, strict=True):
+            assert torch.equal(ours[0], theirs[0])
+            assert torch.equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "png"])
+def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec, monkeypatch):
+    build_cache(photos, tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
+    expected = [images.clone() for images, _ in CachedLoader(CachedDataset(tmp_path / "cache"), 32)]
+    calls = []
+    decode = dataset_module.decode_into
+    monkeypatch.setattr(dataset_module, "decode_into", lambda *parts: (calls.append(1), decode(*parts)))
+    loader = CachedLoader(CachedDataset(tmp_path / "cache", in_memory=True), 32)
+    for _ in range(3):
+        for images, wanted in zip((images for images, _ in loader), expected, strict=True):
+            assert torch.equal(images, wanted)
+    assert len(calls) == 150
+
+
+def test_what_was_read_needs_its_file_no_more(cache, tmp_path):
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    dataset = CachedDataset(copy, in_memory=True)
+    before = [images.clone() for images, _ in CachedLoader(dataset, 50)]
+    for shard in copy.glob("*.lmdb"):
+        shard.write_bytes(b"")
+    assert all(torch.equal(a, b) for a, (b, _) in zip(before, CachedLoader(dataset, 50), strict=True))
+    assert torch.equal(dataset[7][0], before[0][7])
+
+
+def test_what_failed_to_be_read_is_not_taken_for_read(cache, monkeypatch):
+    dataset = CachedDataset(cache, in_memory=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(ShardReader, "scatter", fail)
+        with pytest.raises(OSError, match="gone"):
+            dataset[3]
+    assert torch.equal(dataset[3][0], CachedDataset(cache)[3][0])
+
+
+def fail(*_: object) -> None:
+    raise OSError("gone")
+
+
+def test_a_sample_chosen_many_times_is_kept_once(cache, monkeypatch):
+    made = []
+    held = dataset_module.Held
+    monkeypatch.setattr(dataset_module, "Held", lambda fields, slots: made.append(slots) or held(fields, slots))
+    CachedDataset(cache, 0, [4, 9, 4, 4], in_memory=True)
+    CachedDataset(cache, "epoch", [4, 9, 4, 4], in_memory=True)
+    CachedDataset(cache, "epoch", in_memory=True)
+    assert made == [2, 2 * 3, 150 * 3]
+
+
+def test_a_pickled_copy_begins_empty_and_reads_the_same(cache):
+    dataset = CachedDataset(cache, in_memory=True)
+    images = dataset[5][0]
+    assert len(pickle.dumps(dataset)) < len(pickle.dumps(CachedDataset(cache))) + 1000
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.in_memory
+    assert torch.equal(copy[5][0], images)
+
+
+def test_auto_takes_a_third_of_what_is_free(cache, monkeypatch):
+    needs = 150 * 16 * 16 * 3
+    for free, kept in ((3 * needs, True), (3 * needs - 1, False)):
+        monkeypatch.setattr(dataset_module, "available_memory", lambda free=free: free)
+        assert CachedDataset(cache, in_memory="auto").in_memory is kept
+
+
+def test_more_than_is_free_is_refused(cache, monkeypatch):
+    monkeypatch.setattr(dataset_module, "available_memory", lambda: 1000)
+    with pytest.raises(UsageError, match=r"150 records in memory take 0\.0 GB"):
+        CachedDataset(cache, in_memory=True)
+    assert not CachedDataset(cache, in_memory=False).in_memory
+
+
+def test_a_part_keeps_its_own_samples_in_memory(cache):
+    part = CachedDataset(cache, in_memory=True).select([7, 3])
+    assert part.in_memory
+    assert torch.equal(part[1][0], CachedDataset(cache)[3][0])
+
+
+def test_nothing_is_hinted_that_is_in_memory(cache, monkeypatch):
+    hinted = []
+    monkeypatch.setattr(ShardReader, "hint", lambda _, rows: hinted.append(len(rows)))
+    dataset = CachedDataset(cache, in_memory=True)
+    dataset.hint(np.arange(10), 0)
+    for index in range(5):
+        dataset[index]
+    dataset.hint(np.arange(10), 0)
+    assert hinted == [10, 5]
+
+
+def test_batches_are_copies_that_a_caller_may_overwrite(cache: Path):
+    dataset = CachedDataset(cache, in_memory=True)
+    expected = [images.clone() for images, _ in CachedLoader(dataset, 10)]
+    for _ in range(3):
+        for (images, _), wanted in zip(CachedLoader(dataset, 10), expected, strict=True):
+            assert torch.equal(images, wanted)
+            images.fill_(255)
