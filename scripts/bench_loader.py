@@ -93,7 +93,7 @@ def write_huge(directory: Path, records: int) -> None:
     tables = tuple(FileEntry(name, (directory / name).stat().st_size, "0" * 64) for name in (INDEX_NAME, SAMPLES_NAME))
     fields = (Field("image", "raw", "|u1", (224, 224, 3)),)
     classes = tuple(f"class {label}" for label in range(250))
-    empty = Statistics((), (), ())
+    empty = Statistics()
     Manifest(records, (0,), fields, classes, shards, tables, (), empty, "0" * 64, {}, {}, {}).save(directory)
 
 

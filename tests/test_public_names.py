@@ -26,6 +26,7 @@ NAMES = [
     "StoreError",
     "TpucacheError",
     "TrainingError",
+    "UnfinishedError",
     "UsageError",
     "__version__",
     "build_cache",

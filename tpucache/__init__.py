@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StoreError,
         TpucacheError,
         TrainingError,
+        UnfinishedError,
         UsageError,
     )
     from tpucache.loading.dataset import CachedDataset
@@ -35,7 +36,7 @@ __version__ = "0.1.0"
 
 _ERRORS: Final = (
     "BuildError DamageError DependencyError FormatError NotACacheError RecipeError SampleError SourceError "
-    "StoreError TpucacheError TrainingError UsageError"
+    "StoreError TpucacheError TrainingError UnfinishedError UsageError"
 )
 _HOMES: Final = {
     "CachedDataset": "loading.dataset",
@@ -66,6 +67,7 @@ __all__ = [
     "StoreError",
     "TpucacheError",
     "TrainingError",
+    "UnfinishedError",
     "UsageError",
     "__version__",
     "build_cache",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +25,8 @@ _PROG = "python -m tpucache"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 for an expected failure told in one line, or 2 for a wrong usage."""
     options = _parser().parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
@@ -37,10 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
+    from tpucache.errors import UnfinishedError
     from tpucache.progress import Progress
     from tpucache.recipe import Recipe
-    from tpucache.warmup.run import build_cache
+    from tpucache.warmup.engine import Engine
+    from tpucache.warmup.estimate import Estimate
+    from tpucache.warmup.run import Standing, build_cache
+    from tpucache.warmup.sources import TableOptions, open_source
 
+    began = time.monotonic()
     recipe = Recipe(
         size=options.size,
         fit=options.fit,
@@ -51,24 +62,55 @@ def warmup(options: argparse.Namespace) -> int:
         quality=options.quality,
         shard_mb=options.shard_mb,
         exact=options.exact,
+        max_boxes=options.max_boxes,
     )
+    table = TableOptions(
+        path_col=options.path_col,
+        label_cols=tuple(options.label_col),
+        label_sep=options.label_sep,
+        suffix=options.suffix,
+        root=options.root,
+        mask_col=options.mask_col,
+        fold_col=options.fold_col,
+    )
+    engine = Engine(options.backend, options.jobs, options.scheduler)
     progress: list[Progress] = []
 
-    def report(done: int, total: int, skipped: int) -> None:
+    def report(standing: Standing) -> None:
         if not progress:
-            progress.append(Progress(total, "warmup", "samples", initial=done))
-        progress[0].advance_to(done, f"{skipped} skipped" if skipped else "")
+            progress.append(Progress(standing.total, "warmup", "samples", initial=standing.samples))
+        skipped = f", {standing.skipped:,} skipped" if standing.skipped else ""
+        progress[0].advance_to(standing.samples, f"{standing.bytes / 1e6:,.0f} MB{skipped}")
+
+    def announce(expected: Estimate) -> None:
+        print(
+            f"to do: {expected.records:,} records, about {expected.bytes / 1e6:,.0f} MB, and "
+            f"{expected.free / 1e6:,.0f} MB are free; {expected.process_seconds:,.0f} s of one process",
+            file=sys.stderr,
+        )
 
     try:
         manifest = build_cache(
-            options.source, options.cache, recipe, jobs=options.jobs, on_error=options.on_error, report=report
+            open_source(options.source, table),
+            options.cache,
+            recipe,
+            on_error=options.on_error,
+            time_limit=options.time_limit,
+            target=options.target,
+            engine=engine,
+            report=report,
+            announce=announce,
         )
+    except UnfinishedError as error:
+        _say(f"{_PROG}: {error}")
+        return 0
     finally:
         for shown in progress:
             shown.close()
     _say(
         f"{options.cache}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
-        f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped"
+        f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
+        f"{time.monotonic() - began:,.0f} s"
     )
     for skipped in manifest.skipped:
         _say(f"  skipped {skipped.path!r}: {skipped.reason}")
@@ -186,11 +228,14 @@ def _split(
 ) -> tuple[CachedDataset, CachedDataset | None]:
     """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.split import stratified_split
+    from tpucache.loading.split import fold_split, stratified_split
 
     augmented = CachedDataset(data.directory, "epoch", in_memory=in_memory) if data.manifest.augmented else data
     if valid is None:
         return augmented, None
+    if valid.startswith("fold="):
+        fold = fold_split(data.table, valid.removeprefix("fold="))
+        return augmented.select(fold.train), data.select(fold.valid)
     try:
         fraction = float(valid)
     except ValueError:
@@ -226,7 +271,11 @@ def _add(commands: Any, run: Callable[[argparse.Namespace], int], example: str) 
 
 def _add_warmup(commands: Any) -> None:
     command = _add(commands, warmup, "photos/train cache/train --size 224 --variants 2")
-    command.add_argument("source", metavar="SOURCE", help="a folder of images: one subfolder a class, or flat")
+    command.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder of images (a subfolder a class, or flat), a .csv, a pattern of .tfrec files, module:callable",
+    )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
     command.add_argument("--size", type=_size, default=224, metavar="N|HxW", help="pixels of every cached image")
     command.add_argument("--fit", choices=["crop", "pad", "stretch"], default="crop", help="how others come to it")
@@ -243,6 +292,25 @@ def _add_warmup(commands: Any) -> None:
     command.add_argument("--shard-mb", type=int, default=128, metavar="N", help="MiB a shard aims at")
     command.add_argument("--exact", action="store_true", help="decode whole images, never at a smaller scale")
     command.add_argument("--jobs", type=_positive, metavar="N", help="worker processes; all cores if not given")
+    table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
+    table.add_argument("--path-col", metavar="NAME", help="paths of the images; path, file, image, id … if not given")
+    table.add_argument(
+        "--label-col", action="append", default=[], metavar="NAME", help="labels; more than once for several a sample"
+    )
+    table.add_argument("--label-sep", metavar="TEXT", help="between several names in the one label column")
+    table.add_argument("--suffix", default="", metavar=".jpg", help="put after each path")
+    table.add_argument(
+        "--root", type=Path, metavar="DIR", help="where the paths begin; the table's folder if not given"
+    )
+    table.add_argument("--mask-col", metavar="NAME", help="paths of masks")
+    table.add_argument("--fold-col", metavar="NAME", help="fold numbers, for train --valid fold=N")
+    command.add_argument("--max-boxes", type=_positive, default=100, metavar="N", help="boxes a record has room for")
+    command.add_argument("--time-limit", type=_seconds, metavar="8h", help="stop cleanly before; run again to continue")
+    command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 48 files")
+    command.add_argument(
+        "--backend", choices=["loky", "dask", "ray", "spark"], default="loky", help="who runs the work"
+    )
+    command.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask scheduler or a Ray cluster")
     command.add_argument(
         "--on-error", choices=["fail", "skip"], default="fail", help="stop at a bad sample, or list it and go on"
     )
@@ -264,7 +332,7 @@ def _add_train(commands: Any) -> None:
     command = _add(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
     _add_cache(command)
     command.add_argument("--run", type=Path, required=True, metavar="RUN", help="the folder for what the run leaves")
-    command.add_argument("--valid", metavar="CACHE|FRACTION", help="what to validate on after each epoch")
+    command.add_argument("--valid", metavar="CACHE|FRACTION|fold=N", help="what to validate on after each epoch")
     command.add_argument("--backend", choices=["eager", "xla"], default="xla", help="eager is torch on the CPU")
     command.add_argument("--cores", type=_positive, default=1, metavar="N", help="1, or all")
     command.add_argument(
@@ -300,6 +368,14 @@ def _size(text: str) -> int | tuple[int, int]:
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def _seconds(text: str) -> float:
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
+    if not text or parts is None or not any(parts.groups()):
+        raise argparse.ArgumentTypeError(f"a time is such as 8h, 1h30m, 90m or 5400, not {text!r}")
+    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return float(3600 * hours + 60 * minutes + seconds)
 
 
 def _positive(text: str) -> int:

@@ -11,6 +11,7 @@ TpucacheError
 │   ├── FormatError         a file of the store says something no writer writes
 │   └── DamageError         bytes differ from what the manifest promises
 ├── BuildError              warmup could not finish; what stands stays usable
+│   └── UnfinishedError     its time limit came first: run it again to continue
 └── TrainingError           training or evaluation could not go on
 
 Every message says what happened, where, and what to do about it.
@@ -69,6 +70,10 @@ class DamageError(StoreError):
 
 class BuildError(TpucacheError):
     """Warmup could not finish."""
+
+
+class UnfinishedError(BuildError):
+    """Warmup stopped at its time limit; the next run continues."""
 
 
 class TrainingError(TpucacheError):

@@ -18,8 +18,8 @@ MAX_SIDE: Final = 16384
 MAX_VARIANTS: Final = 1000
 DEFAULT_SHARD_MB: Final = 128
 
-#: Parts that say how much is built, not what a record is: changing them rebuilds nothing.
-_EXTENT: Final = ("variants",)
+#: Parts that say how much is built and in how many files, not what a record is: changing them rebuilds nothing.
+EXTENT: Final = ("variants", "max_blocks", "shard_mb")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Recipe:
     `variants` is the number of augmented variants beside the clean one. `augment` is a preset's name, a YAML or JSON
     file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is JPEG's 1-100 (default 95), or PNG's
     and zstd's compression level. `shard_mb` is the size of a shard in MiB that the layout aims at. `exact` decodes
-    whole images instead of the smallest JPEG scale of at least twice the size.
+    whole images instead of the smallest JPEG scale of at least twice the size. `max_boxes` is how many boxes a record
+    has room for, where the source has boxes. `max_blocks` is how many shards a variant has at most, however large.
 
     Raises RecipeError for values that no cache can have.
     """
@@ -45,6 +46,8 @@ class Recipe:
     quality: int | None = None
     shard_mb: int = DEFAULT_SHARD_MB
     exact: bool = False
+    max_boxes: int = 100
+    max_blocks: int | None = None
 
     def __post_init__(self) -> None:
         size = tuple(self.size) if isinstance(self.size, (tuple, list)) else (self.size, self.size)
@@ -58,6 +61,9 @@ class Recipe:
         self._check("variants", _whole(self.variants, 0, MAX_VARIANTS), f"0 to {MAX_VARIANTS}")
         self._check("seed", _whole(self.seed, 0, 2**63 - 1), "a whole number from 0 to 2**63 - 1")
         self._check("shard_mb", _whole(self.shard_mb, 1, 1 << 16), "1 to 65536 (MiB)")
+        self._check("max_boxes", _whole(self.max_boxes, 1, 1 << 16), "1 to 65536")
+        fine = self.max_blocks is None or _whole(self.max_blocks, 1, 1 << 20)
+        self._check("max_blocks", fine, "1 to 1048576, or left out")
         low, high = {"jpeg": (1, 100), "png": (0, 9), "zstd": (1, 22)}.get(self.codec, (0, -1))
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
@@ -97,13 +103,13 @@ class Recipe:
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a recipe's dictionary without its extent: equal for recipes of equal records."""
-    content = {name: value for name, value in recipe.items() if name not in _EXTENT}
+    content = {name: value for name, value in recipe.items() if name not in EXTENT}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name each part in which two recipe dictionaries differ, as `seed 0, now 1`; their extent does not count."""
-    names = sorted({*before, *now}.difference(_EXTENT))
+    names = sorted({*before, *now}.difference(EXTENT))
     return [
         f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
     ]

@@ -65,7 +65,7 @@ def make_cache(directory, fields):
         shards=(entry,),
         tables=tuple(tables),
         skipped=(),
-        statistics=Statistics((), (), ()),
+        statistics=Statistics(),
         fingerprint="0" * 64,
         recipe={},
         source={},

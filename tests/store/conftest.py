@@ -55,7 +55,7 @@ def write_cache(directory: Path, variants: Variants, block: int = 3, numbers: Se
             write_table(directory / SAMPLES_NAME, encode_columns(columns)),
         ),
         skipped=(),
-        statistics=Statistics((), (), ()),
+        statistics=Statistics(),
         fingerprint="0" * 64,
         recipe={},
         source={},

@@ -1,4 +1,4 @@
-"""Names, keys and the index's dtype: what version 1 promises byte for byte."""
+"""Names, keys and the index's dtype: what the format promises byte for byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_shard_name_is_one_that_readers_accept_and_tells_variant_and_block
     ("variant", "block", "name"),
     [(0, 0, "v00-00000.lmdb"), (1, 2, "v01-00002.lmdb"), (1000, 123456, "v1000-123456.lmdb")],
 )
-def test_shards_keep_the_names_of_version_1(variant: int, block: int, name: str) -> None:
+def test_shards_keep_the_names_they_had(variant: int, block: int, name: str) -> None:
     assert fmt.shard_name(variant, block) == name
 
 
@@ -54,4 +54,4 @@ def test_an_index_row_is_twenty_little_endian_bytes_in_this_order() -> None:
 
 def test_the_files_of_a_cache_keep_their_names() -> None:
     assert (fmt.MANIFEST_NAME, fmt.INDEX_NAME, fmt.SAMPLES_NAME) == ("manifest.json", "index.npy", "samples.npz")
-    assert (fmt.FORMAT, fmt.VERSION) == ("tpucache", 1)
+    assert (fmt.FORMAT, fmt.VERSION) == ("tpucache", 2)

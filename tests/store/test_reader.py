@@ -217,7 +217,7 @@ def test_a_row_that_points_at_no_shard_is_refused(cache: Path, shard: int) -> No
     reader, index = opened(cache)
     row = index[0].copy()
     row["shard"] = shard
-    with pytest.raises(FormatError, match=rf"index\.npy points at shard {shard} of 6"):
+    with pytest.raises(FormatError, match=rf"index of .* points at shard {shard} of 6"):
         reader.read(row)
 
 

@@ -176,7 +176,8 @@ def test_an_index_that_lies_about_a_record_is_found(
     index = np.array(open_index(cache, Manifest.load(cache)))
     index[column][4] += change
     replace_table("index.npy", npy(index))
-    assert only(verify_cache(cache)) == Damage(SHARDS[1], "holds other records than index.npy and samples.npz say")
+    reason = "holds other records than the index and the samples table say"
+    assert only(verify_cache(cache)) == Damage(SHARDS[1], reason)
 
 
 def test_an_index_that_lies_about_a_checksum_names_the_sample(

@@ -1,4 +1,4 @@
-"""One block: one shard a variant, each sample decoded once, and a receipt that is believed only while it is true."""
+"""The two tasks: a chunk is decoded once for all variants, and shards are sealed of chunks that stand and are whole."""
 
 from __future__ import annotations
 
@@ -11,124 +11,175 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpucache.errors import SampleError
+from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
+from tpucache.warmup import spool
 from tpucache.warmup.augment import resolve
-from tpucache.warmup.build import WORK_NAME, BlockTask, build_block
+from tpucache.warmup.build import WORK_NAME, Job, build_chunk, seal_shard
+from tpucache.warmup.fields import record_fields
 from tpucache.warmup.lock import hold
-from tpucache.warmup.plan import Block
+from tpucache.warmup.plan import Block, Chunk
 from tpucache.warmup.presize import presize
-from tpucache.warmup.receipt import BuiltBlock, load_receipt
+from tpucache.warmup.receipt import SealedShard, load_receipt
 from tpucache.warmup.sources import FolderSource, Sample
+from tpucache.warmup.sources.base import Item
 
-_RECIPE = Recipe(size=16, variants=2, seed=3)
+VARIANTS = tuple(range(9))
 
 
-class _CountingSource:
-    """A folder that counts how often each sample is loaded, and calls back."""
+class CountingSource:
+    """A folder that counts how often each sample is loaded."""
 
     def __init__(self, root: Path) -> None:
         self._folder = FolderSource(root)
         self.loads: Counter[int] = Counter()
         self.list = self._folder.list
 
-    def load(self, sample: Sample) -> bytes:
+    def load(self, sample: Sample) -> Item:
         self.loads[sample.number] += 1
         return self._folder.load(sample)
 
 
 @pytest.fixture
-def task(tmp_path: Path, photos: Path, jitter: str) -> Iterator[BlockTask]:
-    cache = tmp_path / "cache"
-    (cache / WORK_NAME).mkdir(parents=True)
-    source = _CountingSource(photos)
-    recipe = dataclasses.replace(_RECIPE, augment=jitter)
-    samples = tuple(source.list().samples[10:20])
-    with hold(cache / WORK_NAME) as run:
-        yield BlockTask(Block(2, samples), source, recipe, resolve(jitter, 16, 16), cache, skip_errors=False, run=run)
+def job(tmp_path: Path, photos: Path, jitter: str) -> Iterator[Job]:
+    work = tmp_path / "cache" / WORK_NAME
+    work.mkdir(parents=True)
+    source = CountingSource(photos)
+    recipe = Recipe(size=16, variants=8, seed=3, augment=jitter)
+    fields = record_fields(source.load(source.list().samples[0]), recipe)
+    source.loads.clear()
+    with hold(work) as run:
+        yield Job(source, recipe, resolve(jitter, 16, 16), fields, work, work.parent, skip_errors=False, run=run)
 
 
-def _shards(cache: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(cache.iterdir()) if path.is_file()}
+@pytest.fixture
+def block(job: Job) -> Block:
+    return Block(2, tuple(job.source.list().samples[10:20]), VARIANTS)
 
 
-def _plain(block: BuiltBlock | None) -> dict[str, object]:
-    """Return a block as values that compare with ==."""
-    assert block is not None
-    values = {field.name: getattr(block, field.name) for field in dataclasses.fields(block)}
-    values["rows"] = [(rows.dtype, rows.tolist()) for rows in block.rows]
-    values["sample_numbers"] = (block.sample_numbers.dtype, block.sample_numbers.tolist())
-    return values
+def chunks_of(block: Block) -> list[Chunk]:
+    parts = block.samples[:4], block.samples[4:]
+    return [Chunk(block.number, number, part, block.variants) for number, part in enumerate(parts)]
 
 
-def test_a_block_becomes_one_shard_a_variant_and_each_sample_is_loaded_once(task: BlockTask) -> None:
-    built = build_block(task)
-    assert list(_shards(task.cache)) == ["v00-00002.lmdb", "v01-00002.lmdb", "v02-00002.lmdb"]
-    assert [entry.name for entry in built.shards] == list(_shards(task.cache))
-    assert [entry.variant for entry in built.shards] == [0, 1, 2]
-    assert {entry.records for entry in built.shards} == {10}
-    assert task.source.loads == dict.fromkeys(range(10, 20), 1)
-    assert built.sample_numbers.tolist() == list(range(10, 20))
+def build(job: Job, block: Block) -> list[SealedShard]:
+    for chunk in chunks_of(block):
+        build_chunk(job, chunk)
+    shards = [seal_shard(job, block, variant, 2) for variant in block.variants]
+    return [shard for shard in shards if shard is not None]
 
 
-def test_building_a_block_again_gives_the_same_bytes_and_receipt(task: BlockTask) -> None:
-    first = build_block(task)
-    shards = _shards(task.cache)
-    assert _plain(build_block(task)) == _plain(first)
-    assert _shards(task.cache) == shards
+def files(job: Job) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(job.shards.iterdir()) if path.is_file()}
 
 
-def test_sums_are_exact_over_the_clean_images(task: BlockTask) -> None:
-    built = build_block(task)
-    images = np.stack([presize(task.source.load(s), task.recipe, s.path) for s in task.block.samples]).astype(np.int64)
-    assert built.sums == tuple(images.sum(axis=(0, 1, 2)).tolist())
-    assert built.squares == tuple((images**2).sum(axis=(0, 1, 2)).tolist())
+def plain(shard: SealedShard | None) -> object:
+    assert shard is not None
+    return shard.entry, shard.rows.dtype, shard.rows.tolist(), shard.note
 
 
-def test_a_receipt_returns_the_block_as_it_was_built(task: BlockTask) -> None:
-    built = build_block(task)
-    assert _plain(load_receipt(task.cache / WORK_NAME, 2)) == _plain(built)
-    assert load_receipt(task.cache / WORK_NAME, 1) is None
+def test_eight_variants_cost_one_decode(job: Job, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    clean = "tpucache.warmup.fields.presize_in_view"
+    real = __import__("tpucache.warmup.fields", fromlist=["x"]).presize_in_view
+    monkeypatch.setattr(clean, lambda *parts: (decoded.append(1), real(*parts))[1])
+    shards = build(job, block)
+    assert [shard.entry.name for shard in shards] == [f"v{variant:02d}-00002.lmdb" for variant in VARIANTS]
+    assert {shard.entry.records for shard in shards} == {10}
+    assert len(decoded) == 10
+    assert job.source.loads == dict.fromkeys(range(10, 20), 1)
 
 
-@pytest.mark.parametrize("name", ["v00-00002.lmdb", "v02-00002.lmdb"])
+def test_building_again_gives_the_same_bytes_and_receipts(job: Job, block: Block) -> None:
+    first, before = build(job, block), files(job)
+    assert [plain(shard) for shard in build(job, block)] == [plain(shard) for shard in first]
+    assert files(job) == before
+
+
+def test_how_a_block_is_cut_does_not_show(job: Job, block: Block) -> None:
+    build(job, block)
+    before = files(job)
+    spool.remove(job.work, 2)
+    build_chunk(job, Chunk(2, 0, block.samples, VARIANTS))
+    for variant in VARIANTS:
+        seal_shard(job, block, variant, 1)
+    assert files(job) == before
+
+
+def test_sums_are_exact_over_the_clean_images(job: Job, block: Block) -> None:
+    note = build(job, block)[0].note
+    loaded = [presize(job.source.load(s).fields["image"], job.recipe, s.path) for s in block.samples]
+    images = np.stack(loaded).astype(np.int64)
+    assert note.sums == images.sum(axis=(0, 1, 2)).tolist()
+    assert note.squares == (images**2).sum(axis=(0, 1, 2)).tolist()
+
+
+def test_a_receipt_returns_the_shard_as_it_was_sealed(job: Job, block: Block) -> None:
+    for shard in build(job, block):
+        assert plain(load_receipt(job.shards, job.work, 2, shard.entry.variant)) == plain(shard)
+    assert load_receipt(job.shards, job.work, 1, 0) is None
+
+
 @pytest.mark.parametrize("harm", ["missing", "short"])
-def test_a_receipt_does_not_stand_for_shards_that_do_not(task: BlockTask, name: str, harm: str) -> None:
-    build_block(task)
-    path = task.cache / name
+def test_a_receipt_does_not_stand_for_a_shard_that_does_not(job: Job, block: Block, harm: str) -> None:
+    build(job, block)
+    path = job.shards / "v02-00002.lmdb"
     if harm == "missing":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-4096])
-    assert load_receipt(task.cache / WORK_NAME, 2) is None
+    assert load_receipt(job.shards, job.work, 2, 2) is None
+    assert load_receipt(job.shards, job.work, 2, 1) is not None
 
 
-def test_a_bad_sample_fails_the_block_and_leaves_nothing(task: BlockTask, tmp_path: Path) -> None:
+def test_a_bad_sample_fails_its_chunk_and_leaves_nothing(job: Job, block: Block, tmp_path: Path) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     bad = Sample(20, os.fspath(tmp_path / "bad.jpg"), 0)
     with pytest.raises(SampleError, match=r"bad\.jpg") as caught:
-        build_block(dataclasses.replace(task, block=Block(2, (*task.block.samples, bad))))
+        build_chunk(job, Chunk(2, 0, (*block.samples, bad), VARIANTS))
     assert caught.value.path == bad.path
-    assert _shards(task.cache) == {}
-    assert [path.name for path in (task.cache / WORK_NAME).iterdir()] == ["lock"]
+    assert [path.name for path in job.work.iterdir()] == ["lock"]
 
 
-def test_skipped_samples_are_told_and_the_others_keep_their_numbers(task: BlockTask) -> None:
-    gone = dataclasses.replace(task.block.samples[3], path="cat/gone.jpg")
-    samples = (*task.block.samples[:3], gone, *task.block.samples[4:])
-    built = build_block(dataclasses.replace(task, block=Block(2, samples), skip_errors=True))
-    assert built.sample_numbers.tolist() == [10, 11, 12, 14, 15, 16, 17, 18, 19]
-    (skipped,) = built.skipped
+def test_skipped_samples_are_told_and_the_others_are_as_without_them(job: Job, block: Block) -> None:
+    whole = build(job, block)
+    gone = dataclasses.replace(block.samples[3], path="cat/gone.jpg")
+    rest = dataclasses.replace(block, samples=(*block.samples[:3], gone, *block.samples[4:]))
+    built = build(dataclasses.replace(job, skip_errors=True), rest)
+    assert built[0].note.numbers == [10, 11, 12, 14, 15, 16, 17, 18, 19]
+    (skipped,) = built[0].note.skipped
     assert (skipped.number, skipped.path) == (13, "cat/gone.jpg")
     assert "cannot be read" in skipped.reason
-    assert {entry.records for entry in built.shards} == {9}
-    assert _plain(load_receipt(task.cache / WORK_NAME, 2)) == _plain(built)
+    for before, after in zip(whole, built, strict=True):
+        np.testing.assert_array_equal(np.delete(before.rows["crc32"], 3), after.rows["crc32"])
 
 
-def test_a_skipped_sample_does_not_change_how_the_others_are_augmented(task: BlockTask, tmp_path: Path) -> None:
-    whole = build_block(task)
-    gone = dataclasses.replace(task.block.samples[0], path="cat/gone.jpg")
-    rest = Block(2, (gone, *task.block.samples[1:]))
-    built = build_block(dataclasses.replace(task, block=rest, skip_errors=True))
-    for before, after in zip(whole.rows, built.rows, strict=True):
-        np.testing.assert_array_equal(before["crc32"][1:], after["crc32"])
+def test_no_shard_is_sealed_while_a_chunk_is_missing(job: Job, block: Block) -> None:
+    build_chunk(job, chunks_of(block)[0])
+    assert seal_shard(job, block, 0, 2) is None
+    assert files(job) == {}
+
+
+@pytest.mark.parametrize("harm", ["note cut", "note of zeros", "records cut", "records gone"])
+def test_a_chunk_torn_by_a_power_cut_does_not_stand(job: Job, block: Block, harm: str) -> None:
+    for chunk in chunks_of(block):
+        build_chunk(job, chunk)
+    path = job.work / ("chunk-00002-000001.json" if "note" in harm else "chunk-00002-000001-v0003.bin")
+    if harm == "records gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(path.stat().st_size) if "zeros" in harm else path.read_bytes()[:-7])
+    assert spool.load(job.work, 2, 1, VARIANTS) is None
+    assert seal_shard(job, block, 3, 2) is None
+
+
+def test_records_torn_by_a_power_cut_are_found_when_sealed_and_made_again(job: Job, block: Block) -> None:
+    build(job, block)
+    before = files(job)
+    torn = job.work / "chunk-00002-000001-v0003.bin"
+    torn.write_bytes(bytes(torn.stat().st_size))
+    with pytest.raises(BuildError):
+        seal_shard(job, block, 3, 2)
+    assert spool.load(job.work, 2, 1, VARIANTS) is None
+    build(job, block)
+    assert files(job) == before

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tpucache.errors import SampleError, SourceError
-from tpucache.warmup.sources import FolderSource, Sample, open_source
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.warmup.sources import FolderSource, Sample, TableOptions, open_source
+from tpucache.warmup.sources.base import Item
 
 
 def _touch(root: Path, *names: str | bytes) -> None:
@@ -29,10 +29,10 @@ def test_subfolders_are_classes_in_sorted_order(tmp_path: Path) -> None:
     listing = FolderSource(tmp_path).list()
     assert listing.classes == ("ant", "mole", "zebra")
     assert list(listing.samples) == [
-        Sample(0, "ant/1.jpg", 0),
-        Sample(1, "ant/2.png", 0),
-        Sample(2, "mole/9.webp", 1),
-        Sample(3, "zebra/1.jpg", 2),
+        Sample(0, "ant/1.jpg", 0, 9),
+        Sample(1, "ant/2.png", 0, 9),
+        Sample(2, "mole/9.webp", 1, 11),
+        Sample(3, "zebra/1.jpg", 2, 11),
     ]
 
 
@@ -40,7 +40,7 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     _touch(tmp_path, "b.jpg", "a.jpg")
     listing = FolderSource(tmp_path).list()
     assert listing.classes == ()
-    assert list(listing.samples) == [Sample(0, "a.jpg", None), Sample(1, "b.jpg", None)]
+    assert list(listing.samples) == [Sample(0, "a.jpg", None, 5), Sample(1, "b.jpg", None, 5)]
 
 
 def test_deeper_files_belong_to_the_class_of_the_first_level(tmp_path: Path) -> None:
@@ -59,14 +59,10 @@ def test_the_order_does_not_depend_on_the_order_of_the_directory(
 ) -> None:
     _touch(tmp_path, *(f"{name}/{number}.jpg" for name in "dacb" for number in (10, 9, 1)))
     expected = FolderSource(tmp_path).list()
-    real = os.walk
-
-    def shuffled(*arguments: Any, **options: Any) -> Any:
-        for folder, subfolders, names in real(*arguments, **options):
-            subfolders.reverse()
-            yield folder, subfolders, sorted(names, reverse=True)
-
-    monkeypatch.setattr(os, "walk", shuffled)
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: sorted(real(folder), reverse=True))
+    assert FolderSource(tmp_path).list() == expected
+    monkeypatch.setattr(Path, "iterdir", lambda folder: sorted(real(folder)))
     assert FolderSource(tmp_path).list() == expected
 
 
@@ -100,7 +96,7 @@ def test_unusual_names_are_listed_loaded_and_pickled(tmp_path: Path, name: str |
     (sample,) = listing.samples
     assert listing.classes == ("cl\u00e4ss \n",)
     assert os.fsencode(sample.path) == b"cl\xc3\xa4ss \n/" + os.fsencode(name)
-    assert source.load(pickle.loads(pickle.dumps(sample))) == b"cl\xc3\xa4ss \n/" + os.fsencode(name)
+    assert source.load(pickle.loads(pickle.dumps(sample))) == Item({"image": b"cl\xc3\xa4ss \n/" + os.fsencode(name)})
 
 
 @pytest.mark.parametrize("target", [".", "..", "../.."], ids=["itself", "its class", "the root"])
@@ -117,7 +113,7 @@ def test_links_to_folders_and_files_elsewhere_are_followed(tmp_path: Path) -> No
     (root / "a").symlink_to(tmp_path / "elsewhere")
     (root / "b" / "2.jpg").symlink_to(tmp_path / "single.jpg")
     assert _paths(root) == ["a/1.jpg", "b/2.jpg"]
-    assert FolderSource(root).load(Sample(0, "a/1.jpg", 0)) == b"elsewhere/1.jpg"
+    assert FolderSource(root).load(Sample(0, "a/1.jpg", 0)) == Item({"image": b"elsewhere/1.jpg"})
 
 
 def test_images_beside_class_folders_are_refused(tmp_path: Path) -> None:
@@ -148,8 +144,16 @@ def test_a_link_to_nothing_is_listed_and_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "a" / "2.jpg").symlink_to(tmp_path / "nowhere.jpg")
     samples = FolderSource(tmp_path).list().samples
     assert [sample.path for sample in samples] == ["a/1.jpg", "a/2.jpg"]
-    with pytest.raises(SampleError):
+    with pytest.raises(SampleError, match="No such file") as caught:
         FolderSource(tmp_path).load(samples[1])
+    assert caught.value.path == "a/2.jpg"
+
+
+def test_what_is_no_regular_file_is_a_sample_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    source = FolderSource(tmp_path)
+    with pytest.raises(SampleError, match="no regular file"):
+        source.load(source.list().samples[0])
 
 
 def test_a_source_stays_the_same_when_the_working_directory_changes(
@@ -159,11 +163,18 @@ def test_a_source_stays_the_same_when_the_working_directory_changes(
     monkeypatch.chdir(tmp_path)
     source = open_source("photos")
     monkeypatch.chdir("/")
-    assert source.load(source.list().samples[0]) == b"photos/a/1.jpg"
+    assert source.load(source.list().samples[0]) == Item({"image": b"photos/a/1.jpg"})
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing", "does not exist"), ("file.zip", "is a file")])
-def test_what_is_no_folder_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+@pytest.mark.parametrize(("name", "reason"), [("missing", "does not exist"), ("file.zip", "another kind")])
+def test_what_is_no_source_is_refused_saying_what_is(tmp_path: Path, name: str, reason: str) -> None:
     _touch(tmp_path, "file.zip")
-    with pytest.raises(SourceError, match=reason):
+    with pytest.raises(SourceError, match=f"{reason}: give a folder.*csv.*TFRecord.*module:callable"):
         open_source(tmp_path / name)
+
+
+def test_a_folder_takes_no_options_of_a_table(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.jpg")
+    assert isinstance(open_source(tmp_path, TableOptions()), FolderSource)
+    with pytest.raises(UsageError, match=r"no \.csv"):
+        open_source(tmp_path, TableOptions(mask_col="mask"))

@@ -25,12 +25,12 @@ _KILLS = 10
 
 # Slow in the killed runs only, so that they spend their time on samples and not on starting.
 _MODULE = """
-import os, time
+import multiprocessing, os, time
 import numpy as np
 def slowly(image, generator):
     time.sleep(float(os.environ.get("SECONDS_A_SAMPLE", "0")))
     gate = os.environ.get("GATE")
-    if gate and image.any():  # before the workers start, the run itself tries a black image
+    if gate and multiprocessing.parent_process():  # before the workers start, the run itself tries some
         with open(gate + ".arrived", "a") as arrived:
             arrived.write("x")
         for _ in range(6000):  # so that nothing waits for ever when a test is stopped
@@ -114,10 +114,10 @@ def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests
 
 def _finish(source: Path, cache: Path) -> int:
     """Finish a killed run in this process; return how many samples stood."""
-    told = [0]
+    told: list[int] = []
     recipe = Recipe(size=_SIZE, variants=1, augment="slow_by_test:slowly", shard_mb=1)
-    build_cache(source, cache, recipe, jobs=1, report=lambda done, total, skipped: told.append(done))
-    return told[1] if len(told) > 1 else 150  # a finished cache has nothing to tell
+    build_cache(source, cache, recipe, jobs=1, report=lambda standing: told.append(standing.samples))
+    return told[0] if told else 150  # a finished cache has nothing to tell
 
 
 @pytest.mark.parametrize("moment", range(_KILLS))
@@ -139,19 +139,20 @@ def test_a_killed_run_finishes_with_the_same_bytes(
     assert digests(cache) == expected
 
 
-def test_a_run_killed_after_a_block_does_not_build_it_again(
+def test_a_run_killed_after_a_shard_does_not_build_it_again(
     source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
 ) -> None:
     cache = tmp_path / "cache"
     with warmup(cache) as process:
-        while process.poll() is None and not list(cache.glob(".warmup/block-*.npz")):
+        while process.poll() is None and not list(cache.glob(".warmup/shard-*.npz")):
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert not (cache / "manifest.json").exists()
-    receipts = [path.stem.removeprefix("block-") for path in cache.glob(".warmup/block-*.npz")]
-    standing = {path: path.stat().st_ino for path in cache.glob("*.lmdb") if path.stem[4:] in receipts}
-    assert len(standing) == 2 * len(receipts) > 0
+    receipts = {path.stem for path in cache.glob(".warmup/shard-*.npz")}
+    names = {path: f"shard-{path.stem[4:]}-v{int(path.stem[1:3]):04d}" for path in cache.glob("*.lmdb")}
+    standing = {path: path.stat().st_ino for path, name in names.items() if name in receipts}
+    assert len(standing) == len(receipts) > 0
     assert 0 < _finish(source, cache) < 150
     assert {path: path.stat().st_ino for path in standing} == standing
     assert digests(cache) == uninterrupted[0]

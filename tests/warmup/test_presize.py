@@ -320,3 +320,33 @@ def test_damaged_files_decode_to_the_size_or_are_sample_errors(
     else:
         assert outcome.shape == (20, 28, 3)
         assert outcome.dtype == np.uint8
+
+
+@pytest.mark.parametrize("fit", _FITS)
+def test_an_array_is_presized_as_the_file_of_it_is(fit: Any, smooth_image: Any, encode: Any) -> None:
+    image, recipe = smooth_image(61, 43), Recipe(size=(20, 28), fit=fit)
+    for mode in ("RGB", "L"):
+        data = encode(image.convert(mode), "PNG")
+        pixels = np.asarray(image.convert(mode))
+        np.testing.assert_array_equal(presize(pixels, recipe, "a"), presize(data, recipe, "a.png"))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_only_the_wanted_pixels_are_turned_as_pillow_turns_them(
+    orientation: int, smooth_image: Any, encode: Any
+) -> None:
+    image = smooth_image(30, 20)
+    side = (30, 20) if orientation >= 5 else (20, 30)
+    data = encode(image, "PNG", orientation=orientation)
+    np.testing.assert_array_equal(
+        presize(data, Recipe(size=side), "a.png"), _reference(data, Recipe(size=side, fit="stretch"))
+    )
+
+
+@pytest.mark.parametrize("fit", _FITS)
+def test_without_simplejpeg_a_photograph_is_as_near(
+    fit: Any, smooth_image: Any, encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpucache.warmup.decode._simplejpeg", lambda: None)
+    data, recipe = encode(smooth_image(1200, 800), orientation=6), Recipe(size=64, fit=fit)
+    assert _psnr(presize(data, recipe, "a.jpg"), _reference(data, recipe)) >= 40

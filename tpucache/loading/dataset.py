@@ -62,7 +62,7 @@ class CachedDataset(Dataset[Item]):
         """
         self.directory = Path(cache)
         self.manifest = Manifest.load(self.directory)
-        self.table: SampleTable = open_samples(self.directory, self.manifest.samples)
+        self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
         self.epoch = 0
         self._variant: int | Literal["epoch"] = variant
         self._check_variant()

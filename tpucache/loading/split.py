@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.store.samples import SampleTable
 
 
 class Split(NamedTuple):
@@ -35,3 +36,14 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
     if not len(valid) or not len(train):
         raise UsageError(f"{len(labels)} samples cannot be split at {fraction}")
     return Split(train, valid)
+
+
+def fold_split(table: SampleTable, fold: str) -> Split:
+    """Hold out the samples of one fold, by the samples table's column `fold`. Raises UsageError."""
+    if "fold" not in table:
+        raise UsageError("the cache has no folds: warm it up from a .csv with --fold-col, or give a fraction")
+    folds = np.asarray(table["fold"])
+    if not fold.isdecimal() or not np.any(folds == int(fold)) or np.all(folds == int(fold)):
+        raise UsageError(f"there is no fold {fold!r} to hold out: the cache has {np.unique(folds).tolist()}")
+    held = folds == int(fold)
+    return Split(np.flatnonzero(~held), np.flatnonzero(held))

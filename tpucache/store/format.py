@@ -1,4 +1,4 @@
-"""Format version 1 as code: names, limits, the key layout and the index's dtype (prose: docs/format.md)."""
+"""Format version 2 as code: names, limits, the key layout and the index's dtype (prose: docs/format.md)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Final
 import numpy as np
 
 FORMAT: Final = "tpucache"
-VERSION: Final = 1
+VERSION: Final = 2
 
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"
 SAMPLES_NAME: Final = "samples.npz"
 SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})\.lmdb")
+#: A cache that was added to has tables of a later generation: the old ones count until the new manifest does.
+TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
 
 #: One row a record, 20 bytes, little-endian: where its bytes lie and what they sum to.
 INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("shard", "<u4")])
@@ -30,6 +32,12 @@ MAX_DIMENSIONS: Final = 8
 MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
 
 _KEY: Final = struct.Struct(">Q")
+
+
+def table_name(first: str, generation: int) -> str:
+    """Name a table of a generation: `index.npy` and `index-1.npy`, for the tables that were first `index.npy`."""
+    stem, dot, suffix = first.partition(".")
+    return f"{stem}-{generation}{dot}{suffix}" if generation else first
 
 
 def shard_name(variant: int, block: int) -> str:

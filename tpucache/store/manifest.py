@@ -20,6 +20,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MAX_NESTING: Final = 32
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
+_MAX_SUM: Final = 1 << 100
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Over the clean variant's image: per channel mean and standard deviation in 0..255, and samples per class."""
+    """Over the clean variant's image: per channel mean and standard deviation in 0..255, and samples per class.
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    class_counts: tuple[int, ...]
+    `sums` and `squares` are what the first two follow from, exactly, so that samples can be added.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    class_counts: tuple[int, ...] = ()
+    sums: tuple[int, ...] = ()
+    squares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,25 @@ class Manifest:
     def layout(self) -> RecordLayout:
         """How the fields lie in a record."""
         return RecordLayout(self.fields)
+
+    @property
+    def index(self) -> FileEntry:
+        """The table of where each record lies."""
+        return self._table("index")
+
+    @property
+    def table(self) -> FileEntry:
+        """The table of the samples."""
+        return self._table("samples")
+
+    @property
+    def generation(self) -> int:
+        """How often samples or variants were added."""
+        return int((fmt.TABLE_NAME.fullmatch(self.index.name) or [0, 0, 0])[2] or 0)
+
+    def _table(self, stem: str) -> FileEntry:
+        (entry,) = (entry for entry in self.tables if entry.name.startswith(stem))
+        return entry
 
     @property
     def records(self) -> int:
@@ -201,7 +226,8 @@ class _Reader:
 
     def file(self) -> FileEntry:
         name = self.string("name")
-        if name not in _TABLES:
+        found = fmt.TABLE_NAME.fullmatch(name)
+        if not found or name != fmt.table_name(f"{found[1]}.{found[3]}", int(found[2] or 0)):
             raise FormatError(f"{self.where}: no table is called {name!r}")
         return FileEntry(name, self.integer("bytes", 0, 1 << 62), self.sha256("sha256"))
 
@@ -228,7 +254,13 @@ class _Reader:
         return Skipped(number, self.string("path"), self.string("reason"))
 
     def statistics(self) -> Statistics:
-        return Statistics(self.floats("mean"), self.floats("std"), self.integers("class_counts", fmt.MAX_SAMPLES))
+        return Statistics(
+            self.floats("mean"),
+            self.floats("std"),
+            self.integers("class_counts", fmt.MAX_SAMPLES),
+            self.integers("sums", _MAX_SUM),
+            self.integers("squares", _MAX_SUM),
+        )
 
     def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
         value = self.content.get(key)
@@ -297,8 +329,10 @@ def _check_whole(manifest: Manifest) -> None:
     names = [field.name for field in manifest.fields]
     if len(set(names)) != len(names) or not names:
         raise FormatError("there are no fields, or two of one name")
-    if sorted(entry.name for entry in manifest.tables) != sorted(_TABLES):
-        raise FormatError(f"the tables are not {' and '.join(_TABLES)}")
+    tables = sorted(entry.name for entry in manifest.tables)
+    generations = [re.sub(r"\D", "", name) or "0" for name in tables]
+    if tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES] or len(set(generations)) != 1:
+        raise FormatError(f"the tables are not {' and '.join(_TABLES)}, or a later generation of them")
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
     position = dict.fromkeys(manifest.variants, 0)

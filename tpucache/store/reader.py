@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME
+from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.npy import read_header
 
@@ -140,7 +140,7 @@ class ShardReader:
     def _open_shard(self, shard: int) -> _Descriptor:
         if shard >= len(self._shards):
             raise FormatError(
-                f"{self._directory / INDEX_NAME} points at shard {shard} of {len(self._shards)}. {self._remedy()}"
+                f"the index of {self._directory} points at shard {shard} of {len(self._shards)}. {self._remedy()}"
             )
         entry = self._shards[shard]
         try:
@@ -185,8 +185,7 @@ def open_index(directory: Path, manifest: Manifest) -> Rows:
     Nothing is loaded until it is looked at. Raises DamageError when the file is missing or has another size than the
     manifest says, FormatError when its dtype or length is wrong.
     """
-    path = directory / INDEX_NAME
-    (expected,) = (entry.bytes for entry in manifest.tables if entry.name == INDEX_NAME)
+    path, expected = directory / manifest.index.name, manifest.index.bytes
     try:
         size = path.stat().st_size
         if size != expected:

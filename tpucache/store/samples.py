@@ -171,6 +171,6 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
     return target.getvalue()
 
 
-def open_samples(directory: Path, samples: int) -> SampleTable:
-    """Open the samples table of a cache directory."""
-    return SampleTable(directory / SAMPLES_NAME, samples)
+def open_samples(directory: Path, samples: int, name: str = SAMPLES_NAME) -> SampleTable:
+    """Open the samples table of a cache directory, by the name its manifest has for it."""
+    return SampleTable(directory / name, samples)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tpucache.errors import FormatError, StoreError
 from tpucache.store import pages
 from tpucache.store.files import sha256_file
-from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, encode_key
+from tpucache.store.format import encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import open_index
 from tpucache.store.samples import open_samples
@@ -74,15 +74,15 @@ def _read_tables(directory: Path, manifest: Manifest, damages: list[Damage]) -> 
     numbers: Rows | None = None
     named = {damage.name for damage in damages}
     try:
-        if INDEX_NAME not in named:
+        if manifest.index.name not in named:
             index = open_index(directory, manifest)
     except StoreError as error:
-        damages.append(Damage(INDEX_NAME, str(error)))
+        damages.append(Damage(manifest.index.name, str(error)))
     try:
-        if SAMPLES_NAME not in named:
-            numbers = open_samples(directory, manifest.samples).numbers
+        if manifest.table.name not in named:
+            numbers = open_samples(directory, manifest.samples, manifest.table.name).numbers
     except StoreError as error:
-        damages.append(Damage(SAMPLES_NAME, str(error)))
+        damages.append(Damage(manifest.table.name, str(error)))
     return index, numbers
 
 
@@ -116,7 +116,7 @@ def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[D
                 for key, row in zip(keys, rows, strict=True)
             ]
             if found != told or np.any(rows["shard"] != shard):
-                yield Damage(path.name, f"holds other records than {INDEX_NAME} and {SAMPLES_NAME} say")
+                yield Damage(path.name, "holds other records than the index and the samples table say")
                 return
             broken = []
             for key, row in zip(keys, rows, strict=True):

@@ -78,8 +78,11 @@ class ShardWriter:
     ) -> None:
         self.discard()
 
-    def append(self, number: int, record: bytes) -> None:
-        """Add the record of a sample whose number is above all before it. Raises UsageError, BuildError."""
+    def append(self, number: int, record: bytes, crc32: int | None = None) -> None:
+        """Add the record of a sample whose number is above all before it. Raises UsageError, BuildError.
+
+        `crc32` is what the record had when it was made, where that is known: `seal` holds the file against it.
+        """
         self._open_env()
         if not number <= MAX_NUMBER:
             raise UsageError(f"{number} is no sample number: they go up to {MAX_NUMBER}")
@@ -89,7 +92,7 @@ class ShardWriter:
             raise UsageError(f"sample {number}: a record of {len(record):,} bytes; 2 GiB is the limit")
         self._last_number = number
         self._lengths.append(len(record))
-        self._crcs.append(zlib.crc32(record))
+        self._crcs.append(zlib.crc32(record) if crc32 is None else crc32)
         self._records.update(_RECORD_HEAD.pack(number, len(record)))
         self._records.update(record)
         self._batch.append((encode_key(number), record))

@@ -1,8 +1,12 @@
-"""Augmentation as a pure function of (image, seed, sample, variant).
+"""Augmentation as a pure function of (sample's arrays, seed, sample, variant).
 
 `albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
 together or not at all. Here every (seed, sample, variant) has a generator of its own, handed to the whole pipeline by
 `set_random_state`; its transforms draw from it one after the other.
+
+A mask, boxes and keypoints follow their image. A callable gets the image and a generator and returns the image; where
+there is more than an image, it gets a dictionary of `image`, `mask`, `boxes` and `keypoints`, as records have them, and
+returns such a dictionary.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +29,25 @@ import numpy.typing as npt
 
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
+from tpucache.store.codec import Field
+from tpucache.warmup.fields import image_fields
+from tpucache.warmup.targets import from_targets, to_targets, with_targets
 
+Array = npt.NDArray[Any]
 Image = npt.NDArray[np.uint8]
-Augment = Callable[[Image, np.random.Generator], Image]
+#: The image's own arrays by name, and a generator -> the same, augmented.
+Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 
 PRESETS: Final = ("flip", "affine", "standard", "strong")
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
 
 
-def resolve(name: str, height: int, width: int) -> dict[str, Any]:
+def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
     """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
 
-    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. Raises
-    RecipeError when it means nothing or does not make (height, width, 3) of (height, width, 3).
+    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
+    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing or does not make
+    (height, width, 3) of (height, width, 3), and of the other fields what they were.
     """
     if name in PRESETS:
         definition: dict[str, Any] = _plain(_albumentations().to_dict(_preset(name, height, width)))
@@ -50,7 +60,9 @@ def resolve(name: str, height: int, width: int) -> dict[str, Any]:
             f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
             "albumentations.to_dict, or module:name of a callable"
         )
-    augment(np.zeros((height, width, 3), np.uint8), definition, 0, 0, 1)
+    fields = fields or (Field("image", "raw", "|u1", (height, width, 3)),)
+    blank = {field.name: np.full(field.shape, -(field.name == "boxes"), field.dtype) for field in fields}
+    augment_fields(blank, definition, 0, 0, 1)
     return definition
 
 
@@ -59,43 +71,79 @@ def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int,
 
     Raises RecipeError when the augmentation fails or changes the image's shape or dtype.
     """
-    function = _build(json.dumps(definition, sort_keys=True))
+    return augment_fields({"image": image}, definition, seed, number, variant)["image"]
+
+
+def augment_fields(
+    clean: Mapping[str, Array], definition: Mapping[str, Any], seed: int, number: int, variant: int
+) -> dict[str, Array]:
+    """Return one augmented variant of a record's arrays, of the same names, dtypes and shapes.
+
+    The mask, boxes and keypoints follow the image: boxes that leave the view are left out, keypoints that do are no
+    longer visible. Fields of other names, and all of them where there is no image, are the very arrays given.
+
+    Raises RecipeError when the augmentation fails or changes a shape or dtype.
+    """
+    names = image_fields(clean)
+    if not names:
+        return dict(clean)
+    function = _build(json.dumps(definition, sort_keys=True), names)
     entropy = np.random.SeedSequence(seed, spawn_key=(number, variant))
     try:
-        result = function(image.copy(), np.random.Generator(np.random.PCG64(entropy)))
+        given = {name: clean[name] for name in names}
+        result = function(given, np.random.Generator(np.random.PCG64(entropy)))
     except Exception as error:
         raise RecipeError(
             f"the augmentation fails on sample {number}, variant {variant}: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(result, np.ndarray) or result.dtype != np.uint8 or result.shape != image.shape:
-        got = f"{result.dtype} {result.shape}" if isinstance(result, np.ndarray) else type(result).__name__
-        raise RecipeError(
-            f"the augmentation must return uint8 {image.shape}, not {got}: end it with a resize or a crop to the size"
-        )
-    return np.ascontiguousarray(result)
+    return {**clean, **_checked(result, {name: clean[name] for name in names})}
+
+
+def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of an augmentation's result. Raises RecipeError when they are not like the clean ones."""
+    if not isinstance(result, dict) or result.keys() != clean.keys():
+        got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
+        raise RecipeError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
+    for name, before in clean.items():
+        after = result[name]
+        if not isinstance(after, np.ndarray) or after.dtype != before.dtype or after.shape != before.shape:
+            got = f"{after.dtype} {after.shape}" if isinstance(after, np.ndarray) else type(after).__name__
+            what, advice = ("", ": end it with a resize or a crop to the size") if name == "image" else (f"{name} ", "")
+            raise RecipeError(f"the augmentation must return {what}{before.dtype} {before.shape}, not {got}{advice}")
+    return {name: np.ascontiguousarray(result[name]) for name in clean}
 
 
 @functools.lru_cache(maxsize=8)
-def _build(definition: str) -> Augment:
+def _build(definition: str, names: tuple[str, ...]) -> Augment:
     content = json.loads(definition)
     if "callable" in content:
         target = load_callable(content["callable"])
-        return _seeded(target) if hasattr(target, "set_random_state") else target
+        return _seeded(target, names) if hasattr(target, "set_random_state") else _called(target, names)
     try:
-        return _seeded(_albumentations().from_dict(content))
+        return _seeded(_albumentations().from_dict(content), names)
     except DependencyError:
         raise
     except Exception as error:  # from_dict raises whatever its transforms' validators raise
         raise RecipeError(f"albumentations cannot build this augmentation: {type(error).__name__}: {error}") from error
 
 
-def _seeded(pipeline: Any) -> Augment:
-    """Return an albumentations pipeline as a function of (image, generator)."""
+def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
+    """Return a callable of an image alone as one of a dictionary; one of a dictionary as it is."""
+    if names != ("image",):
+        return target
+    return lambda given, generator: {"image": target(given["image"], generator)}
 
-    def apply(image: Image, generator: np.random.Generator) -> Image:
+
+def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
+    """Return an albumentations pipeline as a function of (arrays, generator)."""
+    alone = names == ("image",)
+    pipeline = pipeline if alone else with_targets(pipeline, _albumentations())
+    options = {} if alone else {"force_apply": True}  # or what is put around it would draw a number first
+
+    def apply(given: dict[str, Array], generator: np.random.Generator) -> dict[str, Array]:
         pipeline.set_random_state(generator, random.Random(int(generator.integers(1 << 63))))
-        result: Image = pipeline(image=image)["image"]
-        return result
+        with np.errstate(invalid="ignore", divide="ignore"):  # albumentations divides by the areas of boxes it drops
+            return from_targets(pipeline(**to_targets(given), **options), given)
 
     return apply
 

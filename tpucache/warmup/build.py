@@ -1,10 +1,11 @@
-"""build_block: one task, one block of samples, one sealed shard a variant. Each sample is decoded once."""
+"""build_chunk and seal_shard: the two tasks of a warmup. Each sample is decoded once, for all its variants."""
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Iterator, Mapping
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,96 +18,145 @@ from tpucache.recipe import Recipe
 from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
-from tpucache.store.writer import SealedShard, ShardWriter
-from tpucache.warmup.augment import augment
+from tpucache.store.writer import ShardWriter
+from tpucache.warmup import spool
+from tpucache.warmup.augment import augment_fields
+from tpucache.warmup.fields import clean_fields
 from tpucache.warmup.lock import is_held
-from tpucache.warmup.plan import Block
-from tpucache.warmup.presize import presize
-from tpucache.warmup.receipt import BuiltBlock, save_receipt
+from tpucache.warmup.plan import Block, Chunk
+from tpucache.warmup.receipt import SealedShard, save_receipt
 from tpucache.warmup.sources.base import Source
+from tpucache.warmup.spool import Note, Spooled
 
 #: The folder inside an unfinished cache that holds what only warmup needs; a finished cache has none.
 WORK_NAME: Final = ".warmup"
 
-Image = npt.NDArray[np.uint8]
+Fields = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class BlockTask:
-    """Everything one worker needs to build one block."""
+class Job:
+    """What all tasks of a run share; `shards` is where sealed shards go, `run` the name of the run."""
 
-    block: Block
     source: Source
     recipe: Recipe
     augmentation: Mapping[str, Any]
-    cache: Path
+    fields: tuple[Field, ...]
+    work: Path
+    shards: Path
     skip_errors: bool
     run: str
 
 
-def image_field(recipe: Recipe) -> Field:
-    """Return the field that a recipe's images are stored in."""
-    return Field("image", recipe.codec, "|u1", (recipe.height, recipe.width, 3))
+@dataclass(frozen=True)
+class ChunkDone:
+    """What a chunk's task tells the run: samples kept and skipped, and bytes of records."""
+
+    kept: int
+    skipped: int
+    bytes: int
 
 
-def build_block(task: BlockTask) -> BuiltBlock:
-    """Build, seal and receipt one block.
+def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
+    """Decode, presize, augment and encode the samples of a chunk, and spool their records.
 
     Raises SampleError when a sample cannot be used and errors are not skipped, BuildError when the disk fails.
     """
-    work = task.cache / WORK_NAME
-    names = [shard_name(variant, task.block.number) for variant in range(task.recipe.variants + 1)]
-    field = image_field(task.recipe)
-    layout = RecordLayout((field,))
-    numbers: list[int] = []
-    skipped: list[Skipped] = []
+    layout = RecordLayout(job.fields)
+    records: dict[int, list[bytes]] = {variant: [] for variant in chunk.variants}
+    note = Note()
+    columns: defaultdict[str, list[Any]] = defaultdict(list)
     totals = np.zeros((2, 3), np.uint64)
-    attempt = uuid.uuid4().hex  # a worker orphaned by a kill may still hold files of its own attempt
-    with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(work / f"{name}.{attempt}")) for name in names]
-        for number, clean in _clean_images(task, skipped):
-            for variant, writer in enumerate(writers):
-                image = clean
-                if variant:
-                    image = augment(clean, task.augmentation, task.recipe.seed, number, variant)
-                writer.append(number, layout.join([encode(field, image, task.recipe.quality)]))
-            totals += _moments(clean)
-            numbers.append(number)
-        _check_run(task)
-        sealed = [writer.seal(task.cache / name) for writer, name in zip(writers, names, strict=True)]
-    sums, squares = totals.tolist()
-    built = BuiltBlock(
-        number=task.block.number,
-        shards=tuple(_entry(task.block, variant, shard) for variant, shard in enumerate(sealed)),
-        rows=tuple(shard.rows for shard in sealed),
-        sample_numbers=np.array(numbers, np.uint64),
-        skipped=tuple(skipped),
-        sums=tuple(sums),
-        squares=tuple(squares),
-    )
-    save_receipt(work, built)
-    return built
-
-
-def _clean_images(task: BlockTask, skipped: list[Skipped]) -> Iterator[tuple[int, Image]]:
-    """Yield each usable sample's number and presized image, and note the others."""
-    for sample in task.block.samples:
-        _check_run(task)
+    for sample in chunk.samples:
+        _check_run(job)
         try:
-            yield sample.number, presize(task.source.load(sample), task.recipe, sample.path)
+            item = job.source.load(sample)
+            clean = clean_fields(item, job.fields, job.recipe, sample.path)
         except SampleError as error:
-            if not task.skip_errors:
+            if not job.skip_errors:
                 raise
-            skipped.append(Skipped(sample.number, sample.path, error.reason))
+            note.skipped.append(Skipped(sample.number, sample.path, error.reason))
+            continue
+        for variant in chunk.variants:
+            shown = clean
+            if variant:
+                shown = augment_fields(clean, job.augmentation, job.recipe.seed, sample.number, variant)
+            parts = [encode(field, shown[field.name], _quality(field, job.recipe)) for field in job.fields]
+            records[variant].append(layout.join(parts))
+        if "image" in clean:
+            totals += _moments(clean["image"])
+        for name in {*columns, *item.columns}:
+            columns[name] += [""] * (len(note.numbers) - len(columns[name])) + [item.columns.get(name, "")]
+        note.numbers.append(sample.number)
+        note.labels.append(item.label)
+    note.columns.update(columns)
+    if job.fields[0].name == "image":
+        note.sums[:], note.squares[:] = totals.tolist()
+    spooled = Spooled(
+        note,
+        {variant: [len(record) for record in parts] for variant, parts in records.items()},
+        {variant: [zlib.crc32(record) for record in parts] for variant, parts in records.items()},
+    )
+    try:
+        spool.save(job.work, chunk.block, chunk.number, spooled, records)
+    except OSError as error:
+        raise BuildError(_disk_failure(job.work, error)) from error
+    return ChunkDone(len(note.numbers), len(note.skipped), sum(map(sum, spooled.lengths.values())))
 
 
-def _check_run(task: BlockTask) -> None:
+def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard | None:
+    """Make the shard of one variant of a block out of its `chunks` spooled chunks, and receipt it.
+
+    Returns None where a chunk does not stand (yet). Raises BuildError when the disk fails.
+    """
+    _check_run(job)
+    standing = [spool.load(job.work, block.number, chunk, block.variants) for chunk in range(chunks)]
+    parts = [spooled for spooled in standing if spooled is not None]
+    if len(parts) != chunks:
+        return None
+    note = spool.join([spooled.note for spooled in parts])
+    name = shard_name(variant, block.number)
+    try:
+        with ShardWriter(job.work / f"{name}.{uuid.uuid4().hex}") as writer:
+            for chunk, spooled in enumerate(parts):
+                for number, record, crc in spool.read(job.work, block.number, chunk, variant, spooled):
+                    writer.append(number, record, crc)
+            _check_run(job)
+            sealed = writer.seal(job.shards / name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BuildError(_disk_failure(job.work, error)) from error
+    except BuildError:
+        # Torn by a power cut, the chunks would fail for ever; what they were made from is there still.
+        spool.remove(job.work, block.number)
+        raise
+    entry = ShardEntry(
+        name=name,
+        bytes=sealed.bytes,
+        sha256=sealed.sha256,
+        variant=variant,
+        block=block.number,
+        first=0,  # finish.py sets it, once all blocks before this one are known
+        records=len(sealed.rows),
+        records_sha256=sealed.records_sha256,
+    )
+    shard = SealedShard(entry, sealed.rows, note)
+    save_receipt(job.work, shard)
+    return shard
+
+
+def _quality(field: Field, recipe: Recipe) -> int | None:
+    return recipe.quality if field.name == "image" else None
+
+
+def _check_run(job: Job) -> None:
     """Stop a worker whose run was killed: another one may be going on in the same place by now."""
-    if not is_held(task.cache / WORK_NAME, task.run):
-        raise BuildError(f"the run that this worker builds {task.cache} for is gone")
+    if not is_held(job.work, job.run):
+        raise BuildError(f"the run that this worker builds {job.shards} for is gone")
 
 
-def _moments(image: Image) -> npt.NDArray[np.uint64]:
+def _moments(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """Return each channel's sum and sum of squares, exactly: uint64 (2, channels)."""
     counts = [np.bincount(image[..., channel].ravel(), minlength=256) for channel in range(image.shape[2])]
     values = np.arange(256, dtype=np.uint64)
@@ -114,14 +164,8 @@ def _moments(image: Image) -> npt.NDArray[np.uint64]:
     return levels @ np.stack(counts, axis=1).astype(np.uint64)
 
 
-def _entry(block: Block, variant: int, shard: SealedShard) -> ShardEntry:
-    return ShardEntry(
-        name=shard_name(variant, block.number),
-        bytes=shard.bytes,
-        sha256=shard.sha256,
-        variant=variant,
-        block=block.number,
-        first=0,  # run.py sets it, once all blocks before this one are known
-        records=len(shard.rows),
-        records_sha256=shard.records_sha256,
+def _disk_failure(work: Path, error: OSError) -> str:
+    return (
+        f"{work} cannot be written: {error}. What is finished stands; make room or mend the disk, then run the same "
+        "warmup again to continue."
     )

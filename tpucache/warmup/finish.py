@@ -1,4 +1,4 @@
-"""Blocks -> cache: the index, the samples table and, last of all, the manifest."""
+"""Sealed shards -> cache: the index, the samples table and, last of all, the manifest."""
 
 from __future__ import annotations
 
@@ -13,73 +13,167 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import features
 
 import tpucache
 from tpucache.errors import SourceError
-from tpucache.recipe import Recipe, fingerprint
+from tpucache.recipe import fingerprint
+from tpucache.store.codec import Field
 from tpucache.store.files import write_atomically
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
-from tpucache.store.samples import Column, Strings, encode_columns
-from tpucache.warmup.build import WORK_NAME, image_field
-from tpucache.warmup.receipt import BuiltBlock
-from tpucache.warmup.sources.base import Listing
+from tpucache.store.reader import open_index
+from tpucache.store.samples import Column, Strings, encode_columns, open_samples
+from tpucache.warmup.build import WORK_NAME
+from tpucache.warmup.decode import decoder_versions
+from tpucache.warmup.extend import SIZE_COLUMN
+from tpucache.warmup.receipt import SealedShard
+from tpucache.warmup.sources.base import Listing, Sample
+from tpucache.warmup.spool import Note, join
 
-_LIBRARIES: Final = ("numpy", "pillow", "lmdb", "joblib", "albumentations")
+_LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
 
 Rows = npt.NDArray[Any]
 
 
-def finish_cache(cache: Path, plan: Mapping[str, Any], listing: Listing, blocks: Sequence[BuiltBlock]) -> Manifest:
-    """Write what makes finished blocks a cache, the manifest last. Raises SourceError when no sample was usable."""
-    skipped = tuple(skip for block in blocks for skip in block.skipped)
-    numbers = np.concatenate([block.sample_numbers for block in blocks])
+def finish_cache(
+    cache: Path, plan: Mapping[str, Any], listing: Listing, shards: Sequence[SealedShard], before: Manifest | None
+) -> Manifest:
+    """Write what makes sealed shards a cache, or more of the cache there was `before`, the manifest last.
+
+    Raises SourceError when no sample was usable.
+    """
+    fields = tuple(Field(f["name"], f["codec"], f["dtype"], tuple(f["shape"])) for f in plan["fields"])
+    new = _new_note(shards, before)
+    skipped = (*(before.skipped if before else ()), *new.skipped)
+    old_numbers: list[int] = []
+    if before is not None:
+        old_numbers = open_samples(cache, before.samples, before.table.name).numbers.tolist()
+    numbers = np.array([*old_numbers, *new.numbers], np.uint64)
     if not len(numbers):
         raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
-    samples = [listing.samples[number] for number in numbers.tolist()]
-    columns: dict[str, Column] = {"number": numbers, "path": Strings.pack([s.path for s in samples])}
-    counts: tuple[int, ...] = ()
-    if listing.classes:
-        labels = np.array([sample.label for sample in samples], np.min_scalar_type(len(listing.classes)))
-        columns["label"] = labels
-        counts = tuple(np.bincount(labels, minlength=len(listing.classes)).tolist())
-    shards, index = _join(blocks)
+    columns, classes, counts = _columns(cache, listing, new, numbers, before)
+    entries, index = _join(cache, shards, before)
+    generation = before.generation + 1 if before else 0
     recipe = plan["recipe"]
     manifest = Manifest(
         samples=len(numbers),
-        variants=tuple(range(recipe["variants"] + 1)),
-        fields=(image_field(Recipe.from_dict(recipe)),),
-        classes=listing.classes,
-        shards=shards,
+        variants=tuple(sorted({entry.variant for entry in entries})),
+        fields=fields,
+        classes=classes,
+        shards=entries,
         tables=(
-            _write_table(cache, INDEX_NAME, _encode_index(index)),
-            _write_table(cache, SAMPLES_NAME, encode_columns(columns)),
+            _write_table(cache, table_name(INDEX_NAME, generation), _encode_index(index)),
+            _write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
         ),
-        skipped=skipped,
-        statistics=_statistics(blocks, len(numbers) * recipe["size"][0] * recipe["size"][1], counts),
-        fingerprint=cache_fingerprint(fingerprint(recipe), shards),
+        skipped=tuple(sorted(skipped, key=lambda skip: skip.number)),
+        statistics=_statistics(new, before, fields, len(numbers), counts),
+        fingerprint=cache_fingerprint(fingerprint(recipe), entries),
         recipe=recipe,
         source=plan["source"],
-        created_by=_versions(),
+        created_by=versions(),
     )
     manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest
 
 
-def _join(blocks: Sequence[BuiltBlock]) -> tuple[tuple[ShardEntry, ...], Rows]:
-    """Return the shards, variant by variant, with their first samples, and the index over them."""
-    shards: list[ShardEntry] = []
+def versions() -> dict[str, str]:
+    """Return the versions that decide the records' bytes."""
+    return {
+        "tpucache": tpucache.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+        **decoder_versions(),
+    }
+
+
+def sizes_of(samples: Sequence[Sample]) -> Rows:
+    """Return what samples take in their source: uint64 (n,)."""
+    return np.array([sample.bytes for sample in samples], np.uint64)
+
+
+def _new_note(shards: Sequence[SealedShard], before: Manifest | None) -> Note:
+    """Return the note of all blocks that are new, in order; those that stood before have theirs in the tables."""
+    old = {entry.block for entry in before.shards} if before else set()
+    notes = {shard.entry.block: shard.note for shard in shards if shard.entry.block not in old}
+    return join([notes[block] for block in sorted(notes)])
+
+
+def _columns(
+    cache: Path, listing: Listing, new: Note, numbers: Rows, before: Manifest | None
+) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
+    """Return the samples table, the classes, and the samples of each class."""
+    places = numbers.astype(np.int64)
+    samples = [listing.samples[number] for number in places.tolist()]
+    columns: dict[str, Column] = {"number": numbers, "path": Strings.pack([sample.path for sample in samples])}
+    columns[SIZE_COLUMN] = sizes_of(samples)
+    table = open_samples(cache, before.samples, before.table.name) if before else {}
+    labels = [sample.label for sample in samples]
+    if all(label is None for label in labels):  # only the samples themselves tell
+        old: Any = table.get("label", [])
+        labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
+    classes, counts = listing.classes, tuple[int, ...]()
+    if any(label is not None for label in labels):
+        columns["label"], classes, counts = _label_column(labels, samples, classes)
+    for name, column in listing.columns.items():
+        items = [column[at] for at in places.tolist()]
+        columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
+    known = [name for name in table if name not in columns]
+    for name in sorted({*new.columns, *known}):
+        kept = list(table[name]) if name in table else [""] * (len(samples) - len(new.numbers))
+        columns[name] = _plain_column([*kept, *new.columns.get(name, [""] * len(new.numbers))])
+    return columns, classes, counts
+
+
+def _label_column(
+    labels: Sequence[Any], samples: Sequence[Sample], classes: tuple[str, ...]
+) -> tuple[Rows, tuple[str, ...], tuple[int, ...]]:
+    """Return labels as class numbers (n,) or float32 (n, m), the classes, and the samples of each class."""
+    kinds = {type(label) if not isinstance(label, (tuple, list)) else len(label) for label in labels}
+    if len(kinds) != 1:
+        other = next(s.path for s, label in zip(samples, labels, strict=True) if type(label) is not type(labels[0]))
+        raise SourceError(f"samples have labels of several kinds, or none: {samples[0].path!r} and {other!r} differ")
+    if not isinstance(labels[0], int):
+        column = np.array(labels, np.float32)
+        marked = bool(classes) and len(classes) == column.shape[1]
+        counts = tuple((column > 0).sum(axis=0).tolist()) if marked else ()
+        return column, classes if marked else (), counts
+    if min(labels) < 0 or (classes and max(labels) >= len(classes)):
+        raise SourceError(f"a label is {min(labels)} or {max(labels)}, and the classes are 0 to {len(classes) - 1}")
+    classes = classes or tuple(map(str, range(max(labels) + 1)))
+    numbers = np.array(labels, np.min_scalar_type(len(classes)))
+    return numbers, classes, tuple(np.bincount(numbers, minlength=len(classes)).tolist())
+
+
+def _plain_column(values: Sequence[Any]) -> Column:
+    """Return values as int64, float64 or, where not all are numbers, strings."""
+    if all(isinstance(value, (int, np.integer)) for value in values):
+        return np.array(values, np.int64)
+    if all(isinstance(value, (int, float, np.number)) for value in values):
+        return np.array(values, np.float64)
+    return Strings.pack([str(value) for value in values])
+
+
+def _join(cache: Path, shards: Sequence[SealedShard], before: Manifest | None) -> tuple[tuple[ShardEntry, ...], Rows]:
+    """Return all shards, variant by variant, with their first samples, and the index over them."""
+    rows = {(shard.entry.variant, shard.entry.block): (shard.entry, shard.rows) for shard in shards}
+    if before is not None:
+        index = open_index(cache, before)
+        for entry in before.shards:
+            start = before.variants.index(entry.variant) * before.samples + entry.first
+            rows[entry.variant, entry.block] = (entry, np.array(index[start : start + entry.records]))
+    entries: list[ShardEntry] = []
     runs: list[Rows] = []
-    for variant in range(len(blocks[0].shards)):
-        first = 0
-        for block in blocks:
-            rows = block.rows[variant].copy()
-            rows["shard"] = len(shards)
-            runs.append(rows)
-            shards.append(dataclasses.replace(block.shards[variant], first=first))
-            first += len(rows)
-    return tuple(shards), np.concatenate(runs).astype(INDEX_DTYPE)
+    first = 0
+    for variant, block in sorted(rows):
+        entry, part = rows[variant, block]
+        if entries and entries[-1].variant != variant:
+            first = 0
+        numbered = part.copy()
+        numbered["shard"] = len(entries)
+        runs.append(numbered)
+        entries.append(dataclasses.replace(entry, first=first))
+        first += len(part)
+    return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
 
 
 def _encode_index(index: Rows) -> bytes:
@@ -93,23 +187,22 @@ def _write_table(cache: Path, name: str, data: bytes) -> FileEntry:
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 
 
-def _statistics(blocks: Sequence[BuiltBlock], pixels: int, counts: tuple[int, ...]) -> Statistics:
+def _statistics(
+    new: Note, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
+) -> Statistics:
     """Return the channels' mean and standard deviation from exact sums, so that no order of blocks shows in them."""
-    sums = [sum(values) for values in zip(*(block.sums for block in blocks), strict=True)]
-    squares = [sum(values) for values in zip(*(block.squares for block in blocks), strict=True)]
-    variances = [(square * pixels - total * total) / pixels**2 for total, square in zip(sums, squares, strict=True)]
+    if fields[0].name != "image":
+        return Statistics(class_counts=counts)
+    pixels = samples * fields[0].shape[0] * fields[0].shape[1]
+    old = Note(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else Note()
+    whole = join([old, new])
+    variances = [
+        (square * pixels - total * total) / pixels**2 for total, square in zip(whole.sums, whole.squares, strict=True)
+    ]
     return Statistics(
-        mean=tuple(total / pixels for total in sums),
+        mean=tuple(total / pixels for total in whole.sums),
         std=tuple(variance**0.5 for variance in variances),
         class_counts=counts,
+        sums=tuple(whole.sums),
+        squares=tuple(whole.squares),
     )
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions that decide the records' bytes."""
-    return {
-        "tpucache": tpucache.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in _LIBRARIES},
-        "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
-    }

@@ -1,4 +1,4 @@
-"""Samples -> blocks. The layout follows from the samples and the recipe alone, never from the number of workers."""
+"""Samples -> blocks -> chunks. Blocks follow from samples and recipe alone, never from the number of workers."""
 
 from __future__ import annotations
 
@@ -10,42 +10,82 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpucache.recipe import Recipe
+from tpucache.store.codec import Field
 from tpucache.warmup.sources.base import Listing, Sample
 
 # Bytes of an encoded photograph over its raw bytes, near enough to size shards by.
 _CODEC_RATIO: Final = {"raw": 1.0, "jpeg": 0.25, "png": 0.65, "zstd": 0.85}
-# A cache below the shard size is still cut, so that several workers have work.
+# A cache below the shard size is still cut, so that several workers seal at its end.
 _MIN_BLOCKS: Final = 8
 _MIN_BLOCK_SAMPLES: Final = 64
+# What one task makes or reads at most: a second or two of work, little to lose by a kill.
+_CHUNK_BYTES: Final = 16 << 20
+_MIN_CHUNKS: Final = 64
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples that are decoded by one task and share one shard a variant."""
+    """Consecutive samples that share one shard a variant; `variants` are those to be built."""
 
     number: int
     samples: tuple[Sample, ...]
+    variants: tuple[int, ...]
 
 
-def record_bytes(recipe: Recipe) -> int:
-    """Return the bytes a record will have: exact for raw, typical for the other codecs."""
-    return max(1, round(recipe.height * recipe.width * 3 * _CODEC_RATIO[recipe.codec]))
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive samples of a block that one task decodes, once for all variants."""
+
+    block: int
+    number: int
+    samples: tuple[Sample, ...]
+    variants: tuple[int, ...]
 
 
-def plan_blocks(samples: Sequence[Sample], recipe: Recipe) -> list[Block]:
-    """Cut samples into blocks that differ by at most one sample and make shards of at most about `shard_mb`."""
-    by_bytes = max(1, (recipe.shard_mb << 20) // record_bytes(recipe))
+def record_bytes(fields: Sequence[Field]) -> int:
+    """Return the bytes a record will have: exact for raw fields, typical for the other codecs."""
+    return max(1, round(sum(field.nbytes * _CODEC_RATIO[field.codec] for field in fields)))
+
+
+def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
+    """Cut samples into blocks, numbered from `first`, that differ by at most one sample.
+
+    Their shards have at most about `shard_mb`, unless the recipe wants fewer blocks than that makes.
+    """
+    if not samples:
+        return []
+    by_bytes = max(1, (recipe.shard_mb << 20) // record_bytes(fields))
     by_count = max(_MIN_BLOCK_SAMPLES, -(-len(samples) // _MIN_BLOCKS))
     count = -(-len(samples) // min(by_bytes, by_count))
-    bounds = [len(samples) * number // count for number in range(count + 1)] if count else [0]
+    count = min(count, recipe.max_blocks or count)
+    bounds = [len(samples) * number // count for number in range(count + 1)]
+    variants = tuple(range(recipe.variants + 1))
     return [
-        Block(number, tuple(samples[start:stop])) for number, (start, stop) in enumerate(itertools.pairwise(bounds))
+        Block(first + number, tuple(samples[start:stop]), variants)
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds))
     ]
 
 
+def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
+    """Cut a block of a cache of `samples` samples into chunks: no part of the layout, they only share out the work."""
+    size = record_bytes(fields) * len(block.variants)
+    most = max(1, min(_CHUNK_BYTES // size, -(-samples // _MIN_CHUNKS)))
+    parts: list[list[Sample]] = []
+    weight = 0
+    for sample in block.samples:
+        if not parts or len(parts[-1]) == most or weight + sample.bytes > _CHUNK_BYTES:
+            parts.append([])
+            weight = 0
+        parts[-1].append(sample)
+        weight += sample.bytes
+    return [Chunk(block.number, number, tuple(part), block.variants) for number, part in enumerate(parts)]
+
+
 def listing_sha256(listing: Listing) -> str:
-    """Return a hash of a source's samples in order: their numbers, paths, labels and classes."""
+    """Return a hash of a source's samples in order: all that is known of them unread, but for their sizes."""
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
     for sample in listing.samples:
         digest.update(json.dumps([sample.number, sample.path, sample.label]).encode())
+    for name, column in listing.columns.items():
+        digest.update(json.dumps([name, [str(value) for value in column]]).encode())
     return digest.hexdigest()

@@ -1,61 +1,33 @@
-"""Photograph bytes -> a uint8 RGB image of the recipe's size.
+"""Images of any size -> uint8 RGB of the recipe's size, and where their pixels come to lie.
 
-What happens to pixels, in this order:
+What happens to an image, in this order:
 
-- decode: the first frame. A JPEG is decoded at the smallest of its scales (1, 1/2, 1/4, 1/8) that is still at least
-  twice the wanted size, which keeps about 53 dB PSNR against a full decode; `exact` decodes it whole.
-- convert: alpha is laid over white; palette, grey and CMYK become RGB; 16 and 32 bit grey is scaled by 1/257 from
-  0..65535, float grey from 0..1; embedded colour profiles are not applied.
-- fit: one Lanczos resize of the part that `fit` keeps.
-- orient: by the EXIF tag; a photograph whose EXIF cannot be read keeps the orientation it is stored in.
+- decode: as `decode.py` says, the policy on every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
+  (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes it whole.
+- fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
+- orient: by the EXIF tag.
+
+Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, which
+reckons in the image as stored, at whatever scale it is decoded.
 """
 
 from __future__ import annotations
 
-import io
-import struct
-import warnings
+import math
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image
 
-from tpucache.errors import SampleError
 from tpucache.recipe import Fit, Recipe
+from tpucache.warmup.decode import decode, opened, orientation
 
-_EXIF_ORIENTATION: Final = 0x0112
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+
 _SCALED_DECODE_FACTOR: Final = 2
-_TRANSPOSE: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SWAPS_SIDES: Final = (5, 6, 7, 8)
-
-# What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
-_BROKEN: Final = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    OverflowError,
-    ZeroDivisionError,
-    NotImplementedError,
-    MemoryError,
-    AttributeError,
-    AssertionError,
-    RuntimeError,
-    struct.error,
-    Image.DecompressionBombError,
-)
 
 
 class Placement(NamedTuple):
@@ -65,40 +37,110 @@ class Placement(NamedTuple):
     size: tuple[int, int]
 
 
-def presize(data: bytes, recipe: Recipe, path: str) -> npt.NDArray[np.uint8]:
-    """Return an encoded image as uint8 (height, width, 3) of the recipe's size.
+class Turn(NamedTuple):
+    """An EXIF orientation as what is done to the stored pixels: axes swapped first, then each perhaps flipped."""
 
-    `path` names the sample in errors. Raises SampleError when the bytes are no image or a broken one.
+    swap: bool = False
+    flip_x: bool = False
+    flip_y: bool = False
+
+
+_TURNS: Final = {
+    1: Turn(),
+    2: Turn(flip_x=True),
+    3: Turn(flip_x=True, flip_y=True),
+    4: Turn(flip_y=True),
+    5: Turn(swap=True),
+    6: Turn(swap=True, flip_x=True),
+    7: Turn(swap=True, flip_x=True, flip_y=True),
+    8: Turn(swap=True, flip_y=True),
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """How an image comes to its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
+
+    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
+    (width, height).
     """
-    if not data:
-        raise SampleError(path, "the file is empty")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd but readable files
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as image:
-                return _presize(image, recipe)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise SampleError(path, f"too many pixels: {error}") from error
-    except UnidentifiedImageError as error:
-        raise SampleError(path, "not an image Pillow can identify") from error
-    except _BROKEN as error:
-        raise SampleError(path, f"does not decode: {type(error).__name__}: {error}") from error
+
+    stored: tuple[int, int]
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+    turn: Turn
+    canvas: tuple[int, int]
+
+    @property
+    def area(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the image on the canvas: all of it, but for padding."""
+        width, height = self.size[::-1] if self.turn.swap else self.size
+        left, top = round((self.canvas[0] - width) / 2), round((self.canvas[1] - height) / 2)
+        return left, top, left + width, top + height
+
+    def least(self) -> tuple[int, int]:
+        """Return the (width, height) that the whole image must at least be decoded at."""
+        shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])
+        width, height = (
+            math.ceil(s * share * _SCALED_DECODE_FACTOR) for s, share in zip(self.stored, shares, strict=True)
+        )
+        return width, height
+
+    def place(self, resized: Array) -> Array:
+        """Return pixels of `size`, (height, width, …), turned and on a canvas of zeros."""
+        turned = turn(resized, self.turn)
+        if turned.shape[:2] == self.canvas[::-1]:
+            return np.ascontiguousarray(turned)
+        canvas = np.zeros((*self.canvas[::-1], *resized.shape[2:]), resized.dtype)
+        left, top, right, bottom = self.area
+        canvas[top:bottom, left:right] = turned
+        return canvas
+
+    def nearest(self, pixels: Array) -> Array:
+        """Return pixels of the image as stored, (height, width, …), on the canvas: the nearest, never a mixture."""
+        columns = _nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
+        rows = _nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
+        return self.place(pixels[rows[:, None], columns])
+
+    def points(self, points: Array) -> npt.NDArray[np.float64]:
+        """Return where points x, y (n, 2) of the image as stored lie on the canvas: float64 (n, 2)."""
+        left, top, right, bottom = self.box
+        scale = np.array([self.size[0] / (right - left), self.size[1] / (bottom - top)])
+        moved = (np.asarray(points, np.float64) - (left, top)) * scale
+        if self.turn.swap:
+            moved = moved[:, ::-1]
+        area = self.area
+        moved = np.where(self.turn[1:], (area[2] - area[0], area[3] - area[1]) - moved, moved)
+        return np.asarray(moved + area[:2])
 
 
-def _presize(image: Image.Image, recipe: Recipe) -> npt.NDArray[np.uint8]:
-    orientation = _orientation(image)
-    target = (recipe.width, recipe.height)
-    if orientation in _SWAPS_SIDES:
-        target = target[::-1]
-    box = (0.0, 0.0, float(image.width), float(image.height))
-    if not recipe.exact:
-        box = _draft(image, target, recipe.fit) or box
-    place = placement(box, target, recipe.fit)
-    resized = to_rgb(image).resize(place.size, Image.Resampling.LANCZOS, place.box)
-    if orientation in _TRANSPOSE:
-        resized = resized.transpose(_TRANSPOSE[orientation])
-    return np.asarray(_centre(resized, (recipe.width, recipe.height)))
+def presize(data: bytes | Array, recipe: Recipe, path: str) -> Pixels:
+    """Return an image as uint8 (height, width, 3) of the recipe's size.
+
+    `data` is an encoded image or uint8 (height, width, 3) or (height, width). `path` names the sample in errors.
+    Raises SampleError when the bytes are no image or a broken one, or the array is another.
+    """
+    return presize_in_view(data, recipe, path)[0]
+
+
+def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pixels, View]:
+    """Return what `presize` does, and the view by which masks and points go the same way. Raises SampleError."""
+    with opened(data, path) as image:
+        view = view_of(image.size, orientation(image), recipe)
+        pixels, scale = decode(image, data, None if recipe.exact else view.least())
+        left, top, right, bottom = (side * scale for side in view.box)
+        resized = pixels.resize(view.size, Image.Resampling.LANCZOS, (left, top, right, bottom)).convert("RGB")
+    return view.place(np.asarray(resized)), view
+
+
+def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> View:
+    """Return the view that a recipe gives of an image stored as (width, height)."""
+    turned = _TURNS[exif_orientation]
+    canvas = (recipe.width, recipe.height)
+    place = placement(
+        (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
+    )
+    return View(stored, place.box, place.size, turned, canvas)
 
 
 def placement(box: tuple[float, float, float, float], target: tuple[int, int], fit: Fit) -> Placement:
@@ -124,49 +166,19 @@ def placement(box: tuple[float, float, float, float], target: tuple[int, int], f
     return Placement((left, top, right, bottom), target)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of any Pillow mode as RGB, by the policy in the module's docstring."""
-    if image.mode == "RGB" and "transparency" not in image.info:
-        image.load()
-        return image
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, np.float64)
-        scaled = values * 255 if image.mode == "F" else values / 257
-        return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8)).convert("RGB")
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
-        rgba = image.convert("RGBA")
-        canvas = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(canvas, rgba).convert("RGB")
-    return image.convert("RGB")
+def turn(pixels: Array, by: Turn) -> Array:
+    """Return pixels (height, width, …) turned: a view of them, not a copy."""
+    turned = pixels.swapaxes(0, 1) if by.swap else pixels
+    return turned[:: -1 if by.flip_y else 1, :: -1 if by.flip_x else 1]
 
 
-def _centre(image: Image.Image, target: tuple[int, int]) -> Image.Image:
-    """Return an image on black of the target's size, where `ImageOps.pad` would put it."""
-    if image.size == target:
-        return image
-    canvas = Image.new("RGB", target)
-    canvas.paste(image, (round((target[0] - image.width) / 2), round((target[1] - image.height) / 2)))
-    return canvas
+def turn_back(pixels: Array, by: Turn) -> Array:
+    """Return turned pixels (height, width, …) as they were stored: a view of them, not a copy."""
+    flipped = turn(pixels, by._replace(swap=False))
+    return flipped.swapaxes(0, 1) if by.swap else flipped
 
 
-def _draft(image: Image.Image, target: tuple[int, int], fit: Fit) -> tuple[float, float, float, float] | None:
-    """Let a JPEG decode at a smaller scale; return the area of the smaller image that is the whole photograph."""
-    if not isinstance(image, ImageFile.ImageFile):
-        return None
-    place = placement((0.0, 0.0, float(image.width), float(image.height)), target, fit)
-    share_x = place.size[0] / (place.box[2] - place.box[0])
-    share_y = place.size[1] / (place.box[3] - place.box[1])
-    wanted = (
-        int(np.ceil(image.width * share_x * _SCALED_DECODE_FACTOR)),
-        int(np.ceil(image.height * share_y * _SCALED_DECODE_FACTOR)),
-    )
-    drafted = image.draft(None, wanted)
-    return None if drafted is None else drafted[1]
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        value: Any = image.getexif().get(_EXIF_ORIENTATION, 1)
-        return int(value)
-    except _BROKEN:
-        return 1
+def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
+    """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
+    middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
+    return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)

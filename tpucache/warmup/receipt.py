@@ -1,4 +1,4 @@
-"""The receipt of a finished block: written after its shards are in place, so that a rerun need not build them again."""
+"""The receipt of a sealed shard: written after the shard is in place, so that a rerun need not build it again."""
 
 from __future__ import annotations
 
@@ -12,68 +12,46 @@ import numpy.typing as npt
 
 from tpucache.errors import BuildError
 from tpucache.store.files import write_atomically
-from tpucache.store.manifest import ShardEntry, Skipped
-from tpucache.store.samples import Column, encode_columns
+from tpucache.store.manifest import ShardEntry
+from tpucache.store.samples import encode_columns
+from tpucache.warmup.spool import Note
 
 Rows = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class BuiltBlock:
-    """What a finished block adds to the cache.
+class SealedShard:
+    """A shard that stands: its entry (which does not know yet how many samples come before it), its index rows, and
+    the note of its whole block."""
 
-    `shards` and `rows` have one item a variant; neither knows yet how many samples and shards come before it.
-    `sums` and `squares` are exact, over the channels of the clean images.
-    """
-
-    number: int
-    shards: tuple[ShardEntry, ...]
-    rows: tuple[Rows, ...]
-    sample_numbers: npt.NDArray[np.uint64]
-    skipped: tuple[Skipped, ...]
-    sums: tuple[int, ...]
-    squares: tuple[int, ...]
+    entry: ShardEntry
+    rows: Rows
+    note: Note
 
 
-def save_receipt(work: Path, block: BuiltBlock) -> None:
-    """Record durably that a block stands. Raises BuildError."""
-    told = {
-        "shards": [asdict(entry) for entry in block.shards],
-        "skipped": [asdict(skipped) for skipped in block.skipped],
-        "sums": block.sums,
-        "squares": block.squares,
-    }
-    columns: dict[str, Column] = {
-        "told": np.frombuffer(json.dumps(told).encode(), np.uint8),
-        "sample_numbers": block.sample_numbers,
-        **{f"rows{variant}": rows for variant, rows in enumerate(block.rows)},
-    }
+def save_receipt(work: Path, shard: SealedShard) -> None:
+    """Record durably that a shard stands. Raises BuildError."""
+    told = json.dumps({"entry": asdict(shard.entry), "note": shard.note.to_dict()})
+    columns = {"told": np.frombuffer(told.encode(), np.uint8), "rows": shard.rows}
+    path = _path(work, shard.entry.block, shard.entry.variant)
     try:
-        write_atomically(_path(work, block.number), encode_columns(columns))
+        write_atomically(path, encode_columns(columns))
     except OSError as error:
-        raise BuildError(f"{work}: block {block.number} cannot be recorded: {error}") from error
+        raise BuildError(f"{path} cannot be written: {error}") from error
 
 
-def load_receipt(work: Path, number: int) -> BuiltBlock | None:
-    """Return a block that stands, or None when it has to be built: no receipt, or not all of its shards."""
+def load_receipt(cache: Path, work: Path, block: int, variant: int) -> SealedShard | None:
+    """Return a shard that stands, or None when it has to be built: no receipt, or no such shard."""
     try:
-        with np.load(_path(work, number), allow_pickle=False) as archive:
+        with np.load(_path(work, block, variant), allow_pickle=False) as archive:
             told = json.loads(archive["told"].tobytes())
-            shards = tuple(ShardEntry(**entry) for entry in told["shards"])
-            if any((work.parent / entry.name).stat().st_size != entry.bytes for entry in shards):
+            entry = ShardEntry(**told["entry"])
+            if (cache / entry.name).stat().st_size != entry.bytes:
                 return None
-            return BuiltBlock(
-                number=number,
-                shards=shards,
-                rows=tuple(archive[f"rows{variant}"] for variant in range(len(shards))),
-                sample_numbers=archive["sample_numbers"],
-                skipped=tuple(Skipped(**skipped) for skipped in told["skipped"]),
-                sums=tuple(told["sums"]),
-                squares=tuple(told["squares"]),
-            )
+            return SealedShard(entry, archive["rows"], Note.from_dict(told["note"]))
     except FileNotFoundError:
         return None
 
 
-def _path(work: Path, number: int) -> Path:
-    return work / f"block-{number:05d}.npz"
+def _path(work: Path, block: int, variant: int) -> Path:
+    return work / f"shard-{block:05d}-v{variant:04d}.npz"

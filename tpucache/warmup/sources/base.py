@@ -1,27 +1,61 @@
-"""What a source is."""
+"""What a source is, and what it gives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+#: A class's number; numbers, one a column (several labels at once, or values to regress); or nothing.
+Label = int | tuple[float, ...] | None
+#: A further column of the samples table: text, or numbers (n,).
+Column = Sequence[str] | Array
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of a source: `number` is its key for ever, `path` its name, `label` its class number or None."""
+    """One sample of a source.
+
+    `number` is its key, `path` its name, which tells it from every other; `bytes` is how much it takes in the source
+    (0: not known), by which a changed one is noticed.
+    """
 
     number: int
     path: str
-    label: int | None
+    label: Label = None
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All samples of a source, numbered in a stable order, and the names of their classes (empty: no labels)."""
+    """All samples of a source, numbered from 0 in a stable order, and what is known of them unread.
+
+    `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
+    samples table as they are, one item a sample.
+    """
 
     samples: Sequence[Sample]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample, read.
+
+    `fields` are by name: `image` as encoded bytes or uint8 (height, width, 3) or (height, width); `mask`, over the
+    image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left, top, right, bottom in the image's
+    pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and arrays of any other name, kept as
+    they are, of one dtype and shape in all samples. `label` and `columns` are what only the sample itself tells.
+    """
+
+    fields: Mapping[str, bytes | Array]
+    label: Label = None
+    columns: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -31,6 +65,6 @@ class Source(Protocol):
         """Return all samples, the same in the same order for the same source. Raises SourceError."""
         ...
 
-    def load(self, sample: Sample) -> bytes:
-        """Return the encoded image of a sample. Raises SampleError."""
+    def load(self, sample: Sample) -> Item:
+        """Return a sample's content. Raises SampleError."""
         ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.warmup.sources.base import Listing, Sample
+from tpucache.warmup.sources.base import Item, Listing, Sample
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga"
@@ -28,11 +28,11 @@ class FolderSource:
 
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
-        paths = sorted(_images(self._root), key=lambda path: [os.fsencode(part) for part in path.parts])
+        paths = sorted(_images(self._root), key=lambda found: [os.fsencode(part) for part in found[0].parts])
         if not paths:
             raise SourceError(f"{self._root} holds no images: looked for {' '.join(sorted(SUFFIXES))}")
-        classes = tuple(sorted({path.parts[0] for path in paths if len(path.parts) > 1}))
-        loose = [path for path in paths if len(path.parts) == 1]
+        classes = tuple(sorted({path.parts[0] for path, _ in paths if len(path.parts) > 1}))
+        loose = [path for path, _ in paths if len(path.parts) == 1]
         if loose and classes:
             raise SourceError(
                 f"{self._root} holds images such as {str(loose[0])!r} beside folders such as {classes[0]!r}: "
@@ -41,28 +41,36 @@ class FolderSource:
         numbers = {name: number for number, name in enumerate(classes)}
         return Listing(
             [
-                Sample(number, path.as_posix(), numbers.get(path.parts[0]) if classes else None)
-                for number, path in enumerate(paths)
+                Sample(number, path.as_posix(), numbers.get(path.parts[0]) if classes else None, size)
+                for number, (path, size) in enumerate(paths)
             ],
             classes,
         )
 
-    def load(self, sample: Sample) -> bytes:
+    def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
-        path = self._root / sample.path
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-                raise SampleError(sample.path, "is no regular file")
-            return path.read_bytes()
-        except OSError as error:
-            raise SampleError(sample.path, f"cannot be read: {error.strerror}") from error
+        return Item({"image": read_file(self._root / sample.path, sample.path)})
 
 
-def _images(root: Path) -> Iterator[Path]:
-    """Yield image files relative to the root; hidden names are passed by, and links that lead back up."""
+def read_file(path: Path, name: str) -> bytes:
+    """Return the bytes of the file of the sample called `name`. Raises SampleError when they cannot be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise SampleError(name, "is no regular file")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise SampleError(name, f"cannot be read: {reason}") from error
+
+
+def _images(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield image files relative to the root, and their sizes, without hidden names and links that lead back up.
+
+    A link that leads nowhere is a sample, of no bytes: that it cannot be read is told with its name.
+    """
     above: list[tuple[int, int]] = []
 
-    def walk(folder: Path) -> Iterator[Path]:
+    def walk(folder: Path) -> Iterator[tuple[Path, int]]:
         status = folder.stat()
         identity = (status.st_dev, status.st_ino)
         if identity in above:
@@ -71,10 +79,14 @@ def _images(root: Path) -> Iterator[Path]:
         for path in folder.iterdir():
             if path.name.startswith("."):
                 continue
-            if path.is_dir():
+            try:
+                status = path.stat()
+            except OSError:
+                status = path.lstat()
+            if stat.S_ISDIR(status.st_mode):
                 yield from walk(path)
             elif path.suffix.lower() in SUFFIXES:
-                yield path.relative_to(root)
+                yield path.relative_to(root), status.st_size
         above.pop()
 
     try:

@@ -1,0 +1,340 @@
+"""The table source: what labels its columns make, which columns are kept, and what a row loads."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.warmup.sources import Sample, TableOptions, TableSource, open_source
+from tpucache.warmup.sources.base import Item, Listing
+from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.names import column_names, unique
+
+
+def _write(folder: Path, text: str, name: str = "table.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def _list(folder: Path, text: str, **options: Any) -> Listing:
+    return TableSource(_write(folder, text), TableOptions(**options)).list()
+
+
+def _labels(listing: Listing) -> list[Any]:
+    return [sample.label for sample in listing.samples]
+
+
+def _column(listing: Listing, name: str) -> list[Any]:
+    column = listing.columns[name]
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels", "classes"),
+    [
+        (["cat", "ant", "cat"], [1, 0, 1], ("ant", "cat")),
+        (["10", "9", "-1"], [2, 1, 0], ("-1", "9", "10")),
+        (["1.0", "0.0", "1"], [1, 0, 1], ("0", "1")),
+        (["1", "", "0"], [1, None, 0], ("0", "1")),
+        (["0.5", "2", ""], [(0.5,), (2.0,), None], ()),
+        (["10", "9", "ten"], [0, 1, 2], ("10", "9", "ten")),
+        (["1_0", "", "9"], [1, None, 0], None),
+    ],
+    ids=str,
+)
+def test_one_label_column_is_classes_or_values_by_what_its_cells_are(
+    tmp_path: Path, cells: list[str], labels: list[Any], classes: tuple[str, ...] | None
+) -> None:
+    rows = "".join(f"{number}.jpg,{cell}\n" for number, cell in enumerate(cells))
+    listing = _list(tmp_path, "path,y\n" + rows, label_cols=("y",))
+    if classes is not None:
+        assert (_labels(listing), listing.classes) == (labels, classes)
+    else:  # what only Python writes so is text
+        assert listing.classes == ("1_0", "9")
+
+
+def test_several_columns_of_flags_are_classes_at_once(tmp_path: Path) -> None:
+    listing = _list(tmp_path, "path,b,a\n1.jpg,0,1\n2.jpg,1.0,0\n3.jpg,,1\n", label_cols=("b", "a"))
+    assert listing.classes == ("b", "a")
+    assert _labels(listing) == [(0.0, 1.0), (1.0, 0.0), None]
+
+
+def test_several_columns_of_numbers_are_values(tmp_path: Path) -> None:
+    listing = _list(tmp_path, "path,x,y\n1.jpg,0,1\n2.jpg,2,-0.5\n", label_cols=("y", "x"))
+    assert listing.classes == ()
+    assert _labels(listing) == [(1.0, 0.0), (-0.5, 2.0)]
+    counts = _list(tmp_path, "path,x,y\n1.jpg,0,1\n2.jpg,2,0\n", label_cols=("y", "x"))
+    assert (counts.classes, _labels(counts)) == ((), [(1.0, 0.0), (0.0, 2.0)])
+
+
+def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them(tmp_path: Path) -> None:
+    (tmp_path / "2.jpg").write_bytes(b"image")
+    options = TableOptions(label_cols=("y",), label_sep=" ")
+    source = TableSource(_write(tmp_path, "path,y\n1.jpg,dog  cat\n2.jpg,\n3.jpg,emu\n"), options)
+    listing = source.list()
+    assert source.load(listing.samples[1]) == Item({"image": b"image"})
+    assert listing.classes == ("cat", "dog", "emu")
+    assert _labels(listing) == [(1.0, 1.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0)]
+
+
+@pytest.mark.parametrize("cell", ["nan", "inf", "-inf", "1e999"])
+def test_a_label_that_is_no_finite_number_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(SourceError, match=rf"line 3, column 'y': '{cell}' is no number"):
+        _list(tmp_path, f"path,y\n1.jpg,0.5\n2.jpg,{cell}\n", label_cols=("y",))
+
+
+def test_text_among_several_columns_of_numbers_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"line 4, column 'b': 'x' is no number"):
+        _list(tmp_path, 'path,a,b\n"1\n1.jpg",1,2\n2.jpg,0,x\n', label_cols=("a", "b"))
+
+
+def test_a_label_column_without_any_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no label in any row of column 'y'"):
+        _list(tmp_path, "path,y\n1.jpg,\n2.jpg, \n", label_cols=("y",))
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "expected"),
+    [
+        ("image_id,path,x", {}, "b"),
+        ("x,Image_ID,y", {}, "b"),
+        ("x,y,z", {}, "a"),
+        ("id,image,x", {"label_cols": ("image",)}, "a"),
+        ("path,z,y", {"path_col": "y"}, "c"),
+        ("id,z,y", {"fold_col": "id"}, None),
+    ],
+    ids=str,
+)
+def test_the_column_of_paths_is_the_one_called_so_or_the_first(
+    tmp_path: Path, header: str, options: Any, expected: str | None
+) -> None:
+    cells = "a,b,c" if expected else "0,b,c"
+    assert _list(tmp_path, f"{header}\n{cells}\n", **options).samples[0].path == (expected or "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no rows"),
+        ("path,y\n", "no rows"),
+        ("path,y,y\n1,2,3\n", "more than one column 'y'"),
+        ("path,y\n1.jpg,2\n\n3.jpg\n", "line 4: it has 1 cells, not 2"),
+        ("path,y\n1.jpg,2,3\n", "line 2: it has 3 cells, not 2"),
+        ('path,y\n"1.jpg,2\n3.jpg,4\n', "line 2: unexpected end of data"),
+        ("name;y\n1.jpg;2\n", "no column 'y': there are 'name;y'"),
+        ("path,z\n1.jpg,2\n", "no column 'y': there are 'path', 'z'"),
+    ],
+    ids=str,
+)
+def test_a_table_that_is_not_whole_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(SourceError, match=reason):
+        _list(tmp_path, text, label_cols=("y",))
+
+
+def test_a_table_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes("path\ncafé.jpg\n".encode("latin-1"))
+    with pytest.raises(SourceError, match="not UTF-8"):
+        TableSource(path).list()
+
+
+def test_a_byte_order_mark_line_ends_of_windows_and_empty_lines_count_for_nothing(tmp_path: Path) -> None:
+    listing = _list(tmp_path, "\ufeffy,path\r\n\r\n1,a.jpg\r\n\r\n0,b.jpg\r\n", label_cols=("y",))
+    assert [sample.path for sample in listing.samples] == ["a.jpg", "b.jpg"]
+    assert _labels(listing) == [1, 0]
+
+
+def test_a_row_lists_its_files_sizes_and_loads_them(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "1.jpg").write_bytes(b"image")
+    (tmp_path / "images" / "1.png").write_bytes(b"mask!!")
+    options = TableOptions(suffix=".jpg", root=tmp_path / "images", mask_col="mask")
+    source = TableSource(_write(tmp_path, "id,mask\n1,1.png\n2,2.png\n"), options)
+    first, second = source.list().samples
+    assert first == Sample(0, "1.jpg", None, 11)
+    assert second == Sample(1, "2.jpg", None, 0)
+    assert source.load(first) == Item({"image": b"image", "mask": b"mask!!"})
+    with pytest.raises(SampleError, match=r"'2\.jpg': cannot be read: No such file"):
+        source.load(second)
+
+
+def test_a_mask_that_is_missing_is_told_from_its_image(tmp_path: Path) -> None:
+    (tmp_path / "1.jpg").write_bytes(b"image")
+    source = TableSource(_write(tmp_path, "path,mask\n1.jpg,m.png\n"), TableOptions(mask_col="mask"))
+    with pytest.raises(SampleError, match=r"'1\.jpg': its mask 'm\.png' cannot be read"):
+        source.load(source.list().samples[0])
+
+
+def test_paths_may_be_absolute_or_lead_out_of_the_root(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "1.jpg").write_bytes(b"one")
+    source = TableSource(_write(tmp_path / "tables", f"path\n{tmp_path / '1.jpg'}\n../1.jpg\n"))
+    assert [source.load(sample).fields["image"] for sample in source.list().samples] == [b"one", b"one"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (",1,m.png", "has no path in column 'path'"),
+        ("1.jpg,,m.png", "has no label in column 'y'"),
+        ("1.jpg,1, ", "has no mask in column 'mask'"),
+    ],
+)
+def test_a_row_that_lacks_something_is_listed_and_does_not_load(tmp_path: Path, row: str, reason: str) -> None:
+    for name in ("1.jpg", "m.png"):
+        (tmp_path / name).write_bytes(b"there")
+    options = TableOptions(label_cols=("y",), mask_col="mask", path_col="path")
+    source = TableSource(_write(tmp_path, f"path,y,mask\n1.jpg,0,m.png\n{row}\n"), options)
+    good, bad = source.list().samples
+    assert source.load(good).fields == {"image": b"there", "mask": b"there"}
+    with pytest.raises(SampleError) as caught:
+        source.load(bad)
+    assert caught.value.reason == reason
+    assert caught.value.path == bad.path
+    assert bad.path
+
+
+def test_rows_of_one_path_are_several_samples_of_one_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "a#2").write_bytes(b"a#2")
+    source = TableSource(_write(tmp_path, "path\na\na#2\na\na#2\n"))
+    samples = source.list().samples
+    assert len({sample.path for sample in samples}) == 4
+    assert [source.load(sample).fields["image"] for sample in samples] == [b"a", b"a#2", b"a", b"a#2"]
+
+
+def test_loading_goes_by_the_path_whatever_the_number(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(name.encode())
+    source = TableSource(_write(tmp_path, "path\na\nb\n"))
+    assert source.load(Sample(7, "b")).fields["image"] == b"b"
+    with pytest.raises(SampleError, match="no longer in"):
+        source.load(Sample(0, "c"))
+
+
+def test_a_source_pickles_small_and_reads_a_table_that_changed_anew(tmp_path: Path) -> None:
+    rows = "".join(f"{number},m\n" for number in range(5000))
+    source = TableSource(_write(tmp_path, "path,mask\n" + rows), TableOptions(mask_col="mask"))
+    source.list()
+    with pytest.raises(SampleError, match="cannot be read"):
+        source.load(Sample(0, "17"))
+    data = pickle.dumps(source)
+    assert len(data) < 2000
+    (tmp_path / "new").write_bytes(b"new")
+    _write(tmp_path, "path,mask\nnew,new\n")
+    assert pickle.loads(data).load(Sample(0, "new")).fields["mask"] == b"new"
+    (tmp_path / "table.csv").unlink()
+    with pytest.raises(SampleError, match=r"table\.csv cannot be read any more"):
+        source.load(Sample(0, "new"))
+
+
+def test_other_columns_are_kept_as_numbers_where_nothing_is_lost(tmp_path: Path) -> None:
+    listing = _list(
+        tmp_path,
+        "path,whole,real,text,big,code,gap,wide\n"
+        "1,1,0.5,x,9007199254740993,007,1,18446744073709551617\n"
+        "2,-3,2,,2,008,,2\n",
+    )
+    dtypes = {name: column.dtype for name, column in listing.columns.items() if isinstance(column, np.ndarray)}
+    assert dtypes == {"whole": np.int64, "real": np.float64, "big": np.int64}
+    assert _column(listing, "whole") == [1, -3]
+    assert _column(listing, "big") == [9007199254740993, 2]
+    assert _column(listing, "text") == ["x", ""]
+    assert _column(listing, "code") == ["007", "008"]
+    assert _column(listing, "gap") == ["1", ""]
+    assert _column(listing, "wide") == ["18446744073709551617", "2"]
+
+
+def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Path) -> None:
+    text = "path,y,mask,kfold,fold,number,x y,x/y\n1,a,m,3,z,5,p,q\n2,b,m,0,z,6,p,q\n"
+    listing = _list(tmp_path, text, label_cols=("y",), mask_col="mask", fold_col="kfold")
+    assert list(listing.columns) == ["fold", "fold_", "number_", "x_y", "x_y_"]
+    assert _column(listing, "fold") == [3, 0]
+    assert isinstance(listing.columns["fold"], np.ndarray)
+    assert listing.columns["fold"].dtype == np.int64
+
+
+@pytest.mark.parametrize("cell", ["", "-1", "0.5", "a", "nan", "99999999999999999999"])
+def test_a_fold_that_is_no_whole_number_from_0_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(SourceError, match="line 3, column 'f': a fold is a whole number from 0"):
+        _list(tmp_path, f"path,f\n1,0\n2,{cell}\n", fold_col="f")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_cols": "label"},
+        {"label_cols": ("a", "a")},
+        {"label_sep": ","},
+        {"label_cols": ("a", "b"), "label_sep": ","},
+        {"label_cols": ("a",), "label_sep": ""},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_meant_are_refused(options: Any) -> None:
+    with pytest.raises(UsageError):
+        TableOptions(**options)
+
+
+def test_a_path_to_a_csv_file_stands_for_its_table_wherever_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(tmp_path, "path,y\n1.jpg,a\n", "Train.CSV")
+    (tmp_path / "1.jpg").write_bytes(b"image")
+    monkeypatch.chdir(tmp_path)
+    source = open_source("Train.CSV", TableOptions(label_cols=("y",)))
+    monkeypatch.chdir("/")
+    (sample,) = source.list().samples
+    assert sample.label == 0
+    assert source.load(sample) == Item({"image": b"image"})
+
+
+@given(names=st.lists(st.sampled_from(["a", "b", "a#2", "a#2#2", "a#3", "b#2"]), max_size=12))
+def test_names_become_unique_and_the_first_of_each_stays_unless_it_is_taken(names: list[str]) -> None:
+    result = unique(names)
+    assert len(set(result)) == len(result) == len(names)
+    assert all(own == name or own.startswith(f"{name}#") for own, name in zip(result, names, strict=True))
+    assert result[:1] == names[:1]
+
+
+@given(names=st.lists(st.text(max_size=6), unique=True, max_size=8))
+def test_columns_get_plain_names_all_different(names: list[str]) -> None:
+    safe = column_names(names)
+    assert list(safe) == names
+    assert len(set(safe.values())) == len(names)
+    for name in safe.values():
+        assert name
+        assert name.isascii()
+        assert name.replace("_", "").replace("-", "").isalnum() or not name.strip("_-")
+        assert name not in ("number", "path", "label", "source_bytes", "fold")
+
+
+@given(value=st.integers() | st.floats(allow_nan=False, allow_infinity=False, width=64))
+def test_numbers_come_back_exactly(value: float) -> None:
+    number = to_number(f" {value} ")
+    if abs(value) < 1e300:
+        assert number == value
+        assert isinstance(number, int) == (value == int(value))
+
+
+_CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=6))
+def test_whatever_csv_can_write_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
+    path = tmp_path_factory.mktemp("tables") / "table.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("path", "text"), *(("p" + cell, "t" + text) for cell, text in rows)])
+    listing = TableSource(path).list()
+    assert _column(listing, "text") == ["t" + text for _, text in rows]
+    assert [sample.path for sample in listing.samples] == unique("p" + cell for cell, _ in rows)

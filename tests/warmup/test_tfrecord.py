@@ -1,0 +1,324 @@
+"""The TFRecord source: its framing, and what becomes of the features of an Example."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import os
+import pickle
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.warmup.sources import Sample, TFRecordSource, example, open_source, tfrecord
+from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.example import read_example
+
+JPEG = b"\xff\xd8\xff\xe0 and so on"
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+
+
+def _varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def _block(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _feature(values: Any, packed: bool = True) -> bytes:
+    """Encode one feature by hand, by the wire format: the kind goes by the type of the first value."""
+    if not values:
+        return b""
+    if isinstance(values[0], bytes):
+        return _block(1, b"".join(_block(1, value) for value in values))
+    if isinstance(values[0], float):
+        floats = [struct.pack("<f", value) for value in values]
+        return _block(2, _block(1, b"".join(floats)) if packed else b"".join(b"\x0d" + value for value in floats))
+    ints = [_varint(value) for value in values]
+    return _block(3, _block(1, b"".join(ints)) if packed else b"".join(b"\x08" + value for value in ints))
+
+
+def _example(features: dict[str, Any], packed: bool = True) -> bytes:
+    entries = (_block(1, name.encode()) + _block(2, _feature(values, packed)) for name, values in features.items())
+    return _block(1, b"".join(_block(1, entry) for entry in entries))
+
+
+def _masked(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
+def _frame(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _write(path: Path, *records: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(_frame, records)))
+    return path
+
+
+def _load_first(source: TFRecordSource) -> Item:
+    return source.load(source.list().samples[0])
+
+
+def _read(features: dict[str, Any]) -> Item:
+    return read_example(_example(features), "a.tfrec#0")
+
+
+def test_the_checksum_is_the_one_of_the_format() -> None:
+    # A record of TensorFlow's own making: b"" and its framing.
+    assert _frame(b"") == bytes.fromhex("000000000000000029039807d8ea82a2")
+
+
+def test_records_are_listed_file_by_file_and_loaded(tmp_path: Path) -> None:
+    for name, labels in (("b.tfrec", (2, 3)), ("a.tfrec", (0, 1)), ("empty.tfrec", ()), ("c.tfrec", (4,))):
+        _write(tmp_path / name, *(_example({"image": [JPEG + bytes([label])], "label": [label]}) for label in labels))
+    source = open_source(tmp_path / "*.tfrec")
+    listing = source.list()
+    names = ["a.tfrec#0", "a.tfrec#1", "b.tfrec#0", "b.tfrec#1", "c.tfrec#0"]
+    assert [sample.path for sample in listing.samples] == names
+    assert [sample.number for sample in listing.samples] == [0, 1, 2, 3, 4]
+    size = len(_example({"image": [JPEG + b"0"], "label": [3]}))
+    assert {(sample.label, sample.bytes) for sample in listing.samples if sample.path != names[0]} == {(None, size)}
+    source = pickle.loads(pickle.dumps(source))
+    for number in (4, 0, 3, 2, 1):
+        item = source.load(listing.samples[number])
+        assert item == Item({"image": JPEG + bytes([number])}, number)
+
+
+def test_one_file_of_any_usual_name_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.tfrec", "b.TFRecord", "c.tfrecords", "d[1].tfrec", "e.tfrecord-00001-of-00010"):
+        _write(tmp_path / name, _example({"image": [JPEG]}))
+        source = open_source(name)
+        (sample,) = source.list().samples
+        assert sample.path == f"{name}#0"
+        assert source.load(sample).fields == {"image": JPEG}
+
+
+def test_a_pattern_over_folders_tells_files_of_one_name_apart(tmp_path: Path) -> None:
+    for folder in "ba":
+        _write(tmp_path / folder / "x.tfrec", _example({"id": [folder.encode()], "ids": [1, 2]}))
+    source = TFRecordSource(tmp_path / "*" / "x.tfrec")
+    samples = source.list().samples
+    assert [sample.path for sample in samples] == ["a/x.tfrec#0", "b/x.tfrec#0"]
+    assert [source.load(sample).columns for sample in samples] == [{"id": "a"}, {"id": "b"}]
+
+
+def test_names_stay_when_files_are_added(tmp_path: Path) -> None:
+    _write(tmp_path / "b" / "x.tfrec", b"")
+    source = TFRecordSource(tmp_path / "**" / "*.tfrec")
+    before = [sample.path for sample in source.list().samples]
+    _write(tmp_path / "a" / "x.tfrec", b"")
+    assert set(before) < {sample.path for sample in source.list().samples}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [("*.tfrec", "matches no file"), ("none.tfrec*", "matches no file"), ("*.csv", r"b\.csv is not called")],
+)
+def test_a_pattern_that_matches_nothing_or_something_else_is_refused(tmp_path: Path, pattern: str, reason: str) -> None:
+    (tmp_path / "b.csv").write_text("path\n")
+    with pytest.raises(SourceError, match=reason):
+        open_source(tmp_path / pattern).list()
+
+
+def test_files_without_records_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="holds no records"):
+        TFRecordSource(_write(tmp_path / "a.tfrec")).list()
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zlib"])
+def test_a_compressed_file_is_refused_as_what_it_is(tmp_path: Path, kind: str) -> None:
+    path = _write(tmp_path / "a.tfrec", _example({"image": [JPEG]}))
+    path.write_bytes((gzip if kind == "gzip" else zlib).compress(path.read_bytes()))
+    with pytest.raises(SourceError, match=rf"a\.tfrec, offset 0: the file is compressed \({kind}\)"):
+        TFRecordSource(path).list()
+    with pytest.raises(SourceError, match="decompress"):
+        open_source(path.rename(tmp_path / "a.tfrec.gz")).list()
+
+
+def test_a_file_cut_off_anywhere_is_refused_with_the_offset_of_the_record(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.tfrec", b"one", b"two..")
+    whole = path.read_bytes()
+    second = len(_frame(b"one"))
+    for length in range(1, len(whole)):
+        path.write_bytes(whole[:length])
+        if length == second:
+            continue
+        with pytest.raises(SourceError, match=rf"a\.tfrec, offset {second if length > second else 0}: .* cut off"):
+            TFRecordSource(path).list()
+
+
+def test_a_flipped_bit_is_found_in_the_lengths_by_listing_and_in_the_data_by_loading(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.tfrec", _example({"ids": [1, 2]}), _example({"ids": [3, 4]}))
+    whole = path.read_bytes()
+    second = len(whole) // 2
+    for at in range(second, len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        os.utime(path, ns=(at, at))  # the clock of the file system may be too coarse to tell
+        source = TFRecordSource(path)
+        if at < second + 12:
+            with pytest.raises(SourceError, match=rf"offset {second}: no record begins here"):
+                source.list()
+            with pytest.raises(SampleError, match=f"offset {second}"):
+                source.load(Sample(1, "a.tfrec#1"))
+        else:
+            first, last = source.list().samples
+            assert source.load(first).fields["ids"].tolist() == [1, 2]  # type: ignore[union-attr]
+            with pytest.raises(SampleError, match="does not match its checksum") as caught:
+                source.load(last)
+            assert caught.value.path == "a.tfrec#1"
+
+
+def test_a_record_that_went_away_is_a_sample_error(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.tfrec", b"", b"")
+    source = TFRecordSource(path)
+    last = source.list().samples[1]
+    _write(path, b"")
+    with pytest.raises(SampleError, match="fewer records"):
+        source.load(last)
+    path.unlink()
+    with pytest.raises(SampleError, match="cannot be read any more"):
+        source.load(last)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    ints=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=5),
+    floats=st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=5),
+    packed=st.booleans(),
+)
+def test_numbers_come_back_however_they_are_packed(ints: list[int], floats: list[float], packed: bool) -> None:
+    item = read_example(_example({"ints": ints, "floats": floats}, packed), "a#0")
+    arrays: Any = item.fields
+    assert list(arrays) == ["floats", "ints"]
+    assert arrays["ints"].tolist() == ints
+    assert arrays["ints"].dtype == np.int64
+    assert arrays["floats"].tolist() == floats
+    assert arrays["floats"].dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["image", "image_raw", "image/encoded"])
+def test_the_image_is_the_feature_called_so(name: str) -> None:
+    assert _read({"aaa": [b"text"], name: [b"whatever"], "zzz": [b"more"]}).fields == {"image": b"whatever"}
+
+
+@pytest.mark.parametrize(
+    "start", [JPEG, PNG, b"GIF89a", b"BM\1\2\3\4\0\0\0\0", b"II*\0", b"MM\0*", b"RIFF\1\2\3\4WEBP"], ids=ascii
+)
+def test_the_only_feature_that_begins_as_an_image_is_the_image(start: bytes) -> None:
+    item = _read({"a": [b"BMX is text"], "photo": [start + b"..."], "mask": [PNG]})
+    assert item.fields == {"image": start + b"...", "mask": PNG}
+    assert item.columns == {"a": "BMX is text"}
+
+
+@pytest.mark.parametrize(
+    ("features", "label"),
+    [
+        ({"label": [3]}, 3),
+        ({"class": [4], "label": [3]}, 4),
+        ({"class": [b"cat"], "target": [5]}, 5),
+        ({"image/class/label": [-1]}, -1),
+        ({"label": [0.5]}, (0.5,)),
+        ({"label": [0.5, 1.5]}, (0.5, 1.5)),
+        ({"label": [0, 1, 1]}, (0.0, 1.0, 1.0)),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_the_label_is_the_first_numeric_feature_called_so(features: dict[str, Any], label: Any) -> None:
+    found = _read({"image": [JPEG], **features}).label
+    assert found == label
+    assert type(found) is type(label)
+
+
+def test_single_values_are_columns_with_plain_names_and_empty_features_nothing() -> None:
+    item = _read(
+        {"image": [JPEG], "image/class/text": ["é".encode()], "width": [7], "score": [0.5], "none": [], "path": [b"p"]}
+    )
+    assert item.columns == {"image_class_text": "é", "path_": "p", "score": 0.5, "width": 7}
+    assert item.fields == {"image": JPEG}
+
+
+def test_tokens_need_no_image() -> None:
+    item = _read({"input_ids": [5, 6, 7], "mask": [1, 1, 0], "weight": [0.5, 1.0, 2.0], "label": [1], "id": [b"x"]})
+    assert list(item.fields) == ["input_ids", "mask", "weight"]
+    assert (item.label, item.columns) == (1, {"id": "x"})
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        ({"a": [JPEG], "b": [PNG]}, "several images, a, b"),
+        ({"id": [b"x"], "width": [1]}, "no image and no array among its features id, width"),
+        ({"image": [JPEG], "sound": [b"\xff\x00"]}, "'sound' is neither UTF-8"),
+        ({"image": [JPEG], "tags": [b"a", b"b"]}, "'tags' has 2 values"),
+        ({"image": [JPEG, JPEG]}, "'image' has 2 values"),
+        ({"image": [1, 2], "photo": [JPEG]}, "an image in feature 'photo', and numbers"),
+    ],
+    ids=str,
+)
+def test_features_that_cannot_be_kept_are_a_sample_error(features: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SampleError, match=reason) as caught:
+        _read(features)
+    assert caught.value.path == "a.tfrec#0"
+
+
+def test_an_empty_label_is_a_sample_error() -> None:
+    empty = _block(1, _block(1, _block(1, b"label") + _block(2, _block(3, b""))))
+    with pytest.raises(SampleError, match="'label' is empty"):
+        read_example(_example({"image": [JPEG]}) + empty, "a#0")
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=60))
+def test_data_that_is_no_example_is_a_sample_error(data: bytes) -> None:
+    with pytest.raises(SampleError):
+        read_example(data, "a#0")
+
+
+@pytest.mark.parametrize("version", ["3.20.3", "4.24.4"])
+def test_a_protobuf_that_crashes_is_not_used(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("google.protobuf.__version__", version)
+    example._reader.cache_clear()
+    with pytest.raises(DependencyError, match=f"protobuf {version} is too old .*pip install"):
+        _read({"image": [JPEG]})
+
+
+def test_reading_goes_on_after_memory_was_collected() -> None:
+    data = _example({"ids": [1, 2], "weight": [0.5, 1.0], "label": [1]})
+    for _ in range(3):
+        gc.collect()
+        assert read_example(data, "a#0").label == 1
+
+
+@pytest.mark.parametrize("module", ["google_crc32c", "google.protobuf"])
+def test_a_missing_library_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    path = _write(tmp_path / "a.tfrec", _example({"image": [JPEG]}))
+    monkeypatch.setitem(sys.modules, module, None)
+    tfrecord._crc32c.cache_clear()
+    example._reader.cache_clear()
+    with pytest.raises(DependencyError, match=r"pip install 'tpucache\[tfrecord\]'"):
+        _load_first(TFRecordSource(path))

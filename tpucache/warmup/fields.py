@@ -1,0 +1,190 @@
+"""One sample, as its source gives it -> the arrays of its record.
+
+The fields of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays of
+those names are arrays like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.codec import DTYPES, Field
+from tpucache.warmup.decode import decode_mask
+from tpucache.warmup.presize import View, presize_in_view, turn_back
+from tpucache.warmup.sources.base import Item
+
+Array = npt.NDArray[Any]
+
+#: What is kept of an image, in the order of the record.
+IMAGE_FIELDS: Final = ("image", "mask", "boxes", "keypoints")
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LOSSLESS: Final = {"raw": "raw", "zstd": "zstd", "jpeg": "png", "png": "png"}
+_NO_BOX: Final = -1
+
+
+def image_fields(names: Container[str]) -> tuple[str, ...]:
+    """Return which of a record's fields are an image's, in the record's order: none when there is no image."""
+    return tuple(name for name in IMAGE_FIELDS if name in names) if "image" in names else ()
+
+
+def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
+    """Return the fields of every record of a source, going by one of its samples.
+
+    Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3); `mask`, lossless, uint8
+    (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then the other
+    arrays in the sample's order, as they are. Raises SourceError when a record cannot hold one of them.
+    """
+    if not item.fields:
+        raise SourceError("the first sample has no fields: give it an image or arrays")
+    known = image_fields(item.fields)
+    makers: dict[str, Callable[[], Field]] = {
+        "image": lambda: Field("image", recipe.codec, "|u1", (recipe.height, recipe.width, 3)),
+        "mask": lambda: Field("mask", _LOSSLESS[recipe.codec], "|u1", (recipe.height, recipe.width, 1)),
+        "boxes": lambda: Field("boxes", "raw", "<f4", (recipe.max_boxes, 5)),
+        "keypoints": lambda: Field("keypoints", "raw", "<f4", (_points(item.fields["keypoints"]), 3)),
+    }
+    others = [_array_field(name, value) for name, value in item.fields.items() if name not in known]
+    return (*(makers[name]() for name in known), *others)
+
+
+def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> dict[str, Array]:
+    """Return a sample's arrays, each of exactly its field's dtype and shape, in the fields' order.
+
+    The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
+    class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
+    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors.
+
+    Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
+    """
+    names = [field.name for field in fields]
+    for name in (*names, *item.fields):
+        if name not in item.fields:
+            raise SampleError(path, f"has no field {name!r}, as other samples have")
+        if name not in names:
+            raise SampleError(path, f"has a field {name!r}, unlike other samples")
+    clean: dict[str, Array] = {}
+    known = image_fields(names)
+    if known:
+        clean["image"], view = presize_in_view(_pixels(item, path), recipe, path)
+    for field in fields:
+        value = item.fields[field.name]
+        if field.name not in known:
+            clean[field.name] = _array(field, value, path)
+        elif field.name == "mask":
+            clean["mask"] = _mask(value, view, path)[..., None]
+        elif field.name == "boxes":
+            clean["boxes"] = _boxes(_numbers(field.name, value, path), view, recipe.max_boxes, path)
+        elif field.name == "keypoints":
+            clean["keypoints"] = _keypoints(_numbers(field.name, value, path), view, field.shape[0], path)
+    return clean
+
+
+def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
+    """Return boxes (n, 5) as float32 (rows, 5), rows of -1 after the last."""
+    filled = np.full((rows, 5), _NO_BOX, np.float32)
+    filled[: len(boxes)] = boxes
+    return filled
+
+
+def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
+    """Return boxes (n, 5) clipped to left, top, right, bottom, without those of which nothing is left."""
+    clipped = boxes.astype(np.float32)
+    clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
+    clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
+    return clipped[(clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])]
+
+
+def within(points: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.bool_]:
+    """Return which points x, y (n, 2) lie in left, top, right, bottom; the right and bottom edges lie outside."""
+    return np.asarray(((points >= area[:2]) & (points < area[2:])).all(axis=1))
+
+
+def _points(value: bytes | Array) -> int:
+    if isinstance(value, bytes) or value.ndim != 2 or value.shape[1] != 2 or not len(value):
+        raise SourceError(f"keypoints are an array (n, 2) of x, y, not {_kind(value)}")
+    return len(value)
+
+
+def _array_field(name: str, value: bytes | Array) -> Field:
+    if not _NAME.fullmatch(name):
+        raise SourceError(f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64")
+    if isinstance(value, bytes):
+        raise SourceError(f"field {name!r} is encoded bytes: only an image and its mask are decoded, give an array")
+    dtype = value.dtype.newbyteorder("<").str
+    if dtype not in DTYPES:
+        raise SourceError(f"field {name!r} is {value.dtype}: a record holds {', '.join(DTYPES)}; convert it")
+    if not value.size:
+        raise SourceError(f"field {name!r} is empty: an array of shape {value.shape}")
+    return Field(name, "raw", dtype, value.shape)
+
+
+def _kind(value: bytes | Array) -> str:
+    return "bytes" if isinstance(value, bytes) else f"{value.dtype} {value.shape}"
+
+
+def _pixels(item: Item, path: str) -> bytes | Array:
+    return item.fields["image"]
+
+
+def _array(field: Field, value: bytes | Array, path: str) -> Array:
+    dtype = np.dtype(field.dtype)
+    if isinstance(value, bytes) or value.dtype.newbyteorder("<") != dtype or value.shape != field.shape:
+        raise SampleError(path, f"field {field.name!r} is {_kind(value)}, in other samples {dtype} {field.shape}")
+    return np.ascontiguousarray(value, dtype)
+
+
+def _mask(value: bytes | Array, view: View, path: str) -> Array:
+    """Return a mask (height, width) in view. It is as large as the image as stored, or else as shown."""
+    mask = decode_mask(value, path)
+    height, width = mask.shape
+    if (width, height) == view.stored:
+        return view.nearest(mask)
+    if view.turn.swap and (height, width) == view.stored:
+        return view.nearest(turn_back(mask, view.turn))
+    image = " x ".join(map(str, view.stored))
+    raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
+
+
+def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
+    """Return boxes or keypoints as finite float64."""
+    if isinstance(value, bytes) or value.dtype.kind not in "iuf":
+        raise SampleError(path, f"{name} are an array of numbers, not {_kind(value)}")
+    numbers = value.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise SampleError(
+            path, f"{name} hold numbers that are not finite: leave them out, or put them out of the image"
+        )
+    return numbers
+
+
+def _boxes(boxes: npt.NDArray[np.float64], view: View, most: int, path: str) -> npt.NDArray[np.float32]:
+    """Return boxes (n, 4) or (n, 5) in view, as rows of the record."""
+    if not boxes.size:
+        return fill_boxes(np.empty((0, 5)), most)
+    if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
+        raise SampleError(path, f"boxes are (n, 4) or (n, 5), not {boxes.shape}")
+    wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
+    if wrong.size:
+        raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
+    corners = np.stack([view.points(boxes[:, :2]), view.points(boxes[:, 2:4])])
+    classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
+    kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), view.area)
+    if len(kept) > most:
+        raise SampleError(path, f"holds {len(kept)} boxes, more than --max-boxes {most}")
+    return fill_boxes(kept, most)
+
+
+def _keypoints(points: npt.NDArray[np.float64], view: View, count: int, path: str) -> npt.NDArray[np.float32]:
+    """Return keypoints (n, 2) in view, as rows of the record."""
+    if points.shape != (count, 2):
+        raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
+    moved = view.points(points).astype(np.float32)
+    return np.column_stack([moved, within(moved, view.area).astype(np.float32)])

@@ -1,0 +1,78 @@
+"""A CSV file -> its cells, all of them text, and the numbers that they hold."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpucache.errors import SourceError
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of a CSV file, and the line that each row begins on."""
+
+    path: Path
+    names: list[str]
+    rows: list[list[str]]
+    lines: list[int]
+
+    def column(self, name: str) -> list[str]:
+        """Return a column's cells, one a row. Raises SourceError when there is no such column."""
+        if name not in self.names:
+            raise SourceError(f"{self.path} has no column {name!r}: there are {', '.join(map(repr, self.names))}")
+        index = self.names.index(name)
+        return [row[index] for row in self.rows]
+
+    def wrong(self, row: int, column: str, reason: str) -> SourceError:
+        """Return the error that a cell is, with its line."""
+        return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
+
+
+def read_table(path: Path) -> Table:
+    """Read a whole CSV file: UTF-8, with or without a byte order mark, commas between the cells.
+
+    Raises SourceError for what is no such file, has rows of the wrong length, names a column twice or has no rows.
+    """
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    line = 1
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for row in reader:
+                if row:  # an empty line is no row
+                    rows.append(row)
+                    lines.append(line)
+                line = reader.line_num + 1
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not UTF-8, at or after line {line}: save it as UTF-8") from error
+    except csv.Error as error:
+        raise SourceError(f"{path}, line {line}: {error}") from error
+    if len(rows) < 2:
+        raise SourceError(f"{path} has no rows: the first line names the columns, and each further one is a sample")
+    names = rows.pop(0)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SourceError(f"{path} has more than one column {twice[0]!r}: give each a name of its own")
+    for row, start in zip(rows, lines[1:], strict=True):
+        if len(row) != len(names):
+            raise SourceError(f"{path}, line {start}: it has {len(row)} cells, not {len(names)} as the first line")
+    return Table(path, names, rows, lines[1:])
+
+
+def to_number(text: str) -> int | float | None:
+    """Return the number that a cell holds, an int when it is whole; None when it holds none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    if "_" in text:  # Python's own way to write numbers
+        return None
+    if not value.is_integer():  # nor are nan and inf
+        return value
+    return int(text) if text.strip().lstrip("+-").isdecimal() else int(value)

@@ -1,0 +1,147 @@
+"""A serialised `tf.train.Example` -> an item, by the names and kinds of its features."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.errors import DependencyError, SampleError
+from tpucache.warmup.sources.base import Array, Item, Label
+from tpucache.warmup.sources.names import column_names
+
+_IMAGES: Final = ("image", "image_raw", "image/encoded")
+_LABELS: Final = ("class", "label", "target", "image/class/label")
+_IMAGE_START: Final = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|BM.{4}\0{4}|II\*\0|MM\0\*|RIFF.{4}WEBP|\0{3}\x0cjP  |.{4}ftypavi[fs]",
+    re.DOTALL,
+)
+
+_INSTALL: Final = "`pip install 'tpucache[tfrecord]'`"
+#: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
+_LEAST_PROTOBUF: Final = (4, 25)
+
+_EXAMPLE: Final = """
+name: "example.proto" package: "tpucache" syntax: "proto3"
+message_type { name: "Bytes"  field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Ints"   field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes"  number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Bytes"  oneof_index: 0 }
+  field { name: "floats" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Floats" oneof_index: 0 }
+  field { name: "ints"   number: 3 type: TYPE_MESSAGE type_name: ".tpucache.Ints"   oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tpucache.Features.FeatureEntry"
+  }
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Feature" }
+  }
+}
+message_type {
+  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Features" }
+}
+"""
+
+
+def read_example(data: bytes, path: str) -> Item:
+    """Return what a serialised Example holds; `path` names it in errors.
+
+    The image is the feature called image, image_raw or image/encoded, else the only one that begins as an image does;
+    its mask is the one called mask. The label is the first numeric one called class, label, target or
+    image/class/label: one whole number is a class, others are a vector. Of the other features, single values become
+    columns (bytes as UTF-8 text), several numbers an array of int64 or float32, and empty ones nothing.
+
+    Raises SampleError when that cannot be done, DependencyError without protobuf.
+    """
+    example_class, decode_error = _reader()
+    try:
+        example = example_class.FromString(data)
+    except decode_error as error:
+        raise SampleError(path, f"is no tf.train.Example: {error}") from error
+    texts: dict[str, list[bytes]] = {}
+    numbers: dict[str, Array] = {}
+    for name, feature in sorted(example.features.feature.items()):
+        kind = feature.WhichOneof("kind")
+        if kind == "bytes":
+            texts[name] = list(feature.bytes.value)
+        elif kind is not None:
+            numbers[name] = np.array(getattr(feature, kind).value, np.int64 if kind == "ints" else np.float32)
+    fields: dict[str, bytes | Array] = {}
+    image = _image_name(texts, path)
+    if image is not None:
+        fields["image"] = _one(texts.pop(image), image, path)
+        if "mask" in texts:
+            fields["mask"] = _one(texts.pop("mask"), "mask", path)
+    label_name = next((name for name in _LABELS if name in numbers), None)
+    label = None if label_name is None else _label(numbers.pop(label_name), label_name, path)
+    arrays = {name: values for name, values in numbers.items() if len(values) > 1}
+    if fields.keys() & arrays.keys():
+        raise SampleError(path, f"has an image in feature {image!r}, and numbers in one called image")
+    fields |= arrays
+    if not fields:
+        raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
+    columns: dict[str, str | int | float] = {
+        name: values[0].item() for name, values in numbers.items() if len(values) == 1
+    }
+    columns |= {name: _text(_one(values, name, path), name, path) for name, values in texts.items() if values}
+    safe = column_names(sorted(columns))
+    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())})
+
+
+def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
+    for name in _IMAGES:
+        if name in texts:
+            return name
+    like = [
+        name for name, values in texts.items() if name != "mask" and len(values) == 1 and _IMAGE_START.match(values[0])
+    ]
+    if len(like) > 1:
+        raise SampleError(path, f"has several images, {', '.join(like)}, and none of them is called image")
+    return like[0] if like else None
+
+
+def _one(values: list[bytes], name: str, path: str) -> bytes:
+    if len(values) != 1:
+        raise SampleError(path, f"feature {name!r} has {len(values)} values: of bytes only one can be kept")
+    return values[0]
+
+
+def _text(value: bytes, name: str, path: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise SampleError(path, f"feature {name!r} is neither UTF-8 text nor called as an image is") from error
+
+
+def _label(values: Array, name: str, path: str) -> Label:
+    if not len(values):
+        raise SampleError(path, f"feature {name!r} is empty: it has no label")
+    if len(values) == 1 and values.dtype == np.int64:
+        return int(values[0])
+    return tuple(values.astype(np.float64).tolist())
+
+
+@functools.cache
+def _reader() -> tuple[Any, Any]:
+    """Return the class of `tf.train.Example`, in a pool of its own as TensorFlow may be loaded too, and its error."""
+    try:
+        from google.protobuf import __version__ as version
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise DependencyError(f"TFRecord files need protobuf: {_INSTALL}") from error
+    if tuple(map(int, version.split(".")[:2])) < _LEAST_PROTOBUF:
+        raise DependencyError(f"protobuf {version} is too old to read TFRecord files safely: {_INSTALL}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tpucache.Example")), DecodeError

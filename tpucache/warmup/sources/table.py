@@ -1,0 +1,184 @@
+"""Samples that a CSV table lists, one a row: the path of an image, and its labels, mask, fold and anything else."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.warmup.sources.base import Column, Item, Listing, Sample
+from tpucache.warmup.sources.cells import Table, read_table, to_number
+from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.labels import read_labels
+from tpucache.warmup.sources.names import column_names, unique
+
+#: What the column of paths is called, the first of these that there is; without one it is the first column.
+_PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the columns of a table mean.
+
+    `path_col` holds the images' paths, below `root` (default: the table's folder), without `suffix`. `label_cols`:
+    one column of class names or numbers, or several of numbers; with `label_sep` one column of several names a row.
+    `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. Raises UsageError.
+    """
+
+    path_col: str | None = None
+    label_cols: tuple[str, ...] = ()
+    label_sep: str | None = None
+    suffix: str = ""
+    root: Path | None = None
+    mask_col: str | None = None
+    fold_col: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
+            raise UsageError(f"label_cols are several names, each once, not {self.label_cols!r}")
+        object.__setattr__(self, "label_cols", tuple(self.label_cols))
+        if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
+            raise UsageError(
+                f"label_sep is text between the names in one label column, not {self.label_sep!r} "
+                f"with {len(self.label_cols)} label columns"
+            )
+
+
+class TableSource:
+    """The rows of a CSV file, in their order.
+
+    A path that several rows name has `#2`, `#3` … after it from its second row on. A row that lacks its path, label
+    or mask is a sample that does not load.
+    """
+
+    def __init__(self, path: Path, options: TableOptions | None = None) -> None:
+        """Take a CSV file; nothing is read yet."""
+        self._path = path.absolute()
+        self._options = options or TableOptions()
+        self._root = Path(self._options.root or self._path.parent).absolute()
+
+    def list(self) -> Listing:
+        """Return all rows as samples, with every column that is not a path or label as it is.
+
+        `labels.py` says what labels are. Raises SourceError for a table that does not hold what it should.
+        """
+        table = read_table(self._path)
+        files = _files(table, self._options)
+        labels, classes = read_labels(table, self._options.label_cols, self._options.label_sep)
+        samples = [
+            Sample(number, name, label, self._bytes(files, number))
+            for (name, number), label in zip(files.rows.items(), labels, strict=True)
+        ]
+        return Listing(samples, classes, _columns(table, self._options))
+
+    def load(self, sample: Sample) -> Item:
+        """Return the bytes of a row's image, and of its mask. Raises SampleError when it lacks one or it is not read.
+
+        The table is read once a process, as often as it changes.
+        """
+        try:
+            status = self._path.stat()
+            files = _files_of(self._path, self._options, status.st_size, status.st_mtime_ns)
+        except (OSError, SourceError) as error:
+            raise SampleError(sample.path, f"{self._path} cannot be read any more: {error}") from error
+        number = files.rows.get(sample.path)
+        if number is None:
+            raise SampleError(sample.path, f"is no longer in {self._path}: bring it back as it was")
+        if number in files.lacks:
+            raise SampleError(sample.path, files.lacks[number])
+        fields = {"image": read_file(self._root / files.images[number], sample.path)}
+        if files.masks:
+            mask = files.masks[number]
+            try:
+                fields["mask"] = read_file(self._root / mask, sample.path)
+            except SampleError as error:
+                raise SampleError(sample.path, f"its mask {mask!r} {error.reason}") from error
+        return Item(fields)
+
+    def _bytes(self, files: _Files, number: int) -> int:
+        """Return the size of a row's files; one that is missing has none: loading it says so."""
+        total = 0
+        for name in (files.images[number], files.masks[number] if files.masks else ""):
+            try:
+                total += os.stat(self._root / name).st_size if name else 0
+            except (OSError, ValueError):  # ValueError: a name with a zero byte
+                continue
+        return total
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What loading needs to know of every row, by its number; `lacks` says why some cannot be loaded."""
+
+    rows: dict[str, int]
+    images: list[str]
+    masks: list[str] = field(default_factory=list)
+    lacks: dict[int, str] = field(default_factory=dict)
+
+
+def _files(table: Table, options: TableOptions) -> _Files:
+    path_name = _path_column(table, options)
+    needed = {path_name: "path"}
+    if options.label_sep is None:
+        needed |= dict.fromkeys(options.label_cols, "label")
+    if options.mask_col is not None:
+        needed[options.mask_col] = "mask"
+    lacks: dict[int, str] = {}
+    for name, what in needed.items():
+        for number, cell in enumerate(table.column(name)):
+            if not cell.strip():
+                lacks.setdefault(number, f"has no {what} in column {name!r}")
+    paths = table.column(path_name)
+    images = [cell + options.suffix if cell.strip() else "" for cell in paths]
+    names = unique(image or f"line {line}" for image, line in zip(images, table.lines, strict=True))
+    masks = table.column(options.mask_col) if options.mask_col is not None else []
+    return _Files({name: number for number, name in enumerate(names)}, images, masks, lacks)
+
+
+@functools.lru_cache(maxsize=2)
+def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
+    """Return what loading needs to know of a table; its size and time of change tell a changed one."""
+    return _files(read_table(path), options)
+
+
+def _path_column(table: Table, options: TableOptions) -> str:
+    if options.path_col is not None:
+        return options.path_col
+    others = {*options.label_cols, options.mask_col, options.fold_col}
+    free = [name for name in table.names if name not in others]
+    if not free:
+        raise SourceError(f"{table.path} has no column of paths beside {', '.join(map(repr, table.names))}")
+    return next((name for known in _PATH_NAMES for name in free if name.lower() == known), free[0])
+
+
+def _columns(table: Table, options: TableOptions) -> dict[str, Column]:
+    """Return the columns that are kept: the fold, and those without a meaning here."""
+    columns: dict[str, Column] = {}
+    if options.fold_col is not None:
+        folds = [to_number(cell) for cell in table.column(options.fold_col)]
+        for row, fold in enumerate(folds):
+            if not isinstance(fold, int) or not 0 <= fold < 2**31:
+                raise table.wrong(row, options.fold_col, "a fold is a whole number from 0")
+        columns["fold"] = np.array(folds, np.int64)
+    taken = {_path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
+    kept = column_names(name for name in table.names if name not in taken)
+    return columns | {safe: _column(table.column(name)) for name, safe in kept.items()}
+
+
+def _column(cells: Sequence[str]) -> Column:
+    """Return cells as int64 or float64 where nothing of them is lost by it, else as text."""
+    numbers = [number for number in map(to_number, cells) if number is not None]
+    if len(numbers) < len(cells) or any(re.match(r"\s*[+-]?0\d", cell) for cell in cells):  # 007 is a name
+        return cells
+    if all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers):
+        return np.array(numbers, np.int64)
+    if any(isinstance(number, int) and float(number) != number for number in numbers):
+        return cells
+    return np.array(numbers, np.float64)

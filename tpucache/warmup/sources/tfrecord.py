@@ -1,0 +1,146 @@
+"""Samples in TFRecord files, one a record: a serialised `tf.train.Example`. TensorFlow is not needed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.example import read_example
+
+#: What a TFRecord file is called; `-00000-of-00010` may follow.
+NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)
+WILDCARD: Final = re.compile(r"[*?[]")
+
+# A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
+_HEADER: Final = 12
+_FRAME: Final = 16
+
+
+class TFRecordSource:
+    """The records of TFRecord files, file by file in the order of their names' bytes; compressed files are not read."""
+
+    def __init__(self, pattern: str | Path) -> None:
+        """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`; no record is read yet."""
+        path = Path(pattern).absolute()
+        wild = [number for number, part in enumerate(path.parts) if WILDCARD.search(part)]
+        # Names are relative to the part without wildcards, so that further files never change them.
+        first = wild[0] if wild and not path.is_file() else len(path.parts) - 1
+        self._root = Path(*path.parts[:first])
+        self._pattern = os.path.join(*path.parts[first:])
+
+    def list(self) -> Listing:
+        """Return all records as samples, called `file#record`.
+
+        Raises SourceError naming file and offset for a file that is broken or cut off, DependencyError.
+        """
+        samples: list[Sample] = []
+        for name in _find(self._root, self._pattern):
+            bounds = _bounds_of(self._root / name).tolist()
+            samples += [
+                Sample(len(samples) + record, f"{name}#{record}", None, end - start - _FRAME)
+                for record, (start, end) in enumerate(itertools.pairwise(bounds))
+            ]
+        if not samples:
+            raise SourceError(f"{self._root / self._pattern} holds no records")
+        return Listing(samples)
+
+    def load(self, sample: Sample) -> Item:
+        """Return a record's content.
+
+        Raises SampleError when its data is damaged, is no Example, or has features that cannot be kept.
+        """
+        return read_example(self._data(sample.path), sample.path)
+
+    def _data(self, name: str) -> bytes:
+        """Return the data of the record of that name, verified. Raises SampleError."""
+        file_name, _, record = name.rpartition("#")
+        path, number = self._root / file_name, int(record)
+        try:
+            bounds = _bounds_of(path)[number : number + 2].tolist()
+            with path.open("rb") as file:
+                file.seek(bounds[0])
+                frame = file.read(bounds[1] - bounds[0])
+        except IndexError as error:
+            raise SampleError(name, "is no longer in its file, which holds fewer records now") from error
+        except (OSError, SourceError) as error:
+            raise SampleError(name, f"cannot be read any more: {error}") from error
+        data = frame[_HEADER:-4]
+        if not _intact(data, frame[-4:]):
+            raise SampleError(name, "is damaged: its data does not match its checksum")
+        return data
+
+
+def _find(root: Path, pattern: str) -> list[str]:
+    """Return the names, relative to the root, of the files that a pattern matches, in order. Raises SourceError."""
+    path = root / pattern
+    found = [path] if path.is_file() else root.glob(pattern)
+    names = [file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")]
+    for name in names:
+        if not NAMES.search(name.name):
+            raise SourceError(
+                f"{root / name} is not called .tfrec, .tfrecord or .tfrecords: "
+                "give a pattern of such files alone, decompressed where they were compressed"
+            )
+    if not names:
+        raise SourceError(f"{path} matches no file")
+    return [name.as_posix() for name in sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])]
+
+
+def _bounds_of(path: Path) -> npt.NDArray[np.int64]:
+    """Return where each record of a file begins, and where the last ends: int64 (records + 1,). Raises SourceError."""
+    try:
+        status = path.stat()
+        return _bounds(path, status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _bounds(path: Path, size: int, changed: int) -> npt.NDArray[np.int64]:
+    """Walk a file from length to length; its size and time of change tell a changed one."""
+    bounds = [0]
+    with path.open("rb") as file:
+        while (start := bounds[-1]) < size:
+            file.seek(start)
+            header = file.read(_HEADER)
+            end = start + _FRAME + int.from_bytes(header[:8], "little")
+            if len(header) == _HEADER and not _intact(header[:8], header[8:]):
+                raise SourceError(f"{path}, offset {start}: {_what_else(start, header)}")
+            if len(header) < _HEADER or end > size:
+                raise SourceError(f"{path}, offset {start}: the record is cut off: bring the whole file of it")
+            bounds.append(end)
+    return np.array(bounds, np.int64)
+
+
+def _what_else(start: int, header: bytes) -> str:
+    """Say what a header without a matching checksum is."""
+    gzip = header[:2] == b"\x1f\x8b"
+    zlib = header[0] == 0x78 and int.from_bytes(header[:2], "big") % 31 == 0
+    if start == 0 and (gzip or zlib):
+        return f"the file is compressed ({'gzip' if gzip else 'zlib'}), which is not read: decompress it first"
+    return "no record begins here, or its length is damaged: bring an undamaged TFRecord file"
+
+
+def _intact(data: bytes, stored: bytes) -> bool:
+    """Return whether data has the masked CRC-32C that is stored with it."""
+    crc = _crc32c().value(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return bool(masked == int.from_bytes(stored, "little"))
+
+
+@functools.cache
+def _crc32c() -> Any:
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise DependencyError("TFRecord files need google-crc32c: `pip install 'tpucache[tfrecord]'`") from error
+    return google_crc32c
