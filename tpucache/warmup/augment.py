@@ -90,7 +90,7 @@ def augment_fields(
     function = _build(json.dumps(definition, sort_keys=True), names)
     entropy = np.random.SeedSequence(seed, spawn_key=(number, variant))
     try:
-        given = {name: clean[name] for name in names}
+        given = {name: clean[name].copy() for name in names}
         result = function(given, np.random.Generator(np.random.PCG64(entropy)))
     except Exception as error:
         raise RecipeError(
