@@ -1,0 +1,44 @@
+"""The command line: one short function a command, which imports what it runs inside itself."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from tpucache import __version__
+from tpucache.cli import building, looking, training
+from tpucache.cli.terminal import PROG, complain
+from tpucache.errors import TpucacheError, UsageError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return 0, 1 for an expected failure told in one line, or 2 for a wrong usage."""
+    options = _parser().parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except UsageError as error:
+        return complain(error, 2)
+    except TpucacheError as error:
+        return complain(error, 1)
+    except KeyboardInterrupt:
+        return complain("interrupted: run the same command again to go on", 1)
+    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
+        sys.stderr.close()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG, description="Decode, resize and augment once; then read batches at memory speed."
+    )
+    parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for group in (building, looking, training):
+        group.add(commands)
+    return parser

@@ -1,0 +1,166 @@
+"""warmup and verify: a cache is built, proven, finished."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tpucache.cli.options import add_cache, add_command, positive, seconds, size
+from tpucache.cli.terminal import PROG, complain, say, show
+
+
+def warmup(options: argparse.Namespace) -> int:
+    """Build a cache, or finish one that was interrupted."""
+    from tpucache.errors import UnfinishedError
+    from tpucache.progress import Progress
+    from tpucache.recipe import Recipe
+    from tpucache.warmup.engine import Engine
+    from tpucache.warmup.estimate import Estimate
+    from tpucache.warmup.run import Standing, build_cache
+    from tpucache.warmup.sources import TableOptions, open_source
+
+    began = time.monotonic()
+    recipe = Recipe(
+        size=options.size,
+        fit=options.fit,
+        variants=options.variants,
+        augment=options.augment,
+        seed=options.seed,
+        codec=options.codec,
+        quality=options.quality,
+        shard_mb=options.shard_mb,
+        exact=options.exact,
+        max_boxes=options.max_boxes,
+    )
+    table = TableOptions(
+        path_col=options.path_col,
+        label_cols=tuple(options.label_col),
+        label_sep=options.label_sep,
+        suffix=options.suffix,
+        root=options.root,
+        mask_col=options.mask_col,
+        fold_col=options.fold_col,
+    )
+    engine = Engine(options.backend, options.jobs, options.scheduler)
+    progress: list[Progress] = []
+
+    def report(standing: Standing) -> None:
+        if not progress:
+            progress.append(Progress(standing.total, "warmup", "samples", initial=standing.samples))
+        skipped = f", {standing.skipped:,} skipped" if standing.skipped else ""
+        progress[0].advance_to(standing.samples, f"{standing.bytes / 1e6:,.0f} MB{skipped}")
+
+    def announce(expected: Estimate) -> None:
+        print(
+            f"to do: {expected.records:,} records, about {expected.bytes / 1e6:,.0f} MB, and "
+            f"{expected.free / 1e6:,.0f} MB are free; {expected.process_seconds:,.0f} s of one process",
+            file=sys.stderr,
+        )
+
+    try:
+        manifest = build_cache(
+            open_source(options.source, table),
+            options.cache,
+            recipe,
+            on_error=options.on_error,
+            time_limit=options.time_limit,
+            target=options.target,
+            engine=engine,
+            report=report,
+            announce=announce,
+        )
+    except UnfinishedError as error:
+        say(f"{PROG}: {error}")
+        return 0
+    finally:
+        for shown in progress:
+            shown.close()
+    say(
+        f"{options.cache}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
+        f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
+        f"{time.monotonic() - began:,.0f} s"
+    )
+    for skipped in manifest.skipped:
+        say(f"  skipped {skipped.path!r}: {skipped.reason}")
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Hold every byte of a cache against its manifest."""
+    from tpucache.progress import Progress
+    from tpucache.store.manifest import Manifest
+    from tpucache.store.verify import verify_cache
+
+    manifest = Manifest.load(options.cache)
+    with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
+        damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
+    report = {
+        "ok": not damages,
+        "files": len(manifest.shards) + len(manifest.tables),
+        "records": manifest.records,
+        "bytes": manifest.total_bytes,
+        "damages": [damage.to_dict() for damage in damages],
+    }
+    lines = [f"{damage.name} {damage.reason}" for damage in damages]
+    show(
+        options,
+        report,
+        lines or [f"{options.cache}: {manifest.records:,} records in {report['files']} files, all sound"],
+    )
+    if damages:
+        names = sorted({damage.name for damage in damages})
+        return complain(f"{options.cache} is damaged: {', '.join(names)}. Copy it again or warm it up again", 1)
+    return 0
+
+
+def add(commands: Any) -> None:
+    """Add warmup and verify."""
+    command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2")
+    command.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a folder of images (a subfolder a class, or flat), a .csv, a pattern of .tfrec files, module:callable",
+    )
+    command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
+    command.add_argument("--size", type=size, default=224, metavar="N|HxW", help="pixels of every cached image")
+    command.add_argument("--fit", choices=["crop", "pad", "stretch"], default="crop", help="how others come to it")
+    command.add_argument("--variants", type=int, default=0, metavar="K", help="augmented variants beside the clean one")
+    command.add_argument(
+        "--augment",
+        default="standard",
+        metavar="PRESET|FILE|module:name",
+        help="flip, affine, standard or strong; a YAML or JSON file of albumentations.to_dict; or a callable",
+    )
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the augmentation")
+    command.add_argument("--codec", choices=["raw", "jpeg", "png", "zstd"], default="raw", help="how images are stored")
+    command.add_argument("--quality", type=int, metavar="Q", help="of jpeg (1-100), or level of png or zstd")
+    command.add_argument("--shard-mb", type=int, default=128, metavar="N", help="MiB a shard aims at")
+    command.add_argument("--exact", action="store_true", help="decode whole images, never at a smaller scale")
+    command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
+    table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
+    table.add_argument("--path-col", metavar="NAME", help="paths of the images; path, file, image, id … if not given")
+    table.add_argument(
+        "--label-col", action="append", default=[], metavar="NAME", help="labels; more than once for several a sample"
+    )
+    table.add_argument("--label-sep", metavar="TEXT", help="between several names in the one label column")
+    table.add_argument("--suffix", default="", metavar=".jpg", help="put after each path")
+    table.add_argument(
+        "--root", type=Path, metavar="DIR", help="where the paths begin; the table's folder if not given"
+    )
+    table.add_argument("--mask-col", metavar="NAME", help="paths of masks")
+    table.add_argument("--fold-col", metavar="NAME", help="fold numbers, for train --valid fold=N")
+    command.add_argument("--max-boxes", type=positive, default=100, metavar="N", help="boxes a record has room for")
+    command.add_argument("--time-limit", type=seconds, metavar="8h", help="stop cleanly before; run again to continue")
+    command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 48 files")
+    command.add_argument(
+        "--backend", choices=["loky", "dask", "ray", "spark"], default="loky", help="who runs the work"
+    )
+    command.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask scheduler or a Ray cluster")
+    command.add_argument(
+        "--on-error", choices=["fail", "skip"], default="fail", help="stop at a bad sample, or list it and go on"
+    )
+    command = add_command(commands, verify, "cache/train")
+    add_cache(command)

@@ -1,0 +1,90 @@
+"""What several commands' options have in common."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpucache.cli.terminal import PROG
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import InMemory
+
+
+def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example: str) -> argparse.ArgumentParser:
+    """Add a command named and described by the function that runs it, with an example of its use."""
+    text = (run.__doc__ or "").strip()
+    command: argparse.ArgumentParser = commands.add_parser(
+        run.__name__,
+        help=text,
+        description=text,
+        epilog=f"example: {PROG} {run.__name__} {example}",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.set_defaults(command=run)
+    return command
+
+
+def add_cache(command: argparse.ArgumentParser) -> None:
+    """Add the cache a command reads, and --json."""
+    command.add_argument("cache", metavar="CACHE", type=Path, help="a cache that warmup built")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+
+
+def add_reading(command: argparse.ArgumentParser) -> None:
+    """Add how a cache is read: --threads, --in-memory, --stage."""
+    command.add_argument("--threads", type=positive, default=2, metavar="N", help="threads that read")
+    command.add_argument(
+        "--in-memory",
+        choices=["auto", "yes", "no"],
+        default="auto",
+        help="keep each record in memory once it is read; auto: where all take at most a third of what is free",
+    )
+    command.add_argument("--stage", type=Path, metavar="DIR", help="copy the cache there first, such as to /dev/shm")
+
+
+def staged(options: argparse.Namespace) -> Path:
+    """Return the cache to read: a copy at --stage, made now or before, or the cache itself."""
+    cache: Path = options.cache
+    if options.stage is None:
+        return cache
+    from tpucache.progress import Progress
+    from tpucache.store.manifest import Manifest
+    from tpucache.store.stage import stage_cache
+
+    with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
+        return stage_cache(cache, options.stage, lambda done, _: progress.advance_to(done))
+
+
+def in_memory(options: argparse.Namespace) -> InMemory:
+    """Return the answer to --in-memory as CachedDataset takes it."""
+    answers: dict[str, InMemory] = {"auto": "auto", "yes": True, "no": False}
+    return answers[options.in_memory]
+
+
+def size(text: str) -> int | tuple[int, int]:
+    """Read "N" or "HxW"."""
+    sides = [int(side) for side in text.lower().split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def seconds(text: str) -> float:
+    """Read a time such as 8h, 1h30m, 90m or 5400, in seconds."""
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
+    if not text or parts is None or not any(parts.groups()):
+        raise argparse.ArgumentTypeError(f"a time is such as 8h, 1h30m, 90m or 5400, not {text!r}")
+    hours, minutes, rest = (int(part or 0) for part in parts.groups())
+    return float(3600 * hours + 60 * minutes + rest)
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value

@@ -1,0 +1,32 @@
+"""What commands say: lines on standard output, complaints in one line on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+PROG: Final = "python -m tpucache"
+
+
+def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
+    """Print a report: one JSON object where asked for, lines otherwise."""
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        for line in lines:
+            say(line)
+
+
+def say(line: str) -> None:
+    """Print a line, whatever names of files it holds."""
+    print(line.encode("utf-8", "backslashreplace").decode())
+
+
+def complain(error: object, status: int) -> int:
+    """Print what went wrong as one line and return the status to end with."""
+    message = " ".join(str(error).split())
+    print(f"{PROG}: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    return status
