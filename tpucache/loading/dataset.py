@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -206,8 +207,10 @@ class CachedDataset(Dataset[Item]):
         if self._layout.fixed:
             self._reader.scatter(rows, target.views(places))
             return
-        for place, row in zip(places.tolist(), rows, strict=True):
-            parts = self._layout.split(memoryview(self._reader.read(row)))
+        records = _slices(rows["length"].tolist())
+        self._reader.scatter(rows, [[record] for record in records])
+        for place, record in zip(places.tolist(), records, strict=True):
+            parts = self._layout.split(record)
             for field, part, array in zip(self._layout.fields, parts, target.arrays, strict=True):
                 decode_into(field, part, array[place])
 
@@ -262,6 +265,13 @@ class CachedDataset(Dataset[Item]):
             raise UsageError(f'{self.directory} has variants {has} and "epoch", not {self._variant!r}')
         if any(not field.shape and field.codec == "bytes" for field in self.manifest.fields):
             raise FormatError(f"{self.directory} holds a field of bytes, whose length varies: it has no tensor")
+
+
+def _slices(lengths: Sequence[int]) -> list[memoryview]:
+    """Return one new block of memory, cut into pieces of these lengths."""
+    ends = list(itertools.accumulate(lengths))
+    block = memoryview(bytearray(ends[-1] if ends else 0))
+    return [block[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _check_positions(indices: Sequence[int] | Array, samples: int) -> npt.NDArray[np.int64]:
