@@ -110,6 +110,7 @@ CONTENDERS: Final = (
         Contender(f"tpucache in memory {n}", "tpucache", ({"kind": "raw", "threads": n, "memory": True},))
         for n in (1, 2)
     ),
+    Contender("tpucache jpeg in memory 2", "tpucache", ({"kind": "jpeg", "threads": 2, "memory": True},)),
     *(
         Contender(f"tpucache {kind} {n}", "tpucache", ({"kind": kind, "threads": n},))
         for kind in ("raw", "jpeg")
