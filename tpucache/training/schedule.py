@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, get_args
+
+from tpucache.errors import UsageError
+
+ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
+SCHEDULES: Final = get_args(ScheduleName)
+ScaleRule = Literal["none", "linear", "sqrt"]
+SCALE_RULES: Final = get_args(ScaleRule)
+
+_MOMENTUM: Final = 0.9
 
 
 class Rates(NamedTuple):
-    """What the optimizer uses in one step."""
+    """What the optimizer uses in one step; `momentum` is AdamW's first beta."""
 
     lr: float
     momentum: float
+
+
+def make_schedule(name: str, steps: int, lr: float, warmup: float | None = None) -> Callable[[int], Rates]:
+    """Return the rates as a function of the step, 0 to `steps` - 1, by a schedule's name.
+
+    `lr` is the highest rate, and `warmup` the fraction of the steps in which it is reached: 0.3 of one-cycle, 0.05 of
+    warmup-cosine, and 0 of constant unless given. Raises UsageError.
+    """
+    if name not in SCHEDULES:
+        raise UsageError(f"there is no schedule {name!r}: use {', '.join(SCHEDULES)}")
+    if steps < 1 or not 0 < lr < math.inf:
+        raise UsageError(f"a schedule has at least one step and a finite rate above 0, not {steps} and {lr}")
+    if warmup is not None and not 0 <= warmup < 1:
+        raise UsageError(f"the warm-up is a fraction of the steps, at least 0 and below 1, not {warmup}")
+    if name == "one-cycle":
+        return lambda step: one_cycle(step, steps, lr, warmup=0.3 if warmup is None else warmup)
+    if name == "warmup-cosine":
+        return lambda step: warmup_cosine(step, steps, lr, warmup=0.05 if warmup is None else warmup)
+    return lambda step: constant(step, steps, lr, warmup=warmup or 0.0)
 
 
 def one_cycle(
@@ -33,9 +62,53 @@ def one_cycle(
     turn = max(1e-9, warmup * steps - 1)
     if step <= turn:
         share = step / turn
-        return Rates(_cosine(start, peak_lr, share), _cosine(high, low, share))
+        return _rates(_cosine(start, peak_lr, share), _cosine(high, low, share))
     share = min(1.0, (step - turn) / max(1e-9, steps - 1 - turn))
-    return Rates(_cosine(peak_lr, start / end_divisor, share), _cosine(low, high, share))
+    return _rates(_cosine(peak_lr, start / end_divisor, share), _cosine(low, high, share))
+
+
+def warmup_cosine(
+    step: int,
+    steps: int,
+    peak_lr: float,
+    *,
+    warmup: float = 0.05,
+    end_divisor: float = 1e4,
+    momentum: float = _MOMENTUM,
+) -> Rates:
+    """Return the rates of a straight rise to the peak, then half a cosine down to peak / `end_divisor`.
+
+    The rise takes the first `warmup` of the steps (Goyal et al., arXiv:1706.02677); the fall is that of Loshchilov and
+    Hutter, arXiv:1608.03983, without restarts.
+    """
+    rise = round(warmup * steps)
+    if step < rise:
+        return _rates(peak_lr * (step + 1) / (rise + 1), momentum)
+    share = min(1.0, (step - rise) / max(1, steps - 1 - rise))
+    return _rates(_cosine(peak_lr, peak_lr / end_divisor, share), momentum)
+
+
+def constant(step: int, steps: int, lr: float, *, warmup: float = 0.0, momentum: float = _MOMENTUM) -> Rates:
+    """Return the same rates for every step after a straight rise over the first `warmup` of them."""
+    rise = round(warmup * steps)
+    return _rates(lr * min(1.0, (step + 1) / (rise + 1)), momentum)
+
+
+def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
+    """Return the rate for a global batch, given the rate that is right for `base` images.
+
+    "linear" keeps the sum of the steps over an epoch (Goyal et al., arXiv:1706.02677), "sqrt" the variance of a step
+    (Krizhevsky, arXiv:1404.5997), "none" the rate. Raises UsageError for another rule.
+    """
+    if rule not in SCALE_RULES:
+        raise UsageError(f"there is no rule {rule!r} to scale the rate by: use {', '.join(SCALE_RULES)}")
+    times = batch_size / base
+    return lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
+
+
+def _rates(lr: float, momentum: float) -> Rates:
+    # XLA makes a constant of a factor that is exactly 0 or 1, and so another graph of the step: pass just by it.
+    return Rates(math.nextafter(1.0, 0.0) if lr == 1.0 else lr, momentum)
 
 
 def _cosine(start: float, end: float, share: float) -> float:
