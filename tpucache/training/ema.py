@@ -1,0 +1,80 @@
+"""The moving average of a model's weights, which is often the better model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tpucache.errors import TrainingError, UsageError
+
+_STEPS: Final = "steps"
+_AVERAGE: Final = "average"
+
+
+class Ema:
+    """Exponential moving average of a model's parameters and floating-point buffers, on its device.
+
+    `update` after a step takes average = decay * average + (1 - decay) * model, where the decay warms up as
+    min(decay, (1 + t) / (10 + t)) in update t = 1, 2, …; whole-number buffers are copied. The count is a tensor on the
+    device: the update is part of the step's graph. torch's AveragedModel reads its count back in every one.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
+        """Begin with the model's weights, once the model is on its device. Raises UsageError for the decay."""
+        if not 0 < decay < 1:
+            raise UsageError(f"the decay of a moving average lies between 0 and 1, not at {decay}")
+        self._decay = decay
+        self._model = model
+        self._average = {name: tensor.detach().clone() for name, tensor in _tensors(model).items()}
+        device = next(iter(self._average.values())).device
+        self._steps = torch.zeros(()).to(device)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the model's weights into the average, after an optimizer's step and in its graph."""
+        self._steps += 1
+        rest = 1 - ((1 + self._steps) / (10 + self._steps)).clamp(max=self._decay)
+        for name, tensor in _tensors(self._model).items():
+            average = self._average[name]
+            if average.is_floating_point():
+                average.add_((tensor - average) * rest.to(average.dtype))
+            else:
+                average.copy_(tensor)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[nn.Module]:
+        """Give the model the average's weights within the context, and its very own back after it."""
+        own = {name: tensor.data for name, tensor in _tensors(self._model).items()}
+        _swap_in(self._model, self._average)
+        try:
+            yield self._model
+        finally:
+            _swap_in(self._model, own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the count of updates and the averages by name, all tensors."""
+        return {_STEPS: self._steps, _AVERAGE: dict(self._average)}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that `state_dict` gave for the same model. Raises TrainingError for another model's."""
+        average = state.get(_AVERAGE, {})
+        shapes = {name: tensor.shape for name, tensor in average.items()}
+        if shapes != {name: tensor.shape for name, tensor in self._average.items()} or _STEPS not in state:
+            raise TrainingError("the moving average is of another model: resume with the model of the checkpoint")
+        self._steps.copy_(state[_STEPS])
+        for name, tensor in average.items():
+            self._average[name].copy_(tensor)
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _swap_in(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in _tensors(model).items():
+        tensor.data = values[name]
