@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -83,6 +84,22 @@ def test_state_saved_and_loaded_goes_on_bit_by_bit(kind):
         run(whole, optimizer, 3, lambda *_: None), run(halves, second, 3, lambda *_: None), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_no_factor_of_adamws_step_is_one_in_float32_however_late_or_small():
+    model = make_model()
+    optimizer = make_optimizer(model, "adamw", 1e-3, 0.01)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["step"].fill_(1e6)
+    set_rates(optimizer, Rates(1e-9, 0.9))
+    decaying, others = optimizer.param_groups
+    assert np.float32(1 - decaying["lr"] * decaying["weight_decay"]) != 1
+    assert others["weight_decay"] == 0
+    for parameter in model.parameters():
+        step = optimizer.state[parameter]["step"].item() + 1
+        assert np.float32(1) > np.float32((1 - 0.999**step) ** 0.5) > 1 - 3e-7
+    set_rates(optimizer, Rates(1e-3, 0.9))
+    assert decaying["weight_decay"] == 0.01
 
 
 def test_frozen_parameters_are_left_out():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final, Literal, get_args
 
@@ -13,6 +14,9 @@ from tpucache.training.schedule import Rates
 
 OptimizerName = Literal["sgd", "adamw"]
 OPTIMIZERS: Final = get_args(OptimizerName)
+
+_DECAY: Final = "asked_weight_decay"
+_LEAST: Final = 2.0**-23  # what float32 tells from 1
 
 
 def make_optimizer(
@@ -44,7 +48,9 @@ def make_optimizer(
     if kind == "sgd":
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
     else:
-        optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas)
+        optimizer = torch.optim.AdamW(
+            [{**group, _DECAY: group["weight_decay"]} for group in groups], lr=lr, betas=betas
+        )
     for parameter in parameters:
         # What the first step would make. AdamW keeps its count on the host, as torch does.
         if kind == "sgd":
@@ -56,13 +62,22 @@ def make_optimizer(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
-    """Let the next step use these rates: momentum is AdamW's first beta. Costs no compile."""
+    """Let the next step use these rates: momentum is AdamW's first beta. Costs no compile.
+
+    XLA makes a constant of a factor that is 1 in float32, and another graph. So AdamW's weights decay by 2^-23 at least
+    where they do, and its count of steps stops where its correction no longer shows.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rates.lr
-        if "betas" in group:
-            group["betas"] = (rates.momentum, group["betas"][1])
-        else:
+        if "betas" not in group:
             group["momentum"] = rates.momentum
+            continue
+        group["betas"] = (rates.momentum, group["betas"][1])
+        if group[_DECAY]:
+            group["weight_decay"] = max(group[_DECAY], _LEAST / rates.lr)
+        last = int(math.log(_LEAST) / math.log(group["betas"][1]))
+        for parameter in group["params"]:
+            optimizer.state[parameter]["step"].clamp_(max=last)
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:

@@ -15,6 +15,10 @@ SCALE_RULES: Final = get_args(ScaleRule)
 
 _MOMENTUM: Final = 0.9
 
+# XLA makes constants of 0 and 1, and one input of numbers that are equal: a rate that in some step meets another number
+# of the step (1, or what label smoothing leaves) is another graph. Two units of float32 aside, it meets none.
+_ASIDE: Final = 1 - 2.0**-22
+
 
 class Rates(NamedTuple):
     """What the optimizer uses in one step; `momentum` is AdamW's first beta."""
@@ -107,8 +111,7 @@ def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
 
 
 def _rates(lr: float, momentum: float) -> Rates:
-    # XLA makes a constant of a factor that is exactly 0 or 1, and so another graph of the step: pass just by it.
-    return Rates(math.nextafter(1.0, 0.0) if lr == 1.0 else lr, momentum)
+    return Rates(lr * _ASIDE, momentum * _ASIDE)
 
 
 def _cosine(start: float, end: float, share: float) -> float:

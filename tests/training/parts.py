@@ -1,0 +1,143 @@
+"""Every part of a training step on one backend, run as `python -m parts BACKEND CORES FILE`; FILE gets the results."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpucache.training.augment import Augment, AugmentSettings, draw
+from tpucache.training.device import Device, open_device
+from tpucache.training.ema import Ema
+from tpucache.training.models import UNet, conv_bn
+from tpucache.training.optimizers import clip_gradients, make_optimizer, set_rates
+from tpucache.training.schedule import make_schedule
+from tpucache.training.tasks import TASKS, make_task
+
+MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
+BATCH, SIDE, STEPS = 16, 8, 10
+MOVES = AugmentSettings(flip=True, vertical_flip=True, shift=3, rotate=True)
+ALL = AugmentSettings(
+    flip=True, vertical_flip=True, shift=3, rotate=True, brightness=0.4, contrast=0.4, saturation=0.4, erase=0.5,
+    mixup=0.4, cutmix=1.0,
+)  # fmt: skip
+
+
+def augment(device: Device) -> dict[str, Any]:
+    """What moves alone, and all together in steps that mix and steps that cut, with and without autocast."""
+    rng = np.random.default_rng(0)
+    images = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)))
+    masks = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, SIDE, SIDE), np.uint8)))
+    targets = device.put(torch.from_numpy(rng.random((BATCH, 3), np.float32)))
+    found: dict[str, Any] = {}
+    for name, settings in {"moves": MOVES, "all": ALL}.items():
+        aug = Augment(settings, MEAN, STD, SIDE, SIDE, device.torch_device)
+        for step in range(4):
+            draws = device.put(torch.from_numpy(draw(settings, 7, step, BATCH)))
+            with device.autocast(step % 2 == 1):
+                pixels = aug.images(images, draws)
+                mixed = aug.mix(pixels, targets, draws)
+                found[f"{name} {step}"] = [pixels, aug.masks(masks, draws), *mixed]
+            device.step_end()
+    return found
+
+
+def tasks(device: Device) -> dict[str, Any]:
+    """Each task's losses, gradients and predictions, and a mask's confusion, under autocast."""
+    rng = np.random.default_rng(1)
+    labels = {
+        "classes": rng.integers(0, 3, BATCH),
+        "multilabel": rng.integers(0, 2, (BATCH, 3)).astype(np.float32),
+        "regression": rng.random((BATCH, 3), np.float32),
+        "mask": rng.choice([0, 1, 2, 255], (BATCH, 4, 5)).astype(np.uint8),
+    }
+    found = {}
+    for name in TASKS:
+        task, known = make_task(name, 3), device.put(torch.from_numpy(labels[name]))
+        shape = (BATCH, 3, 4, 5) if name == "mask" else (BATCH, 3)
+        scores = device.put(torch.from_numpy(rng.normal(0, 1, shape).astype(np.float32))).requires_grad_()
+        with device.autocast(True):
+            targets = task.targets(known, 0.0 if name == "regression" else 0.1)
+            loss = task.loss(scores, targets, torch.tensor([0.5, 1.0, 2.0]).to(device.torch_device))
+            loss.backward()
+            found[name] = [loss, scores.grad, task.losses(scores, known), task.predictions(scores)]
+            if name == "mask":
+                found[name].append(task.confusion(scores, known))
+    return found
+
+
+def models(device: Device) -> dict[str, Any]:
+    """What a small U-Net gives, with sides that do not halve."""
+    torch.manual_seed(0)
+    model = UNet(3, (4, 8, 8)).to(device.torch_device).eval()
+    with torch.no_grad():
+        return {"unet": model(device.put(torch.randn(BATCH, 3, 13, 10)))}
+
+
+def tiny() -> nn.Module:
+    """A network without a bias before its norm: that one has no gradient but noise, which AdamW would scale up."""
+    return nn.Sequential(conv_bn(3, 4, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+def train(device: Device, kind: str) -> dict[str, Any]:
+    """Some steps with all parts at once, an evaluation by the average between, and how often the device compiled."""
+    torch.manual_seed(0)
+    model = tiny().to(device.torch_device)
+    optimizer, ema = make_optimizer(model, kind, 0.05, 0.01), Ema(model, 0.5)
+    device.wait()
+    aug = Augment(ALL, MEAN, STD, SIDE, SIDE, device.torch_device)
+    task = make_task("classes", 3)
+    schedule = make_schedule("one-cycle", STEPS, 1.0 if kind == "sgd" else 0.002)
+    rng = np.random.default_rng(2)
+    losses, norms, evaluated, compiles = [], [], [], []
+    for step in range(STEPS):
+        batch = (
+            rng.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
+            rng.integers(0, 3, BATCH),
+            draw(ALL, 3, step, BATCH),
+        )
+        images, labels, draws = (device.put(torch.from_numpy(array)) for array in batch)
+        set_rates(optimizer, schedule(step))
+        pixels, targets = aug.mix(aug.images(images, draws), task.targets(labels, 0.1), draws)
+        loss = task.loss(model(pixels), targets)
+        loss.backward()
+        norms.append(clip_gradients(model.parameters(), 0.07))
+        optimizer.step()
+        ema.update()
+        optimizer.zero_grad(set_to_none=True)
+        device.step_end()
+        losses.append(loss.detach())
+        if step % 4 == 0:
+            model.eval()
+            with torch.no_grad(), ema.applied():
+                evaluated.append(task.losses(model(aug.plain(images)), labels))
+                device.step_end()
+            model.train()
+        compiles.append(device.counters().compiles)
+    return {
+        "losses": losses, "norms": norms, "evaluated": evaluated, "compiles": compiles,
+        "model": model.state_dict(), "ema": ema.state_dict(),
+    }  # fmt: skip
+
+
+def run(device: Device) -> dict[str, Any]:
+    """Return everything, on the host."""
+    made = {"augment": augment(device), "tasks": tasks(device), "models": models(device)}
+    made |= {kind: train(device, kind) for kind in ("sgd", "adamw")}
+    host: dict[str, Any] = _to_host(made)
+    return host
+
+
+def _to_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _to_host(item) for key, item in value.items()}
+    return [_to_host(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    torch.save(run(open_device(sys.argv[1], int(sys.argv[2]))), sys.argv[3])

@@ -1,0 +1,83 @@
+"""Augmentation, tasks, optimizers and averages give on one XLA device and on eight what they give on plain torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CORES = {"one": 1, "eight": 8}
+#: AdamW divides a gradient by its own size, and so scales up the rounding of small ones.
+NOISE = {"sgd": 1e-5, "adamw": 3e-4}
+#: XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of 16 images of 4x4 places.
+BIASED = 1 / (16 * 4 * 4 - 1)
+
+
+@pytest.fixture(scope="module")
+def found(python, tmp_path_factory):
+    """What every part gave on each backend."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        import parts
+
+        from tpucache.training.device import EagerDevice
+
+        results = {"eager": parts.run(EagerDevice())}
+    finally:
+        sys.path.pop(0)
+    for name, cores in CORES.items():
+        path = tmp_path_factory.mktemp(name) / "found.pt"
+        done = python("-m", "parts", "xla", str(cores), path, devices=cores)
+        assert done.returncode == 0, done.stderr
+        results[name] = torch.load(path, weights_only=True)
+    return results
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_bytes_are_moved_exactly_and_colours_nearly(found, name):
+    expected, actual = found["eager"]["augment"], found[name]["augment"]
+    assert len(expected) == 8
+    for key, (pixels, masks, mixed, targets) in expected.items():
+        tolerance = 1e-6 if key.startswith("moves") else 2e-5  # (x - mean) / std may be one fused operation, or two
+        torch.testing.assert_close(actual[key][0], pixels, atol=tolerance, rtol=1e-6)
+        assert torch.equal(actual[key][1], masks)
+        torch.testing.assert_close(actual[key][2], mixed, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(actual[key][3], targets, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("part", ["tasks", "models"])
+def test_losses_gradients_predictions_and_networks_are_those_of_plain_torch(found, name, part):
+    for key, expected in found["eager"][part].items():
+        torch.testing.assert_close(found[name][part][key], expected, atol=1e-5, rtol=1e-5)
+    assert found[name]["tasks"]["mask"][-1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_run_of_all_parts_is_that_of_plain_torch(found, name, kind):
+    expected, actual = found["eager"][kind], found[name][kind]
+    for key, tolerance in (("losses", 1e-4), ("norms", 1e-4), ("evaluated", BIASED)):
+        torch.testing.assert_close(actual[key], expected[key], atol=tolerance, rtol=1e-4)
+    assert max(expected["norms"]) > 0.07  # or nothing was clipped
+    for theirs, ours in ((expected["model"], actual["model"]), (expected["ema"]["average"], actual["ema"]["average"])):
+        for key, value in theirs.items():
+            relative = BIASED if key.endswith("running_var") else 1e-4
+            torch.testing.assert_close(ours[key], value, atol=NOISE[kind], rtol=relative)
+
+
+@pytest.mark.parametrize("part", ["augment", "tasks", "sgd", "adamw"])
+def test_eight_devices_give_what_one_gives(found, part):
+    one, eight = found["one"][part], found["eight"][part]
+    for key in one.keys() - {"compiles"}:
+        torch.testing.assert_close(eight[key], one[key], atol=NOISE.get(part, 1e-5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_nothing_compiles_after_the_second_step(found, name, kind):
+    compiles = found[name][kind]["compiles"]
+    assert compiles[-1] == compiles[1]
+    assert name == "eight" or compiles[1] == compiles[0]
