@@ -98,6 +98,6 @@ def test_training_on_a_folder_of_ones_own_cache_works(cache, tmp_path, capsys):
     arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
     assert main([*arguments, "--valid", str(cache), "--epochs", "1", "--batch-size", "32", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["validation"][0]["samples"] == 150
-    assert main([*arguments, "--epochs", "1", "--batch-size", "32"]) == 0
+    assert report["epochs"][0]["valid_samples"] == 150
+    assert main([*arguments, "--resume", "--valid", str(cache), "--epochs", "1", "--batch-size", "32"]) == 0
     assert "images/s" in capsys.readouterr().out

@@ -11,8 +11,8 @@ TpucacheError
 │   ├── FormatError         a file of the store says something no writer writes
 │   └── DamageError         bytes differ from what the manifest promises
 ├── BuildError              warmup could not finish; what stands stays usable
-│   └── UnfinishedError     its time limit came first: run it again to continue
-└── TrainingError           training or evaluation could not go on
+├── TrainingError           training or evaluation could not go on
+└── UnfinishedError         a time limit came first: run the same again to continue
 
 Every message says what happened, where, and what to do about it.
 """
@@ -72,9 +72,9 @@ class BuildError(TpucacheError):
     """Warmup could not finish."""
 
 
-class UnfinishedError(BuildError):
-    """Warmup stopped at its time limit; the next run continues."""
-
-
 class TrainingError(TpucacheError):
     """Training or evaluation could not go on."""
+
+
+class UnfinishedError(TpucacheError):
+    """Warmup or training stopped at its time limit, with all it did kept; the next run continues."""

@@ -11,8 +11,9 @@ from tpucache.training.checkpoint import load_checkpoint, save_checkpoint
 
 def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
     content = {"model": {"w": torch.arange(6.0).view(2, 3)}, "list": [torch.ones(1), {"n": 3}], "name": "x"}
-    path = save_checkpoint(tmp_path, content)
-    loaded = load_checkpoint(tmp_path)
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, content)
+    loaded = load_checkpoint(path)
     assert torch.equal(loaded["model"]["w"], content["model"]["w"])
     assert torch.equal(loaded["list"][0], torch.ones(1))
     assert loaded["list"][1] == {"n": 3}
@@ -21,16 +22,16 @@ def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
 
 
 def test_a_failed_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
-    save_checkpoint(tmp_path, {"step": 1})
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(TrainingError, match="No space left"):
-        save_checkpoint(tmp_path, {"step": 2})
+        save_checkpoint(tmp_path / "last.pt", {"step": 2})
     monkeypatch.undo()
-    assert load_checkpoint(tmp_path) == {"step": 1}
+    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
 
 
@@ -39,4 +40,4 @@ def test_what_is_no_checkpoint_is_named(tmp_path, data):
     if data is not None:
         (tmp_path / "last.pt").write_bytes(data)
     with pytest.raises(TrainingError, match=r"last\.pt"):
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path / "last.pt")

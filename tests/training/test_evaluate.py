@@ -1,33 +1,57 @@
-"""Metrics are exact for any number of samples."""
+"""Metrics and predictions are exact for any number of samples."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from tpucache import CachedDataset, CachedLoader
-from tpucache.training.augment import Normalise
+from tpucache import CachedDataset
+from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
-from tpucache.training.evaluate import evaluate
-from tpucache.training.models import build_model
+from tpucache.training.evaluate import evaluate, results
+from tpucache.training.learner import Learner
+from tpucache.training.settings import TrainSettings
+
+
+def learner_for(dataset, **settings):
+    settings = TrainSettings(model="cnn", batch_size=8, **settings)
+    return Learner(settings, dataset, find_task(settings, dataset), EagerDevice())
+
+
+def plain_outputs(learner, dataset):
+    """The model's outputs for all samples at once, by nothing but torch."""
+    images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (learner.mean, learner.std))
+    with torch.no_grad():
+        outputs = learner.model.eval()((images - mean) / std)
+    learner.model.train()
+    return outputs
 
 
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 150])
-def test_metrics_equal_one_pass_of_plain_torch(cache, samples):
+def test_metrics_and_predictions_equal_one_pass_of_plain_torch(cache, samples):
     dataset = CachedDataset(cache, indices=range(samples))
-    model = build_model("cnn", 4).eval()
-    normalise = Normalise((120.0, 110.0, 100.0), (60.0, 50.0, 40.0), torch.device("cpu"))
-    found = evaluate(lambda images: model(normalise(images)), CachedLoader(dataset, 8), EagerDevice(), 8)
-    images = torch.stack([dataset[index][0] for index in range(samples)]).float()
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((120.0, 110.0, 100.0), (60.0, 50.0, 40.0)))
+    learner = learner_for(CachedDataset(cache))
+    outputs = plain_outputs(learner, dataset)
+    found = evaluate(learner, dataset)
+    assert found["samples"] == samples
+    assert found["accuracy"] == pytest.approx((outputs.argmax(1) == dataset.labels).float().mean().item())
+    assert found["loss"] == pytest.approx(functional.cross_entropy(outputs, dataset.labels).item(), rel=1e-5)
+    parts = [part for (part,) in results(learner, dataset, lambda o, _: (learner.task.predictions(o),))]
+    np.testing.assert_allclose(np.concatenate(parts), outputs.softmax(1).numpy(), atol=1e-6)
+
+
+def test_averaged_weights_are_what_is_evaluated_and_the_own_ones_come_back(cache):
+    dataset = CachedDataset(cache)
+    learner = learner_for(dataset, ema=0.5)
     with torch.no_grad():
-        scores = model((images - mean) / std)
-    assert found.samples == samples
-    assert found.accuracy == pytest.approx((scores.argmax(1) == dataset.labels).float().mean().item())
-    assert found.loss == pytest.approx(functional.cross_entropy(scores, dataset.labels).item(), rel=1e-5)
-
-
-def test_a_channel_without_spread_is_only_centred():
-    normalise = Normalise((7.0,), (0.0,), torch.device("cpu"))
-    assert normalise(torch.full((1, 2, 2, 1), 7, dtype=torch.uint8)).abs().max() == 0
+        for parameter in learner.model.parameters():
+            parameter.add_(0.1)
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    with_average = evaluate(learner, dataset)["loss"]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.model.state_dict().items())
+    assert learner.model.training
+    learner.ema = None
+    assert evaluate(learner, dataset)["loss"] != pytest.approx(with_average, rel=1e-3)

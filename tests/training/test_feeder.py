@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +32,21 @@ def test_batches_arrive_in_order_with_channels_last():
     assert [int(batch.labels[0]) for batch in found] == list(range(7))
     assert all(batch.images.shape == (2, 4, 4, 3) for batch in found)
     assert [int(batch.images.max()) for batch in found] == list(range(7))
+
+
+def test_dicts_and_random_numbers_go_up_by_name_and_number():
+    def tokens():
+        for number in range(3):
+            yield {"ids": torch.full((2, 5), number), "label": torch.tensor([number, 1])}
+
+    def draw(number):
+        return np.full((2, 4), number, np.float32)
+
+    with Feeder(tokens(), EagerDevice(), draw=draw, first=7) as feeder:
+        found = list(feeder)
+    assert [int(batch.fields["ids"][0, 0]) for batch in found] == [0, 1, 2]
+    assert [int(batch.draws[0, 0]) for batch in found] == [7, 8, 9]
+    assert [batch.labels.tolist() for batch in found] == [[0, 1], [1, 1], [2, 1]]
 
 
 def test_an_error_in_the_data_is_raised_after_the_batches_before_it():

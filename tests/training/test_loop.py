@@ -1,53 +1,203 @@
-"""What a run needs before its first step."""
+"""A run from its first step to its report: what it needs, what it leaves, and that it can be left and resumed."""
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import signal
 
 import pytest
+import torch
 
-from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
+from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
+from tpucache.training.augment import AugmentSettings
+from tpucache.training.course import Course
 from tpucache.training.device import EagerDevice, open_device
-from tpucache.training.loop import TrainSettings, train
+from tpucache.training.loop import Conduct, train
+from tpucache.training.settings import TrainSettings
+
+QUICK = Conduct(replay=False)
+FULL = TrainSettings(
+    model="cnn",
+    epochs=3,
+    batch_size=32,
+    accumulate=2,
+    steps_per_execution=2,
+    ema=0.9,
+    clip=1.0,
+    smoothing=0.1,
+    augment=AugmentSettings(flip=True, shift=2, brightness=0.2, erase=0.3, mixup=0.4),
+)
 
 
-def test_a_run_learns_and_leaves_its_report(cache, tmp_path):
+def weights(run):
+    return torch.load(run / "last.pt", weights_only=True)["learner"]
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        if isinstance(value, dict):
+            assert_same(value, right[key])
+        elif isinstance(value, torch.Tensor):
+            assert torch.equal(value, right[key]), key
+        else:
+            assert value == right[key]
+
+
+def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=6, batch_size=16, lr=0.05)
     dataset = CachedDataset(cache)
     report = train(
         tmp_path, settings, dataset.select(range(0, 150, 2)), dataset.select(range(1, 150, 2)), EagerDevice()
     )
-    assert report.validation[-1].accuracy > 0.6
+    assert report.epochs[-1]["valid_accuracy"] > 0.6
     assert json.loads((tmp_path / "report.json").read_text())["losses"] == report.losses
     assert report.pace.steps == len(report.losses) - 2
     assert 0 <= report.pace.waited <= 1
+    assert report.pace.ceiling_images_per_second > 0
+    rows = list(csv.DictReader((tmp_path / "history.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == [4, 8, 12, 16, 20, 24]
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["classes"] == ["ant", "bee", "cat", "dog"]
+    assert all(tensor.device.type == "cpu" for tensor in best["model"].values())
 
 
 def test_the_same_seed_gives_the_same_losses(cache, tmp_path):
-    settings = TrainSettings(model="cnn", epochs=1, batch_size=30)
     first, second = (
-        train(tmp_path / str(run), settings, CachedDataset(cache, "epoch"), None, EagerDevice()) for run in (1, 2)
+        train(tmp_path / str(run), FULL, CachedDataset(cache, "epoch"), None, EagerDevice(), QUICK).losses
+        for run in (1, 2)
     )
-    assert first.losses == second.losses
+    assert first == second
+    assert len(first) == 12
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(cache, tmp_path):
+def test_parts_of_a_batch_learn_what_the_whole_batch_does(cache, tmp_path):
+    # Without BatchNorm, whose statistics are of the parts.
+    runs = {}
+    for parts in (1, 3):
+        settings = TrainSettings(model="tpucache_tests_linear:linear", epochs=1, batch_size=30, accumulate=parts)
+        runs[parts] = train(tmp_path / str(parts), settings, CachedDataset(cache), None, EagerDevice(), QUICK).losses
+    assert runs[3] == pytest.approx(runs[1], rel=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def linear_model(tmp_path, monkeypatch):
+    """A model of one layer, importable by name."""
+    (tmp_path / "tpucache_tests_linear.py").write_text(
+        "from torch import nn\n\ndef linear(outputs):\n"
+        "    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, outputs))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4, 5])
+def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, monkeypatch, stop):
+    dataset = CachedDataset(cache, "epoch")
+    train_set, valid_set = dataset.select(range(130)), CachedDataset(cache, indices=range(130, 150))
+    whole = train(tmp_path / "whole", FULL, train_set, valid_set, EagerDevice(), QUICK)
+    replaced = Course.epoch
+
+    def killed(self, parts):
+        for images in replaced(self, parts):
+            yield images
+            if self.done >= 2 * stop:
+                raise Killed
+
+    conduct = Conduct(resume=True, checkpoint_every=2, replay=False)
+    monkeypatch.setattr(Course, "epoch", killed)
+    with pytest.raises(Killed):
+        train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), conduct)
+    monkeypatch.undo()
+    again = train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), conduct)
+    assert again.losses == whole.losses
+    assert again.epochs == whole.epochs
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    assert train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), conduct).losses == whole.losses
+
+
+def test_a_signal_saves_after_the_step_and_the_run_goes_on_from_there(cache, tmp_path, monkeypatch):
+    dataset = CachedDataset(cache)
+    replaced = Course.epoch
+
+    def signalled(self, parts):
+        for images in replaced(self, parts):
+            if self.done == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield images
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Course, "epoch", signalled)
+    with pytest.raises(KeyboardInterrupt, match="step 4 of 12"):
+        train(tmp_path, FULL, dataset, None, EagerDevice())
+    assert signal.getsignal(signal.SIGTERM) is before
+    monkeypatch.undo()
+    assert len(train(tmp_path, FULL, dataset, None, EagerDevice(), Conduct(resume=True)).losses) == 12
+
+
+def test_a_time_limit_ends_the_run_with_all_it_did_saved(cache, tmp_path):
+    dataset = CachedDataset(cache)
+    with pytest.raises(UnfinishedError, match="--resume"):
+        train(tmp_path, FULL, dataset, None, EagerDevice(), Conduct(time_limit=0.0))
+    assert len(torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["losses"]) == 2
+
+
+def test_a_run_is_not_written_over_and_not_resumed_with_other_settings(cache, tmp_path):
+    dataset = CachedDataset(cache)
+    settings = TrainSettings(model="cnn", epochs=1, batch_size=50)
+    train(tmp_path, settings, dataset, None, EagerDevice(), QUICK)
+    with pytest.raises(UsageError, match="--resume"):
+        train(tmp_path, settings, dataset, None, EagerDevice(), QUICK)
+    other = TrainSettings(model="cnn", epochs=2, batch_size=50, augment=AugmentSettings(flip=True))
+    with pytest.raises(UsageError, match=r"epochs 1, now 2; flip False, now True"):
+        train(tmp_path, other, dataset, None, EagerDevice(), Conduct(resume=True))
+    with pytest.raises(UsageError, match="samples 150, now 60"):
+        train(tmp_path, settings, dataset.select(range(60)), None, EagerDevice(), Conduct(resume=True))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=2, batch_size=10, lr=1e30)
-    with pytest.raises(TrainingError, match="--lr"):
+    with pytest.raises(TrainingError, match=r"in step \d.*--lr"):
         train(tmp_path, settings, CachedDataset(cache), None, EagerDevice())
 
 
 def test_data_that_does_not_fit_is_refused_before_the_first_step(cache, photos, tmp_path):
-    settings = TrainSettings(model="cnn", batch_size=200)
     dataset = CachedDataset(cache)
     with pytest.raises(UsageError, match="150"):
-        train(tmp_path, settings, dataset, None, EagerDevice())
+        train(tmp_path, TrainSettings(model="cnn", batch_size=200), dataset, None, EagerDevice())
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     flat = CachedDataset(tmp_path / "flat")
     with pytest.raises(UsageError, match="labels"):
         train(tmp_path, TrainSettings(batch_size=4), flat, None, EagerDevice())
-    with pytest.raises(UsageError, match="classes"):
+    with pytest.raises(UsageError, match="validation data"):
         train(tmp_path, TrainSettings(batch_size=4), dataset, flat, EagerDevice())
+    with pytest.raises(UsageError, match="no masks"):
+        train(tmp_path, TrainSettings(batch_size=4, task="mask"), dataset, None, EagerDevice())
+    with pytest.raises(UsageError, match="divide over 8 cores"):
+        device = EagerDevice()
+        device.cores = 8
+        train(tmp_path, TrainSettings(batch_size=20), dataset, None, device)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("nn.Sequential(nn.Flatten(), nn.Linear(768, 7))", "7"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(99, outputs))", "cannot take"),
+        ("nn.Conv2d(3, outputs, 3)", "labels ask for 4"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypatch, code, told):
+    (tmp_path / "unfit.py").write_text(f"from torch import nn\n\ndef build(outputs):\n    return {code}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "unfit", raising=False)
+    with pytest.raises(UsageError, match=told):
+        train(tmp_path, TrainSettings(model="unfit:build", batch_size=4), CachedDataset(cache), None, EagerDevice())
 
 
 def test_eager_has_one_core():

@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(error, 2)
     except TpucacheError as error:
         return complain(error, 1)
-    except KeyboardInterrupt:
-        return complain("interrupted: run the same command again to go on", 1)
+    except KeyboardInterrupt as stop:
+        return complain(stop if stop.args else "interrupted: run the same command again to go on", 1)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
         sys.stderr.close()
         return 1

@@ -6,37 +6,50 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_reading, in_memory, positive, staged
-from tpucache.cli.terminal import show
+from tpucache.cli.options import add_cache, add_command, add_reading, in_memory, positive, seconds, staged
+from tpucache.cli.terminal import PROG, say, show
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset, InMemory
+    from tpucache.training.settings import TrainSettings
 
 
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
+    from tpucache.errors import UnfinishedError
     from tpucache.loading.dataset import CachedDataset
     from tpucache.training.device import open_device
-    from tpucache.training.loop import TrainSettings
+    from tpucache.training.loop import Conduct
     from tpucache.training.loop import train as run_training
 
-    settings = TrainSettings(
-        model=options.model,
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        bf16=options.bf16,
-        seed=options.seed,
-        threads=options.threads,
-    )
+    settings = _settings(options)
     held = in_memory(options)
     data = CachedDataset(staged(options), in_memory=held)
     train_set, valid_set = _split(data, options.valid, options.seed, held)
     device = open_device(options.backend, options.cores)
-    report = run_training(options.run, settings, train_set, valid_set, device)
+    conduct = Conduct(options.resume, options.checkpoint_every, options.time_limit)
+    try:
+        report = run_training(options.run, settings, train_set, valid_set, device, conduct)
+    except UnfinishedError as error:
+        say(f"{PROG}: {error}")
+        return 0
     show(options, report.to_dict(), report.lines())
     return 0
+
+
+def _settings(options: argparse.Namespace) -> TrainSettings:
+    """Return the settings that the options of the same names make."""
+    from dataclasses import fields
+
+    from tpucache.training.augment import AugmentSettings
+    from tpucache.training.settings import TrainSettings
+
+    given = vars(options)
+    augment = AugmentSettings(**{item.name: given[item.name] for item in fields(AugmentSettings)})
+    named = {item.name: given[item.name] for item in fields(TrainSettings) if item.name != "augment"}
+    if options.per_core:
+        named["batch_size"] *= options.cores
+    return TrainSettings(**named, augment=augment)
 
 
 def _split(
@@ -68,13 +81,78 @@ def add(commands: Any) -> None:
     command.add_argument("--valid", metavar="CACHE|FRACTION|fold=N", help="what to validate on after each epoch")
     command.add_argument("--backend", choices=["eager", "xla"], default="xla", help="eager is torch on the CPU")
     command.add_argument("--cores", type=positive, default=1, metavar="N", help="1, or all")
-    command.add_argument(
-        "--model", default="resnet18", metavar="NAME", help="cnn, resnet18, or module:callable taking a class count"
-    )
-    command.add_argument("--epochs", type=positive, default=5, metavar="N", help="times through the data")
-    command.add_argument("--batch-size", type=positive, default=128, metavar="B", help="images a step, all cores'")
-    command.add_argument("--lr", type=float, default=0.1, metavar="X", help="the one-cycle's peak learning rate")
-    command.add_argument("--weight-decay", type=float, default=5e-4, metavar="X", help="of SGD")
-    command.add_argument("--bf16", action="store_true", help="matrix products in bfloat16")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, order and split")
+    command.add_argument("--resume", action="store_true", help="go on with what RUN holds, if it holds anything")
+    command.add_argument("--checkpoint-every", type=positive, metavar="N", help="steps, beside each epoch's end")
+    command.add_argument("--time-limit", type=seconds, metavar="8h", help="save and stop before; --resume continues")
+    _add_learning(command)
+    _add_augmentation(command)
     add_reading(command)
+
+
+def _add_learning(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("what is learned, and how")
+    add = group.add_argument
+    add(
+        "--model",
+        default="resnet18",
+        metavar="NAME",
+        help="cnn, resnet18 …, timm:NAME, or module:callable of a number of outputs",
+    )
+    add(
+        "--task",
+        choices=["auto", "classes", "multilabel", "regression", "mask"],
+        default="auto",
+        help="what labels mean; auto: by what they are",
+    )
+    add("--mask-classes", type=positive, metavar="N", help="classes of the masks, for the task mask")
+    add("--epochs", type=positive, default=5, metavar="N", help="times through the data")
+    add("--batch-size", type=positive, default=128, metavar="B", help="samples a step, all cores' together")
+    add("--per-core", action="store_true", help="--batch-size is one core's")
+    add("--accumulate", type=positive, default=1, metavar="N", help="send each batch in N parts, to save memory")
+    add("--steps-per-execution", type=positive, default=1, metavar="K", help="make K steps one graph")
+    add("--optimizer", choices=["sgd", "adamw"], default="sgd", help="SGD has Nesterov momentum")
+    add(
+        "--schedule",
+        choices=["one-cycle", "warmup-cosine", "constant"],
+        default="one-cycle",
+        help="of rate, momentum",
+    )
+    add("--lr", type=float, default=0.1, metavar="X", help="the highest learning rate")
+    add(
+        "--scale",
+        choices=["none", "linear", "sqrt"],
+        default="none",
+        help="how --lr grows with the batch, from what is right for 256",
+    )
+    add(
+        "--warmup",
+        type=float,
+        metavar="SHARE",
+        help="of the steps in which the rate rises",
+    )
+    add("--weight-decay", type=float, default=5e-4, metavar="X", help="not of biases and norms")
+    add("--smoothing", type=float, default=0.0, metavar="X", help="of labels")
+    add("--class-weights", choices=["none", "balanced"], default="none", help="balanced: rare classes count more")
+    add("--clip", type=float, metavar="NORM", help="largest norm of all gradients together")
+    add("--ema", type=float, metavar="DECAY", help="evaluate averaged weights, such as of decay 0.999")
+    add("--bf16", action="store_true", help="matrix products in bfloat16")
+    add("--normalise", choices=["cache", "imagenet"], default="cache", help="by whose mean and deviation")
+    add("--loss", metavar="module:name", help="of (outputs, labels); labels are soft where they are smoothed or mixed")
+    add("--train-step", metavar="module:name", help="of (model, batch), a dict of tensors: the loss of one batch")
+    add("--eval-step", metavar="module:name", help="of (model, batch): the outputs for one batch")
+    add("--seed", type=int, default=0, metavar="N", help="of weights, order, split and augmentation")
+
+
+def _add_augmentation(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("augmentation", "done on the device to whole batches, anew in every step")
+    add = group.add_argument
+    add("--flip", action="store_true", help="left and right")
+    add("--vertical-flip", action="store_true", help="top and bottom")
+    add("--shift", type=int, default=0, metavar="PIXELS", help="each way, the border reflected")
+    add("--rotate", action="store_true", help="by right angles")
+    add("--brightness", type=float, default=0.0, metavar="X", help="a factor between 1 - X and 1 + X")
+    add("--contrast", type=float, default=0.0, metavar="X", help="likewise")
+    add("--saturation", type=float, default=0.0, metavar="X", help="likewise")
+    add("--erase", type=float, default=0.0, metavar="P", help="probability of a rectangle of the mean colour")
+    add("--mixup", type=float, default=0.0, metavar="ALPHA", help="mix images of a batch")
+    add("--cutmix", type=float, default=0.0, metavar="ALPHA", help="put a piece of one image into another")

@@ -21,12 +21,16 @@ class Split(NamedTuple):
 def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Split:
     """Hold out a fraction of every class, chosen by the seed alone; a class of two or more keeps one on each side.
 
+    Labels that are not class numbers (a vector a sample, or a value) are taken as one class.
+
     Raises UsageError unless 0 < fraction < 1 and both sets have samples.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"a validation fraction lies between 0 and 1, not at {fraction}")
     rng = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
     held: list[npt.NDArray[np.int64]] = []
+    if labels.ndim > 1 or labels.dtype.kind == "f":
+        labels = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         count = round(len(members) * fraction)

@@ -13,24 +13,22 @@ import torch
 from tpucache.errors import TrainingError
 from tpucache.store.files import write_atomically
 
-CHECKPOINT_NAME: Final = "last.pt"
+LAST_NAME: Final = "last.pt"
+BEST_NAME: Final = "best.pt"
 
 
-def save_checkpoint(run: Path, content: Mapping[str, Any]) -> Path:
-    """Write tensors and plain values as `last.pt`, on the host, whole or not at all. Raises TrainingError."""
+def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain values, on the host, whole or not at all. Raises TrainingError."""
     target = io.BytesIO()
-    torch.save(_to_host(dict(content)), target)
-    path = run / CHECKPOINT_NAME
+    torch.save(to_host(dict(content)), target)
     try:
         write_atomically(path, target.getvalue())
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
-    return path
+        raise TrainingError(f"{path} cannot be written: {error}; the checkpoint before it stands") from error
 
 
-def load_checkpoint(run: Path) -> dict[str, Any]:
-    """Read a run's checkpoint onto the host, without pickle's code. Raises TrainingError."""
-    path = run / CHECKPOINT_NAME
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
@@ -38,11 +36,12 @@ def load_checkpoint(run: Path) -> dict[str, Any]:
     return content
 
 
-def _to_host(value: Any) -> Any:
+def to_host(value: Any) -> Any:
+    """Return the same tree of dicts, lists and tuples with every tensor copied to the host."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        return {key: _to_host(item) for key, item in value.items()}
+        return {key: to_host(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_to_host(item) for item in value)
+        return type(value)(to_host(item) for item in value)
     return value

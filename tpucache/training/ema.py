@@ -27,17 +27,18 @@ class Ema:
         """Begin with the model's weights, once the model is on its device. Raises UsageError for the decay."""
         if not 0 < decay < 1:
             raise UsageError(f"the decay of a moving average lies between 0 and 1, not at {decay}")
-        self._decay = decay
         self._model = model
-        self._average = {name: tensor.detach().clone() for name, tensor in _tensors(model).items()}
+        self._average = {name: _like(tensor) for name, tensor in _tensors(model).items()}
         device = next(iter(self._average.values())).device
         self._steps = torch.zeros(()).to(device)
+        # A tensor, too: XLA shares equal Python numbers, and makes another graph when the momentum comes by this one.
+        self._decay = torch.tensor(decay).to(device)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take the model's weights into the average, after an optimizer's step and in its graph."""
         self._steps += 1
-        rest = 1 - ((1 + self._steps) / (10 + self._steps)).clamp(max=self._decay)
+        rest = 1 - torch.minimum((1 + self._steps) / (10 + self._steps), self._decay)
         for name, tensor in _tensors(self._model).items():
             average = self._average[name]
             if average.is_floating_point():
@@ -48,12 +49,21 @@ class Ema:
     @contextlib.contextmanager
     def applied(self) -> Iterator[nn.Module]:
         """Give the model the average's weights within the context, and its very own back after it."""
-        own = {name: tensor.data for name, tensor in _tensors(self._model).items()}
-        _swap_in(self._model, self._average)
+        averages = {id(tensor): self._average[name] for name, tensor in _tensors(self._model).items()}
+        # Another tensor in its place, not another value in the tensor: XLA would compile the next step anew.
+        places = [
+            (module, name, tensor)
+            for module in self._model.modules()
+            for own in (module.named_parameters, module.named_buffers)
+            for name, tensor in own(recurse=False)
+        ]
+        for module, name, tensor in places:
+            setattr(module, name, averages[id(tensor)])
         try:
             yield self._model
         finally:
-            _swap_in(self._model, own)
+            for module, name, tensor in places:
+                setattr(module, name, tensor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count of updates and the averages by name, all tensors."""
@@ -75,6 +85,6 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _swap_in(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in _tensors(model).items():
-        tensor.data = values[name]
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().clone()
+    return nn.Parameter(copy, requires_grad=False) if isinstance(tensor, nn.Parameter) else copy

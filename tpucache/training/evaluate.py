@@ -1,61 +1,92 @@
-"""Metrics over a whole dataset, exact whatever the last batch's size."""
+"""Predictions and metrics over a whole dataset, exact whatever the last batch's size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch.nn import functional
 
-from tpucache.training.device import Device
-from tpucache.training.feeder import DeviceBatch, Feeder
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+from tpucache.training.feeder import IMAGE, Feeder, as_named
+from tpucache.training.learner import Learner
+from tpucache.training.metrics import mask_metrics
+from tpucache.training.tasks import Mask, Task
+
+Array = npt.NDArray[Any]
+#: Makes tensors with a row a sample of a batch's outputs and labels, on the device.
+Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+
+_BEHIND: Final = 4  # batches whose results are not waited for yet
 
 
-class Metrics(NamedTuple):
-    """Means over `samples` samples."""
+def evaluate(learner: Learner, dataset: CachedDataset) -> dict[str, float]:
+    """Return `samples`, the mean `loss` over them, and the task's metrics, by the averaged weights where there are any.
 
-    loss: float
-    accuracy: float
-    samples: int
-
-
-def evaluate(
-    predict: Callable[[torch.Tensor], torch.Tensor], batches: Iterable[Any], device: Device, batch_size: int
-) -> Metrics:
-    """Return loss and accuracy of `predict` (device images -> class scores) over host batches.
-
-    The last batch is padded to `batch_size`, so that there is one graph, and its padding is masked out. Sums leave
-    the device once, at the end, and are added up in float64.
+    Sums are taken on the host in float64, so that nothing depends on the batch or on the number of cores.
     """
-    sums = []
-    with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
+    task = learner.task
+    losses, values = [], []
+    for part, value in results(learner, dataset, _score(task)):
+        losses.append(part)
+        values.append(value.astype(np.float64).sum(0, keepdims=True) if isinstance(task, Mask) else value)
+    found = np.concatenate(values)
+    metrics = mask_metrics(found.sum(0)) if isinstance(task, Mask) else task.metrics(found, dataset.labels.numpy())
+    return {"samples": len(dataset), "loss": float(np.concatenate(losses).astype(np.float64).mean()), **metrics}
+
+
+def compile_evaluation(learner: Learner, dataset: CachedDataset) -> None:
+    """Evaluate one sample and forget it: its graph is compiled, and what fails in it fails now."""
+    for _ in results(learner, dataset.select(range(1)), _score(learner.task)):
+        pass
+
+
+def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Iterator[tuple[Array, ...]]:
+    """Yield what `reduce` makes of each batch, on the host, in the samples' order and without the padding.
+
+    The last batch is padded, so that there is one graph for all.
+    """
+    settings, device = learner.settings, learner.device
+    batches = CachedLoader(dataset, settings.part_size, threads=settings.threads)
+    counts = iter([settings.part_size] * (len(dataset) // settings.part_size) + [len(dataset) % settings.part_size])
+    pending: deque[tuple[torch.Tensor, ...]] = deque()
+    with learner.evaluated(), torch.no_grad(), Feeder(pad_last(batches, settings.part_size), device) as feeder:
         for batch in feeder:
-            sums.append(_sums(predict, batch))
+            rows = reduce(learner.predict(batch), learner.labels(batch))
+            pending.append(tuple(device.whole(tensor) for tensor in rows))
             device.step_end()
-    totals = torch.zeros(3, dtype=torch.float64)
-    for part in sums:
-        totals += part.cpu().double()
-    loss, correct, samples = totals.tolist()
-    return Metrics(loss / samples, correct / samples, int(samples))
+            if len(pending) > _BEHIND:
+                yield _to_host(pending.popleft(), next(counts))
+        while pending:
+            yield _to_host(pending.popleft(), next(counts))
 
 
-def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Any]:
-    """Yield batches, a short one padded with zeros, its labels with -1, which is never a class."""
-    for images, labels in batches:
-        missing = batch_size - len(images)
-        if not missing:
-            yield images, labels
-            continue
-        padded = images.new_zeros((batch_size, *images.permute(0, 2, 3, 1).shape[1:])).permute(0, 3, 1, 2)
-        padded[: len(images)] = images
-        yield padded, torch.cat([labels, labels.new_full((missing, *labels.shape[1:]), -1)])
+def _score(task: Task) -> Reduce:
+    """Return what makes each sample's loss, and what its metrics are made of: predictions, or a mask's counts."""
+    if isinstance(task, Mask):  # its predictions are as large as the images
+        return lambda outputs, labels: (task.losses(outputs, labels), task.confusion(outputs, labels))
+    return lambda outputs, labels: (task.losses(outputs, labels), task.predictions(outputs))
 
 
-def _sums(predict: Callable[[torch.Tensor], torch.Tensor], batch: DeviceBatch) -> torch.Tensor:
-    """Return the sums of loss, hits and samples over the rows that are not padding: float32 (3,)."""
-    scores = predict(batch.images).float()
-    real = batch.labels >= 0
-    losses = functional.cross_entropy(scores, batch.labels.clamp(min=0), reduction="none")
-    hits = scores.argmax(1) == batch.labels
-    return torch.stack([(losses * real).sum(), (hits & real).sum().float(), real.sum().float()])
+def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Yield batches as dicts, a short one filled up to `batch_size` with zeros; label 0 is a label like any other."""
+    for batch in batches:
+        yield {name: _pad(tensor, batch_size, name == IMAGE) for name, tensor in as_named(batch).items()}
+
+
+def _pad(tensor: torch.Tensor, rows: int, image: bool) -> torch.Tensor:
+    if len(tensor) == rows:
+        return tensor
+    if image:  # channels last in memory, as the batches before it
+        return _pad(tensor.permute(0, 2, 3, 1), rows, False).permute(0, 3, 1, 2)
+    padded = tensor.new_zeros((rows, *tensor.shape[1:]))
+    padded[: len(tensor)] = tensor
+    return padded
+
+
+def _to_host(tensors: tuple[torch.Tensor, ...], rows: int) -> tuple[Array, ...]:
+    return tuple(tensor.cpu()[:rows].numpy() for tensor in tensors)

@@ -5,25 +5,44 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tpucache.training.device import Device
 
+IMAGE: Final = "image"
+LABEL: Final = "label"
 _DONE: Final = object()
 
+Draw = Callable[[int], npt.NDArray[np.float32]]
 
-class DeviceBatch(NamedTuple):
-    """A batch on the device: images uint8 (batch, height, width, channels), labels (batch,) or (batch, m)."""
 
-    images: torch.Tensor
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A batch on the device.
+
+    `fields` are the records', images as uint8 (batch, height, width, channels); `labels` is (batch,) or (batch, m), and
+    `draws` the random numbers (batch, n) that were sent along for it, where there are any.
+    """
+
+    fields: Mapping[str, torch.Tensor]
     labels: torch.Tensor
+    draws: torch.Tensor | None = None
+
+    @property
+    def images(self) -> torch.Tensor:
+        """The field `image`."""
+        return self.fields[IMAGE]
 
 
-class _Failure(NamedTuple):
+@dataclass(frozen=True)
+class _Failure:
     error: BaseException
 
 
@@ -34,11 +53,17 @@ class Feeder:
     early leaves no thread behind. `waited_seconds` is how long the loop was blocked here so far.
     """
 
-    def __init__(self, batches: Iterable[Any], device: Device, depth: int = 2) -> None:
-        """Take host batches as CachedLoader gives them; the thread starts with the context."""
+    def __init__(
+        self, batches: Iterable[Any], device: Device, depth: int = 2, draw: Draw | None = None, first: int = 0
+    ) -> None:
+        """Take host batches as CachedLoader gives them; the thread starts with the context.
+
+        `draw` makes the random numbers that go up with a batch from its number, the first one's being `first`.
+        """
         self.waited_seconds = 0.0
         self._batches = batches
         self._device = device
+        self._draw, self._first = draw, first
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._upload, name="tpucache-feed", daemon=True)
@@ -76,13 +101,11 @@ class Feeder:
     def _upload(self) -> None:
         batches = iter(self._batches)
         try:
-            for images, labels in batches:
+            for number, batch in enumerate(batches, self._first):
                 if self._stop.is_set():
                     return
-                # Channels last in memory: this view is contiguous, so nothing is transposed on the host.
-                wire = images.permute(0, 2, 3, 1)
-                self._ready.put(DeviceBatch(self._device.put(wire), self._device.put(labels)))
-                del images, labels, wire  # or the buffer would stay out until the next batch is here
+                self._ready.put(self._send(batch, number))
+                del batch  # or the buffer would stay out until the next batch is here
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
             self._ready.put(_Failure(error))
@@ -90,3 +113,25 @@ class Feeder:
             # A generator is closed in the thread that ran it, and before the context is left.
             if isinstance(batches, Generator):
                 batches.close()
+
+    def _send(self, batch: Any, number: int) -> DeviceBatch:
+        named = as_named(batch)
+        put = self._device.put
+        return DeviceBatch(
+            # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
+            {
+                name: put(array.permute(0, 2, 3, 1) if name == IMAGE else array)
+                for name, array in named.items()
+                if name != LABEL
+            },
+            put(named[LABEL]),
+            None if self._draw is None else put(torch.from_numpy(self._draw(number))),
+        )
+
+
+def as_named(batch: Any) -> Mapping[str, torch.Tensor]:
+    """Return a loader's batch, (images, labels) or a dict, as a dict of tensors with the labels under "label"."""
+    if isinstance(batch, Mapping):
+        return batch
+    images, labels = batch
+    return {IMAGE: images, LABEL: labels}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,8 +31,16 @@ class Device(Protocol):
         """
         ...
 
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of this step as every core has all of it, so that to read it takes no more of the device."""
+        ...
+
+    def step_begin(self, seed: int) -> None:
+        """Begin a step whose random numbers come from `seed`; they are the same on any number of cores."""
+        ...
+
     def step_end(self) -> None:
-        """End a step: what was recorded since the last one is sent to run."""
+        """End a step: what was recorded since it began is sent to run."""
         ...
 
     def wait(self) -> None:
@@ -42,10 +51,14 @@ class Device(Protocol):
         """Return a context in which matrix products run in bfloat16, when enabled."""
         ...
 
-    def seed(self, seed: int) -> None:
-        """Seed the device's random numbers; the same on any number of cores."""
-        ...
-
     def counters(self) -> Counters:
         """Return the running totals."""
+        ...
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that was in use on the fullest core; None where it has no own or cannot tell."""
+        ...
+
+    def profile(self, folder: Path) -> AbstractContextManager[object]:
+        """Return a context whose steps are traced into a folder."""
         ...

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 
@@ -19,15 +22,25 @@ class EagerDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._received_bytes = 0
-        self._start = time.perf_counter()
+        self._began = self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the batch itself: it is where it has to be."""
         self._received_bytes += batch.nbytes
         return batch
 
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor: there is one core."""
+        return tensor
+
+    def step_begin(self, seed: int) -> None:
+        """Seed torch's default generator; what is computed from now on is execution."""
+        torch.manual_seed(seed)
+        self._began = time.perf_counter()
+
     def step_end(self) -> None:
-        """Do nothing: the step has run."""
+        """Count the step's time: it has run."""
+        self._execute_seconds += time.perf_counter() - self._began
 
     def wait(self) -> None:
         """Do nothing: everything has run."""
@@ -36,10 +49,17 @@ class EagerDevice:
         """Return torch's own context."""
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
 
-    def seed(self, seed: int) -> None:
-        """Seed torch's default generator."""
-        torch.manual_seed(seed)
-
     def counters(self) -> Counters:
-        """Return no compiles, and all time since the start: the processor is never idle while it waits for itself."""
-        return Counters(0, time.perf_counter() - self._start, self._received_bytes)
+        """Return no compiles, and the time between the steps' beginnings and ends."""
+        return Counters(0, self._execute_seconds, self._received_bytes)
+
+    def peak_bytes(self) -> None:
+        """Return None: the memory is the host's."""
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        """Trace with torch's own profiler, into `trace.json` for Perfetto or chrome://tracing."""
+        with torch.profiler.profile() as profiler:
+            yield
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / "trace.json"))

@@ -6,9 +6,12 @@ along their first dimension, parameters replicated, and BatchNorm sees the globa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -69,6 +72,16 @@ class XlaDevice:
         sent: torch.Tensor = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
         return sent
 
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gather it in the step's own graph: read as it is split, each read would compile a gathering of its own."""
+        if self._mesh is not None:
+            xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
+        return tensor
+
+    def step_begin(self, seed: int) -> None:
+        """Seed the device's generator; costs no compile."""
+        torch_xla.manual_seed(seed)
+
     def step_end(self) -> None:
         """Cut the trace here and run it."""
         torch_xla.sync()
@@ -82,10 +95,6 @@ class XlaDevice:
         """Return XLA's autocast to bfloat16."""
         return torch.autocast("xla", dtype=torch.bfloat16, enabled=enabled)
 
-    def seed(self, seed: int) -> None:
-        """Seed the device's generator; costs no compile."""
-        torch_xla.manual_seed(seed)
-
     def counters(self) -> Counters:
         """Read the runtime's own metrics."""
         execute = _metric("ExecuteTime")[1] + _metric("ExecuteReplicatedTime")[1]
@@ -94,6 +103,25 @@ class XlaDevice:
             execute_seconds=execute / 1e9,
             received_bytes=int(_metric("OutboundData")[1]),
         )
+
+    def peak_bytes(self) -> int | None:
+        """Ask the runtime; XLA's CPU client keeps no account."""
+        try:
+            return int(xm.get_memory_info(self.torch_device)["peak_bytes_used"])
+        except (RuntimeError, KeyError):
+            return None
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        """Trace with XLA's profiler, into files for TensorBoard's profile plugin or xprof."""
+        import torch_xla.debug.profiler as xp
+
+        folder.mkdir(parents=True, exist_ok=True)
+        xp.start_trace(str(folder))
+        try:
+            yield
+        finally:
+            xp.stop_trace()
 
 
 def _metric(name: str) -> tuple[int, float]:

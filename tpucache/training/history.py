@@ -1,0 +1,79 @@
+"""What happened in a run, step by step and epoch by epoch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+
+from tpucache.errors import TrainingError
+from tpucache.store.files import write_atomically
+
+HISTORY_NAME: Final = "history.csv"
+# The loss of a step this long ago has been computed: to read it holds nothing up, and it bounds how far the host runs
+# ahead of the device.
+_LAG: Final = 16
+
+Row = dict[str, Any]
+
+
+class Watcher(Protocol):
+    """Somebody who is told how a run goes."""
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Be told the losses of the steps from number `first` on."""
+        ...
+
+    def epoch(self, row: Row) -> None:
+        """Be told how an epoch went."""
+        ...
+
+
+class Losses:
+    """The loss of every step, read from the device a while after it was computed."""
+
+    def __init__(self, values: Sequence[float] = (), watchers: Sequence[Watcher] = ()) -> None:
+        """Continue the losses of a run."""
+        self.values = list(values)
+        self._watchers = watchers
+        self._pending: deque[torch.Tensor] = deque()
+
+    def append(self, loss: torch.Tensor) -> None:
+        """Take a step's loss, still on the device. Raises TrainingError when one before it is not finite."""
+        self._pending.append(loss)
+        if len(self._pending) > 2 * _LAG:
+            self.settle(_LAG)
+
+    def settle(self, keep: int = 0) -> None:
+        """Read all but the newest `keep`. Raises TrainingError when one is not finite."""
+        first = len(self.values)
+        while len(self._pending) > keep:
+            value = float(self._pending.popleft().cpu())
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"the loss is {value} in step {len(self.values) + 1:,}: "
+                    "try a lower --lr, --clip 1, or without --bf16"
+                )
+            self.values.append(value)
+        if len(self.values) > first:
+            for watcher in self._watchers:
+                watcher.losses(first, self.values[first:])
+
+
+def write_history(run: Path, rows: Sequence[Row]) -> None:
+    """Write a row an epoch as `history.csv`, whole or not at all. Raises TrainingError."""
+    text = io.StringIO(newline="")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        write_atomically(run / HISTORY_NAME, text.getvalue().encode())
+    except OSError as error:
+        raise TrainingError(f"{run / HISTORY_NAME} cannot be written: {error}") from error
