@@ -178,9 +178,9 @@ def test_data_that_does_not_fit_is_refused_before_the_first_step(cache, photos, 
         train(tmp_path, TrainSettings(batch_size=4), dataset, flat, EagerDevice())
     with pytest.raises(UsageError, match="no masks"):
         train(tmp_path, TrainSettings(batch_size=4, task="mask"), dataset, None, EagerDevice())
+    device = EagerDevice()
+    device.cores = 8
     with pytest.raises(UsageError, match="divide over 8 cores"):
-        device = EagerDevice()
-        device.cores = 8
         train(tmp_path, TrainSettings(batch_size=20), dataset, None, device)
 
 
