@@ -30,6 +30,8 @@ NAMES = [
     "UsageError",
     "__version__",
     "build_cache",
+    "preview_cache",
+    "report_cache",
     "stage_cache",
     "verify_cache",
 ]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.loader import CachedLoader
     from tpucache.recipe import Recipe
+    from tpucache.report.page import report_cache
+    from tpucache.report.preview import preview_cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.stage import stage_cache
     from tpucache.store.verify import Damage, verify_cache
@@ -42,6 +44,8 @@ _HOMES: Final = {
     "CachedDataset": "loading.dataset",
     "CachedLoader": "loading.loader",
     "Recipe": "recipe",
+    "report_cache": "report.page",
+    "preview_cache": "report.preview",
     "Manifest": "store.manifest",
     "stage_cache": "store.stage",
     "Damage": "store.verify",
@@ -71,6 +75,8 @@ __all__ = [
     "UsageError",
     "__version__",
     "build_cache",
+    "preview_cache",
+    "report_cache",
     "stage_cache",
     "verify_cache",
 ]

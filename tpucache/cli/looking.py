@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
-from tpucache.cli.options import add_cache, add_command, add_reading, in_memory, positive, staged
+from tpucache.cli.options import add_cache, add_command, add_reading, in_memory, natural, positive, staged
 from tpucache.cli.terminal import show
 
 
@@ -43,12 +45,65 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def preview(options: argparse.Namespace) -> int:
+    """Draw a contact sheet: samples down, variants across, masks, boxes and keypoints drawn in."""
+    from tpucache.report.preview import preview_cache, save_picture
+
+    sheet = preview_cache(
+        options.cache, options.samples, seed=options.seed, class_name=options.class_name, variants=options.variants
+    )
+    path = save_picture(sheet, options.output)
+    report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
+    show(options, report, [f"{path}: {sheet.width} x {sheet.height} pixels, {report['bytes']:,} bytes"])
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write one HTML page about a cache: samples, classes, sizes, channels, skipped files, shards, recipe."""
+    from tpucache.report.page import report_cache
+
+    page = report_cache(options.cache, options.samples, seed=options.seed, variants=options.variants)
+    path = page.save(options.output)
+    size = path.stat().st_size
+    show(options, {"path": str(path), "bytes": size}, [f"{path}: {size:,} bytes, open it in any browser"])
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Tell what this machine has for tpucache (cores, memory, TPU, versions, mounts), and what to fix."""
+    from tpucache.report.doctor import diagnose
+
+    if not options.no_xla:
+        print("starting XLA to ask what it finds, for 90 s at most; --no-xla leaves it out", file=sys.stderr)
+    found = diagnose(xla=not options.no_xla)
+    show(options, found.to_dict(), found.lines())
+    return 0
+
+
 def add(commands: Any) -> None:
-    """Add inspect and bench."""
+    """Add inspect, preview, report, bench and doctor."""
     command = add_command(commands, inspect, "cache/train --json")
     add_cache(command)
+    command = add_command(commands, preview, "cache/train -o sheet.png --samples 16")
+    add_cache(command)
+    _add_picture(command, Path("sheet.png"), "the picture to write; its ending says of which kind")
+    command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
+    command = add_command(commands, report, "cache/train -o report.html")
+    add_cache(command)
+    _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500")
     add_cache(command)
     command.add_argument("--batch-size", type=positive, default=256, metavar="B", help="images a batch")
     add_reading(command)
     command.add_argument("--device-rate", type=float, metavar="N", help="images/s of an accelerator to simulate")
+    command = add_command(commands, doctor, "--json")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    command.add_argument("--no-xla", action="store_true", help="do not start XLA, in a process of its own, to ask it")
+
+
+def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
+    """Add where a picture of a cache goes to, and what it shows."""
+    command.add_argument("-o", "--output", type=Path, default=path, metavar="FILE", help=text)
+    command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
+    command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each, at most")
+    command.add_argument("--seed", type=natural, default=0, metavar="N", help="of which samples are shown")

@@ -1,0 +1,181 @@
+"""One record as a picture: its image, and over it its mask, boxes and keypoints."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DependencyError
+from tpucache.report.text import class_name, cut, printable
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError as error:
+    raise DependencyError(f"pictures are drawn by Pillow: {error}. `pip install 'pillow>=10.1'`") from error
+
+Array = npt.NDArray[Any]
+Colour = tuple[int, int, int]
+
+#: Colours of mask values, box classes and keypoints in turn: far from each other, and from skin, leaves and sky.
+PALETTE: Final[tuple[Colour, ...]] = (
+    (255, 77, 46),
+    (0, 196, 180),
+    (255, 196, 0),
+    (104, 92, 255),
+    (236, 72, 196),
+    (124, 214, 40),
+    (0, 164, 255),
+    (255, 136, 164),
+)
+_OVERLAY: Final = 0.4  # how much of the colour covers what is under a mask
+_PIXELATED: Final = 3.0  # from this scale on pixels are shown as squares
+_SHARPER: Final = 2  # overlays are drawn so many times larger, then shrunk, which smooths their edges
+_MORE: Final = "DejaVuSans.ttf"
+_NO_CHARACTER: Final = "\uffff"
+_INK: Final = (20, 20, 22)
+_WHITE: Final = (255, 255, 255)
+
+
+@functools.cache
+def _fonts(size: int) -> tuple[ImageFont.FreeTypeFont, ...]:
+    """Return Pillow's own outline font, Aileron, and one with far more characters where the machine has it."""
+    built_in = ImageFont.load_default(size)
+    if not isinstance(built_in, ImageFont.FreeTypeFont):
+        raise DependencyError("this Pillow was built without FreeType: install it from its wheel")
+    plots = importlib.util.find_spec("matplotlib")  # which brings the font along, and is not imported
+    folder = Path(plots.origin).parent / "mpl-data/fonts/ttf" if plots and plots.origin else Path()
+    for place in (_MORE, str(folder / _MORE)):
+        try:
+            return built_in, ImageFont.truetype(place, size)
+        except OSError:
+            continue
+    return (built_in,)
+
+
+def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
+    """Return the first font, at a size in pixels, that has all characters of a text, or else the last."""
+    fonts = _fonts(size)
+    return next((font for font in fonts if not any(_is_missing(font, one) for one in set(text))), fonts[-1])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_missing(font: ImageFont.FreeTypeFont, character: str) -> bool:
+    """Tell whether a font draws a character as it draws one that no font has: as an empty box."""
+    return bytes(font.getmask(character)) == bytes(font.getmask(_NO_CHARACTER))
+
+
+def draw_text(
+    draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, size: int, fill: Colour, width: float, **options: Any
+) -> None:
+    """Draw one line of text, cut with an ellipsis where it would be wider than `width` pixels.
+
+    `options` are `keep_end`, which cuts at the beginning instead, and those of ImageDraw.text.
+    """
+    keep_end = options.pop("keep_end", False)
+    plain = printable(text)
+    font = font_for(plain, size)
+    fitted = cut(plain, lambda part: font.getlength(part) <= width, keep_end=keep_end)
+    draw.text(at, fitted, fill, font, **options)
+
+
+def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
+    """Return a record's image with what else it holds drawn over it, its longer side `side` pixels.
+
+    Lines and letters are `dense` times as large, for pictures that are shown so many times smaller.
+
+    `fields` are as a record has them: `image` uint8 (height, width, 1 or 3); `mask` uint8 (height, width, 1), where 0
+    is left as it is; `boxes` (n, 5) of left, top, right, bottom, class, without those that are empty; `keypoints`
+    (n, 3) of x, y, visible. Others are not drawn.
+    """
+    pixels = fields["image"]
+    height, width = pixels.shape[:2]
+    scale = side / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
+    image = image.resize(size, Image.Resampling.NEAREST if scale >= _PIXELATED else Image.Resampling.LANCZOS)
+    if _has(fields, "mask", "u", (height, width, 1)):
+        image = _with_mask(image, fields["mask"][..., 0])
+    ratio = np.array([size[0] / width, size[1] / height])
+    if _has(fields, "boxes", "f", (None, 5)):
+        _draw_boxes(image, fields["boxes"], ratio, classes, dense)
+    if _has(fields, "keypoints", "f", (None, 3)):
+        image = _with_keypoints(image, fields["keypoints"], ratio, dense)
+    return image
+
+
+def _has(fields: Mapping[str, Array], name: str, kind: str, shape: tuple[int | None, ...]) -> bool:
+    found = fields.get(name)
+    if found is None or found.dtype.kind != kind or found.ndim != len(shape):
+        return False
+    return all(expected in (None, size) for expected, size in zip(shape, found.shape, strict=True))
+
+
+def _with_mask(image: Image.Image, mask: Array) -> Image.Image:
+    """Return the image under a translucent colour for each value of the mask, with an outline around each area."""
+    large = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST)).astype(np.int64)
+    colours = np.array(PALETTE, np.float32)[(large - 1) % len(PALETTE)]
+    padded = np.pad(large, 1, mode="edge")
+    around = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
+    edge = functools.reduce(np.logical_or, [neighbour != large for neighbour in around])
+    cover = np.where(edge, 1.0, _OVERLAY) * (large > 0)
+    mixed = np.asarray(image, np.float32) * (1 - cover[..., None]) + colours * cover[..., None]
+    return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def _draw_boxes(image: Image.Image, boxes: Array, ratio: Array, classes: Sequence[str], dense: int) -> None:
+    draw = ImageDraw.Draw(image)
+    text_size = dense * (12 if image.width >= dense * 160 else 10)
+    real = boxes[np.isfinite(boxes).all(axis=1)]
+    real = real[(real[:, 2] > real[:, 0]) & (real[:, 3] > real[:, 1])]
+    numbers = real[:, 4].astype(np.int64).tolist()
+    colours = [PALETTE[number % len(PALETTE)] for number in numbers]
+    begins = (real[:, :2] * ratio).round().tolist()
+    ends = (real[:, 2:4] * ratio - 1).round().tolist()
+    for (left, top), (right, bottom), colour in zip(begins, ends, colours, strict=True):
+        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2 * dense)
+    for (left, top), number, colour in zip(begins, numbers, colours, strict=True):  # over all boxes
+        _draw_plate(draw, (left, top), class_name(number, classes), colour, text_size)
+
+
+def _draw_plate(draw: ImageDraw.ImageDraw, corner: tuple[float, float], name: str, colour: Colour, size: int) -> None:
+    """Draw a name on a plate of the box's colour, over the box's corner or, at the picture's top, within it."""
+    left, top = corner
+    width = draw.im.size[0]  # the picture's
+    plain = printable(name)
+    font = font_for(plain, size)
+    fitted = cut(plain, lambda part: font.getlength(part) + 6 <= width)
+    long, high = font.getlength(fitted) + 6, size + 4
+    left = max(0, min(left, width - long))
+    top = top - high if top >= high else top
+    draw.rectangle((left, top, left + long, top + high), fill=colour)
+    draw.text((left + 3, top + high / 2), fitted, _ink_on(colour), font, anchor="lm")
+
+
+def _with_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> Image.Image:
+    """Return the image with a dot and its number for each keypoint in view."""
+    shown = np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist()
+    # Pillow's circles have no smooth edges: these are drawn larger and shrunk.
+    layer = Image.new("RGBA", (image.width * _SHARPER, image.height * _SHARPER))
+    draw = ImageDraw.Draw(layer)
+    font = font_for("0", 10 * dense * _SHARPER)
+    radius = 3 * dense * _SHARPER
+    for number in shown:
+        x, y = (points[number, :2] * ratio * _SHARPER).tolist()
+        box = (x - radius, y - radius, x + radius, y + radius)
+        draw.ellipse(box, PALETTE[number % len(PALETTE)], _WHITE, _SHARPER)
+        at = (x + radius + 2, y)
+        draw.text(at, str(number), _WHITE, font, anchor="lm", stroke_width=_SHARPER, stroke_fill=_INK)
+    smooth = layer.resize(image.size, Image.Resampling.BOX)
+    return Image.alpha_composite(image.convert("RGBA"), smooth).convert("RGB")
+
+
+def _ink_on(colour: Colour) -> Colour:
+    """Return black or white, whichever reads better on a colour (its luma by ITU-R BT.601)."""
+    luma = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+    return _INK if luma > 140 else _WHITE

@@ -1,0 +1,108 @@
+"""The records of a cache, read one by one with numpy alone, and which of them to show."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.store.codec import Field, decode_into
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import ShardReader, open_index
+from tpucache.store.samples import SampleTable, open_samples
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
+Array = npt.NDArray[Any]
+
+_BYTES: Final = "bytes"
+
+
+class Records:
+    """The samples of a cache, or those that a dataset has chosen from it."""
+
+    def __init__(self, cache: str | Path | CachedDataset) -> None:
+        """Open a cache by its folder, or the one a CachedDataset reads.
+
+        Raises NotACacheError, FormatError or DamageError.
+        """
+        chosen: Array | None = None
+        if isinstance(cache, (str, Path)):
+            self.directory = Path(cache)
+        else:
+            self.directory, chosen = cache.directory, cache._positions  # this package's own
+        self.manifest = Manifest.load(self.directory)
+        self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
+        self.positions: Array = np.arange(self.manifest.samples) if chosen is None else chosen
+        self._index = open_index(self.directory, self.manifest)
+        self._reader = ShardReader(self.directory, self.manifest.shards)
+
+    @property
+    def name(self) -> str:
+        """The cache's name: its folder's."""
+        return self.directory.resolve().name
+
+    @property
+    def image(self) -> Field | None:
+        """The field that can be shown: uint8 (height, width, 1 or 3), or None where a record has no image."""
+        for field in self.manifest.fields:
+            if field.name == "image" and field.dtype == "|u1" and field.shape[2:] in ((1,), (3,)):
+                return field
+        return None
+
+    def read(self, position: int, variant: int) -> dict[str, Array]:
+        """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""
+        layout = self.manifest.layout
+        row = self._index[self.manifest.variants.index(variant) * self.manifest.samples + position]
+        parts = layout.split(memoryview(self._reader.read(row)))
+        return {field.name: _decode(field, part) for field, part in zip(layout.fields, parts, strict=True)}
+
+    def label(self, position: int) -> Array | None:
+        """Return a sample's label, a number or (m,), or None where there are none."""
+        labels = self.table.labels
+        return None if labels is None else np.asarray(labels[position])
+
+    def choose(self, count: int, seed: int = 0, class_name: str | None = None) -> list[int]:
+        """Return the positions of at most `count` samples, ascending: at random, in turn from each class.
+
+        Raises UsageError where no class has that name.
+        """
+        positions = np.unique(self.positions if class_name is None else self._of_class(class_name))
+        labels = self.table.labels
+        order = np.random.default_rng(seed).permutation(positions)
+        if labels is not None and labels.ndim == 1:
+            order = order[np.argsort(_turns(np.asarray(labels[order])), kind="stable")]
+        return sorted(order[:count].tolist())
+
+    def _of_class(self, name: str) -> Array:
+        classes, labels = self.manifest.classes, self.table.labels
+        if name not in classes or labels is None:
+            near = difflib.get_close_matches(name, classes, 3) or classes[:10]
+            has = f"such as {', '.join(map(repr, near))}" if near else "none"
+            raise UsageError(f"{self.directory} has no class {name!r}: it has {len(classes)}, {has}")
+        number = classes.index(name)
+        chosen = np.asarray(labels[self.positions])
+        return self.positions[chosen == number if labels.ndim == 1 else chosen[:, number] > 0]
+
+
+def _turns(labels: Array) -> Array:
+    """Return for each label how many equal ones stand before it."""
+    by_label = np.argsort(labels, kind="stable")
+    ordered = labels[by_label]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(labels) else by_label
+    turns = np.empty(len(labels), np.int64)
+    turns[by_label] = np.arange(len(labels)) - np.repeat(starts, np.diff([*starts, len(labels)]))
+    return turns
+
+
+def _decode(field: Field, part: memoryview) -> Array:
+    if field.codec == _BYTES:
+        return np.frombuffer(part, np.uint8)
+    array = np.empty(field.shape, field.dtype)
+    decode_into(field, part, array)
+    return array

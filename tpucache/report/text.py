@@ -1,0 +1,63 @@
+"""Names of files and classes, which may hold anything, as text that people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy.typing as npt
+
+ELLIPSIS: Final = "\u2026"
+
+_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def printable(text: str) -> str:
+    r"""Return text in one line, with escapes such as `\n` for what does not print or turns the reading order."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
+    """Return the longest beginning of a text (or its end) that fits, with an ellipsis where something was cut off.
+
+    `fits` must hold for every shorter text, too. Nothing but the ellipsis is left where not even one character fits.
+    """
+    if fits(text):
+        return text
+    low, high = 0, len(text) - 1  # so many characters fit; at most so many can
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(_part(text, middle, keep_end)) else (low, middle - 1)
+    return _part(text, low, keep_end)
+
+
+def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> str:
+    """Return what a sample's label says: its class, all its classes with their weights, or its values."""
+    if label is None:
+        return "unlabelled"
+    if not label.ndim and label.dtype.kind != "f":
+        return class_name(int(label), classes)
+    values = [float(value) for value in label.reshape(-1)]
+    if len(classes) != len(values):
+        return ", ".join(f"{value:.4g}" for value in values)
+    marked = [(name, value) for name, value in zip(classes, values, strict=True) if value > 0]
+    return ", ".join(name if value == 1 else f"{name} {value:.2g}" for name, value in marked) or "none of the classes"
+
+
+def class_name(number: int, classes: Sequence[str]) -> str:
+    """Return the name of a class, or its number where it has no name."""
+    return classes[number] if 0 <= number < len(classes) else str(number)
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes as people say it, such as `491.7 MB`."""
+    for unit, name in _UNITS:
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
+def _part(text: str, length: int, keep_end: bool) -> str:
+    if keep_end:
+        return ELLIPSIS + text[len(text) - length :]
+    return text[:length].rstrip() + ELLIPSIS

@@ -1,0 +1,34 @@
+"""How to read a cache, as a piece of Python that runs as it stands."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from tpucache.report.records import Records
+
+_BATCH: Final = 256
+
+
+def usage(records: Records) -> str:
+    """Return Python that reads a cache in batches, from the folder that holds it.
+
+    A text in JSON is one in Python, too, and in double quotes.
+    """
+    manifest = records.manifest
+    batch = min(_BATCH, manifest.samples)
+    variant = ', variant="epoch"' if manifest.augmented else ""
+    labelled = "labels" if "label" in records.table else "_"
+    if [field.name for field in manifest.fields] == ["image"]:
+        height, width, channels = manifest.fields[0].shape
+        loop, says = f"images, {labelled}", f"uint8 ({batch}, {channels}, {height}, {width}), channels last"
+    else:
+        names = [*(field.name for field in manifest.fields), "label"]
+        loop, says = "batch", f"a dictionary of tensors: {', '.join(names)}"
+    comment = "  # another augmented variant every epoch" if variant else ""
+    return (
+        "from tpucache import CachedDataset, CachedLoader\n\n"
+        f"dataset = CachedDataset({json.dumps(records.name, ensure_ascii=False)}{variant}){comment}\n"
+        f"for {loop} in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):\n"
+        f"    ...  # {says}\n"
+    )
