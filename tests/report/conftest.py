@@ -1,0 +1,167 @@
+"""Caches of any content, written record by record, without warmup."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tpucache.store.codec import Field, RecordLayout, encode
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
+from tpucache.store.samples import Column, Strings, encode_columns
+from tpucache.store.writer import ShardWriter
+
+Array = npt.NDArray[Any]
+
+#: What a cache must not be able to put into a page or a terminal: markup, a quote, a line end, no UTF-8, a reversal.
+HOSTILE = "<script>alert('x')</script>\"'&\n\udcff\u202e"
+CLASSES = ("ant", HOSTILE, "a class with a name that is far too long to fit under any picture of any sheet" * 3, "日本")
+
+
+def image_field(codec: str = "raw", side: int = 20, channels: int = 3) -> Field:
+    return Field("image", codec, "|u1", (side, side + 4, channels))
+
+
+def write_cache(
+    directory: Path,
+    fields: Sequence[Field],
+    variants: Sequence[Sequence[Mapping[str, Array]]],
+    *,
+    labels: Array | None = None,
+    classes: Sequence[str] = (),
+    paths: Sequence[str] | None = None,
+    skipped: Sequence[tuple[str, str]] = (),
+    recipe: Mapping[str, Any] | None = None,
+    source_bytes: Sequence[int] | None = None,
+) -> Path:
+    """Write a whole cache: `variants[v][i]` are the fields of sample i by name."""
+    directory.mkdir(parents=True)
+    samples = len(variants[0])
+    shards, runs = [], []
+    layout = RecordLayout(tuple(fields))
+    for variant, records in enumerate(variants):
+        name = shard_name(variant, 0)
+        with ShardWriter(directory / f"{name}.tmp") as writer:
+            for number, record in enumerate(records):
+                writer.append(number, layout.join([encode(field, record[field.name]) for field in fields]))
+            sealed = writer.seal(directory / name)
+        sealed.rows["shard"] = variant
+        runs.append(sealed.rows)
+        at = {"variant": variant, "block": 0, "first": 0, "records": samples}
+        shards.append(ShardEntry(name, sealed.bytes, sealed.sha256, records_sha256=sealed.records_sha256, **at))
+    columns: dict[str, Column] = {
+        "number": np.arange(samples, dtype=np.uint64),
+        "path": Strings.pack(paths or [f"folder/{number:04d}.png" for number in range(samples)]),
+    }
+    if source_bytes is not None:
+        columns["source_bytes"] = np.array(source_bytes, np.uint64)
+    counts: tuple[int, ...] = ()
+    if labels is not None:
+        columns["label"] = labels
+        if classes:
+            per_class = (labels > 0).sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=len(classes))
+            counts = tuple(per_class.tolist())
+    index = io.BytesIO()
+    np.save(index, np.concatenate(runs).astype(INDEX_DTYPE))
+    Manifest(
+        samples=samples,
+        variants=tuple(range(len(variants))),
+        fields=tuple(fields),
+        classes=tuple(classes),
+        shards=tuple(shards),
+        tables=(
+            _write_table(directory / INDEX_NAME, index.getvalue()),
+            _write_table(directory / SAMPLES_NAME, encode_columns(columns)),
+        ),
+        skipped=tuple(Skipped(number, path, reason) for number, (path, reason) in enumerate(skipped)),
+        statistics=Statistics(mean=(10.0, 20.0, 30.0), std=(1.0, 2.0, 3.0), class_counts=counts),
+        fingerprint="ab" * 32,
+        recipe=recipe or {"size": [20, 24], "augmentation": {"transform": HOSTILE}},
+        source={},
+        created_by={"tpucache": "0", "numpy": HOSTILE},
+    ).save(directory)
+    return directory
+
+
+def _write_table(path: Path, data: bytes) -> FileEntry:
+    path.write_bytes(data)
+    return FileEntry(path.name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def smooth(number: int, field: Field) -> Array:
+    """Return an image that JPEG changes little."""
+    height, width, channels = field.shape
+    y, x = np.mgrid[:height, :width]
+    planes = [100 + 60 * np.sin((x + number * 3) / 9 + channel) + 40 * np.cos(y / 7) for channel in range(channels)]
+    return np.stack(planes, -1).astype(np.uint8)
+
+
+def plain_cache(directory: Path, *, codec: str = "raw", samples: int = 12, variants: int = 3, **more: Any) -> Path:
+    """Write a cache of nothing but images, in the classes of CLASSES in turn unless `labels` say otherwise."""
+    field = image_field(codec)
+    records = [[{"image": smooth(17 * v + i, field)} for i in range(samples)] for v in range(variants)]
+    known = {"labels": np.arange(samples) % len(CLASSES), "classes": CLASSES}
+    return write_cache(directory, [field], records, **{**known, **more})
+
+
+def drawn_cache(directory: Path, codec: str = "raw", samples: int = 6) -> Path:
+    """Write a cache of images with masks, boxes and keypoints, several classes a sample, two variants."""
+    image = image_field(codec, 40)
+    mask = Field("mask", "png" if codec == "jpeg" else codec, "|u1", (40, 44, 1))
+    fields = [image, mask, Field("boxes", "raw", "<f4", (3, 5)), Field("keypoints", "raw", "<f4", (2, 3))]
+    record: dict[str, Array] = {"mask": np.zeros((40, 44, 1), np.uint8)}
+    record["mask"][8:20, 8:20] = 1
+    record["mask"][30:36, 30:40] = 255
+    record["boxes"] = np.array([[4, 4, 24, 24, 1], [20, 20, 43, 39, 3], [-1] * 5], np.float32)
+    record["keypoints"] = np.array([[10, 10, 1], [30, 30, 0]], np.float32)
+    records = [{**record, "image": smooth(number, image)} for number in range(samples)]
+    labels = (np.arange(samples)[:, None] % np.array([2, 3, 5, 7]) == 0).astype(np.float32)
+    paths = [f"{HOSTILE}/{'deep/' * 40}{number}.png" for number in range(samples)]
+    return write_cache(directory, fields, [records, records], labels=labels, classes=CLASSES, paths=paths)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve images in four classes, three variants. Not to be written to."""
+    return plain_cache(tmp_path_factory.mktemp("caches") / "plain")
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six images with everything that is drawn over them. Not to be written to."""
+    return drawn_cache(tmp_path_factory.mktemp("caches") / "drawn")
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five samples without an image, without labels."""
+    field = Field("tokens", "raw", "<i4", (8,))
+    records = [{"tokens": np.arange(8, dtype=np.int32) + number} for number in range(5)]
+    return write_cache(tmp_path_factory.mktemp("caches") / "tokens", [field], [records], recipe={"size": [1, 1]})
+
+
+@pytest.fixture(scope="session", name="write_cache")
+def write_cache_fixture() -> Callable[..., Path]:
+    return write_cache
+
+
+@pytest.fixture(scope="session", name="plain_cache")
+def plain_cache_fixture() -> Callable[..., Path]:
+    return plain_cache
+
+
+@pytest.fixture(scope="session", name="drawn_cache")
+def drawn_cache_fixture() -> Callable[..., Path]:
+    return drawn_cache
+
+
+@pytest.fixture(scope="session")
+def hostile() -> str:
+    return HOSTILE

@@ -1,0 +1,94 @@
+"""The report as a browser shows it, on a phone and on a desk, by day and by night."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tpucache import report_cache
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+
+#: What a page shows beyond its width: each element that ends right of it, unless something cuts it off or scrolls.
+BEYOND = """() => [...document.querySelectorAll('body *')]
+  .filter(one => one.getBoundingClientRect().right > innerWidth + 1)
+  .filter(one => { for (let up = one.parentElement; up !== document.body; up = up.parentElement)
+                     if (getComputedStyle(up).overflowX !== 'visible') return false; return true; })
+  .map(one => one.outerHTML.slice(0, 120))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window; skips where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no page is looked at")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with playwright.sync_playwright() as started:
+        if path is None and not Path(started.chromium.executable_path).exists():
+            pytest.skip(f"no browser is found, neither {', '.join(BROWSERS)} nor playwright's own")
+        opened = started.chromium.launch(executable_path=path, args=OPTIONS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, plain_cache, drawn, tokens, hostile):
+    """Reports of an ordinary cache, of one with long hostile names, and of one without images."""
+    folder = tmp_path_factory.mktemp("pages")
+    long = [f"{hostile} {'w' * 300} {number}" for number in range(12)]
+    rich = plain_cache(
+        tmp_path_factory.mktemp("rich") / ("n" * 120),
+        paths=long,
+        skipped=[(text, text) for text in long],
+        source_bytes=range(1, 13),
+        recipe={"augment": "a" * 300, "augmentation": {"w" * 300: hostile}},
+    )
+    caches = {"rich": rich, "drawn": drawn, "tokens": tokens}
+    return {name: report_cache(cache).save(folder / f"{name}.html") for name, cache in caches.items()}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["rich", "drawn", "tokens"])
+def test_a_page_fits_its_window_loads_all_and_complains_of_nothing(name, width, scheme, browser, pages):
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(pages[name].as_uri())
+    page.evaluate("() => document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    assert page.evaluate(BEYOND) == []
+    loaded = page.evaluate("() => [...document.images].map(one => one.complete && one.naturalWidth > 0)")
+    assert all(loaded)
+    assert len(loaded) == {"rich": 36, "drawn": 12, "tokens": 0}[name]
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    context.close()
+
+
+def test_it_is_dark_by_night_and_light_by_day(browser, pages):
+    brightness = []
+    for scheme in ("light", "dark"):
+        context = browser.new_context(color_scheme=scheme)
+        page = context.new_page()
+        page.goto(pages["rich"].as_uri())
+        colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        brightness.append(sum(int(part) for part in colour.strip("rgb()").split(",")[:3]))
+        context.close()
+    assert brightness[0] > 600
+    assert brightness[1] < 150
+
+
+def test_a_notebook_frame_shows_it_too(browser, pages, plain, tmp_path):
+    outer = tmp_path / "notebook.html"
+    outer.write_text(f"<!DOCTYPE html><body>{report_cache(plain, 2)._repr_html_()}</body>", encoding="utf-8")
+    page = browser.new_page()
+    page.goto(outer.as_uri())
+    frame = page.frames[1]
+    assert frame.locator("h1").inner_text() == "plain"
+    assert frame.locator("img").count() == 6
