@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.machine import available_memory
+from tpucache.machine import (
+    Cores,
+    Memory,
+    Tpu,
+    available_memory,
+    count_cores,
+    find_tpu,
+    measure_memory,
+    measure_space,
+)
 
 GB = 1 << 30
 
@@ -64,3 +73,73 @@ def test_where_nothing_can_be_learnt_there_is_nothing(tmp_path):
 
 def test_this_machine_has_some():
     assert available_memory() > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "50000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu.max": "what"}, None),
+        ({}, None),
+    ],
+)
+def test_a_quota_of_processor_time_is_read_from_either_version_of_cgroups(files, quota, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert count_cores(tmp_path).quota == quota
+
+
+@pytest.mark.parametrize(
+    ("cores", "usable"),
+    [(Cores(8, 8, None), 8), (Cores(8, 2, None), 2), (Cores(8, 8, 1.5), 2), (Cores(8, 8, 0.2), 1), (Cores(8, 2, 6), 2)],
+)
+def test_usable_cores_are_the_fewest_of_affinity_and_quota(cores, usable):
+    assert cores.usable == usable
+
+
+def test_memory_has_the_limit_of_its_container_where_there_is_one(kernel):
+    meminfo, cgroup = kernel
+    assert measure_memory(meminfo, cgroup) == Memory(16 * GB, None, 10 * GB)
+    write(cgroup / "memory", memory_limit_in_bytes="9223372036854771712", memory_usage_in_bytes="0")
+    assert measure_memory(meminfo, cgroup).limit is None
+    (cgroup / "memory" / "memory.limit_in_bytes").write_text(str(2 * GB))
+    assert measure_memory(meminfo, cgroup).limit == 2 * GB
+
+
+def test_memory_that_is_not_told_is_zero(tmp_path):
+    assert measure_memory(tmp_path / "none", tmp_path) == Memory(0, None, 0)
+
+
+def test_space_is_that_of_the_file_system_under_a_folder(tmp_path):
+    space = measure_space(tmp_path)
+    assert space is not None
+    assert 0 < space.free < space.total
+    assert measure_space(tmp_path / "none") is None
+
+
+def test_tpu_chips_are_found_on_the_bus_and_by_their_files(tmp_path):
+    sys, dev = tmp_path / "sys", tmp_path / "dev"
+    assert find_tpu(sys, dev) is None
+    cards = [("0x1ae0", "0x0063")] * 8 + [("0x8086", "0x0063"), ("0x1ae0", "0x0042")]
+    for number, (vendor, device) in enumerate(cards):
+        card = sys / "bus/pci/devices" / f"0000:00:{number:02d}.0"
+        card.mkdir(parents=True)
+        (card / "vendor").write_text(f"{vendor}\n")
+        (card / "device").write_text(f"{device}\n")
+    (dev / "vfio").mkdir(parents=True)
+    for name in ("0", "1", "vfio"):
+        (dev / "vfio" / name).touch()
+    assert find_tpu(sys, dev) == Tpu("v5e", 8, (f"{dev}/vfio/0", f"{dev}/vfio/1"))
+
+
+def test_chips_that_only_their_files_tell_of_count(tmp_path):
+    for number in range(4):
+        (tmp_path / f"accel{number}").touch()
+    found = find_tpu(tmp_path / "none", tmp_path)
+    assert found is not None
+    assert (found.generation, found.chips) == ("unknown", 4)

@@ -32,6 +32,17 @@ def test_neither_torch_nor_lmdb_is_needed(drawn):
     assert done.returncode == 0, done.stderr
 
 
+def test_without_pillow_its_name_is_told(plain):
+    code = (
+        "import sys; sys.modules['PIL'] = None\n"
+        "import tpucache\n"
+        "try:\n    tpucache.preview_cache(sys.argv[1])\n"
+        "except tpucache.DependencyError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, plain], capture_output=True, text=True, check=False)
+    assert "pip install 'pillow>=10.1'" in done.stdout, done.stderr
+
+
 def test_every_class_is_shown_before_one_is_shown_twice(plain_cache, tmp_path):
     labels = np.array([0] * 15 + [1, 2, 3, 3, 1])
     records = Records(plain_cache(tmp_path / "cache", samples=20, variants=1, labels=labels))

@@ -1,0 +1,171 @@
+"""doctor: what it finds, what it advises, how it says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpucache.machine import Cores, Memory, Space, Tpu
+from tpucache.report import libraries
+from tpucache.report.accelerator import Xla, ask_xla
+from tpucache.report.advice import advise
+from tpucache.report.doctor import Diagnosis, diagnose
+from tpucache.report.facts import Facts, Roots
+from tpucache.report.libraries import Library, find_decoders, find_libraries
+from tpucache.report.mounts import look_into
+
+GB = 1 << 30
+VERSIONS = {
+    "torch": "2.9.0+cpu",
+    "torch_xla": "2.9.0",
+    "libtpu": "0.0.21",
+    "simplejpeg": "1.9.0",
+    "albumentations": "2.0.8",
+}
+TPU = Tpu("v5e", 8, ("accel0",))
+
+
+def facts(versions=VERSIONS, **changed):
+    """Return the facts of a machine where all is well, but for what is changed."""
+    well = Facts(
+        tpucache="1",
+        python="3.12.0",
+        platform="Linux",
+        cores=Cores(96, 96, None),
+        memory=Memory(300 * GB, None, 290 * GB),
+        shm=Space("/dev/shm", 100 * GB, 100 * GB),
+        disk=Space("/kaggle/working", 20 * GB, 20 * GB),
+        tpu=TPU,
+        xla=Xla("TPU", 8, 7.0),
+        environment={"PJRT_DEVICE": "TPU"},
+        libraries=tuple(Library(name, version, "something") for name, version in versions.items()),
+        decoders={"JPEG": "3.0", "AVIF": ""},
+        mounts=(),
+    )
+    return dataclasses.replace(well, **changed)
+
+
+def without(*names, **changed):
+    return {name: version for name, version in {**VERSIONS, **changed}.items() if name not in names}
+
+
+def test_where_all_is_well_there_is_nothing_to_fix():
+    assert advise(facts()) == ()
+    assert "nothing to fix" in Diagnosis(facts(), ()).lines()
+
+
+@pytest.mark.parametrize(
+    ("found", "what", "remedy"),
+    [
+        (facts(environment={"TPU_PROCESS_ADDRESSES": "local"}), "wait for peers", r"os\.environ\.pop"),
+        (facts(environment={"PJRT_DEVICE": "CPU"}), "PJRT_DEVICE=CPU keeps XLA from it", "unset PJRT_DEVICE"),
+        (facts(without("torch", "torch_xla"), xla=None, tpu=None), "torch is not installed", r"tpucache\[train\]"),
+        (facts(without("torch_xla"), xla=None), "torch_xla is not installed", r"tpucache\[xla\]"),
+        (facts(without("libtpu")), "libtpu is not installed", r"torch_xla\[tpu\]==2.9.0"),
+        (facts(without(torch="2.13.0")), "torch 2.13.0 and torch_xla 2.9.0 do not fit", r"torch==2\.9\.\*"),
+        (facts(xla=Xla("", 0, 3.0, "in use by process 7")), "in use by process 7", "--backend eager"),
+        (facts(xla=Xla("CPU", 1, 3.0)), "there is a TPU, but XLA runs on CPU", "libtpu"),
+        (facts(cores=Cores(96, 96, 3.5)), "4 of the 96 cores", "OMP_NUM_THREADS=4"),
+        (facts(cores=Cores(96, 8, None)), "8 of the 96 cores", "OMP_NUM_THREADS=8"),
+        (facts(memory=Memory(0, None, 0)), "cannot be learnt", "in_memory=True"),
+        (facts(memory=Memory(16 * GB, GB, GB // 2)), "536.9 MB of memory are free", "--jobs 1"),
+        (facts(shm=Space("/dev/shm", 64 << 20, 0)), "/dev/shm has 67.1 MB", "CachedLoader"),
+        (facts(disk=Space("/kaggle/working", 20 * GB, GB)), "1.1 GB are free on the disk", "--codec jpeg"),
+        (facts(without(albumentationsx="2.1.0")), "AGPL", "uninstall -y albumentationsx"),
+        (facts(without(albumentations="1.4.0")), "albumentations 1.4.0", "albumentations==2.0.8"),
+        (facts(without("simplejpeg")), "decoded by Pillow", "pip install simplejpeg"),
+    ],
+)
+def test_each_trouble_is_told_with_its_remedy(found, what, remedy):
+    (advice,) = advise(found)
+    assert what in advice.what
+    assert re.search(remedy, advice.remedy)
+
+
+def test_the_advised_albumentations_is_the_one_that_is_installed_with_tpucache():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    assert '"albumentations==2.0.8"' in project.read_text()
+
+
+def test_a_machine_of_ones_own_making_is_read_as_it_is(tmp_path, plain, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+    (tmp_path / "cpu.max").write_text("100000 100000")
+    (tmp_path / "dev" / "shm").mkdir(parents=True)
+    shutil.copytree(plain, tmp_path / "input" / "datasets" / "owner" / "plain")
+    roots = Roots(tmp_path / "meminfo", tmp_path, tmp_path, tmp_path / "dev", (tmp_path / "input", tmp_path / "none"))
+    found = diagnose(roots, {"TPU_PROCESS_ADDRESSES": "local", "HOME": "/"}, xla=False)
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["cores"]["quota"] == 1
+    assert told["cores"]["usable"] == 1
+    assert told["memory"] == {"machine": 8 * GB, "limit": None, "available": 4 * GB}
+    assert told["shm"]["path"] == str(tmp_path / "dev" / "shm")
+    assert told["environment"] == {"TPU_PROCESS_ADDRESSES": "local"}
+    assert told["tpu"] is told["xla"] is None
+    assert told["libraries"]["numpy"]
+    assert told["mounts"][0]["caches"] == [[str(tmp_path / "input" / "datasets" / "owner" / "plain"), 12]]
+    assert [advice["what"] for advice in told["advice"] if "wait for peers" in advice["what"]]
+    text = "\n".join(found.lines())
+    assert "1 usable" in text
+    assert "12 samples" in text
+    assert "to fix:" in text
+
+
+def test_a_library_that_is_missing_is_told_with_what_it_is_for(monkeypatch):
+    monkeypatch.setattr(libraries, "_USES", {"numpy": "all", "no-such-library": "much", "not-wanted-either": ""})
+    assert [(found.name, bool(found.version)) for found in find_libraries()] == [
+        ("numpy", True),
+        ("no-such-library", False),
+    ]
+    lines = Diagnosis(facts(libraries=find_libraries()), ()).lines()
+    assert any(
+        line.startswith("  no-such-library") and line.endswith("not installed: needed for much") for line in lines
+    )
+
+
+def test_decoders_are_told_also_without_pillow(monkeypatch):
+    assert find_decoders()["JPEG"]
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert find_decoders()["JPEG"] == ""
+
+
+def test_xla_is_asked_in_a_process_without_what_breaks_it():
+    code = "import os; print('noise'); print('found', '[\"%s\", 8]' % os.environ.get('TPU_PROCESS_ADDRESSES'))"
+    found = ask_xla({**os.environ, "TPU_PROCESS_ADDRESSES": "local"}, command=(sys.executable, "-c", code))
+    assert (found.device, found.cores, found.error) == ("None", 8, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import time; time.sleep(60)", "no answer in 1 s"),
+        ("raise SystemExit('a\\nthe TPU is in use\\n\\n')", "the TPU is in use"),
+        ("raise SystemExit(3)", "ended with status 3"),
+    ],
+)
+def test_why_xla_does_not_start_is_told(code, error):
+    assert ask_xla(os.environ, 1, (sys.executable, "-c", code)).error == error
+
+
+def test_a_program_that_is_not_there_is_told_too():
+    assert "No such file" in ask_xla({}, 1, ("/no/such/python",)).error
+
+
+def test_caches_are_found_within_bounds_and_what_is_none_is_passed_over(plain, tmp_path):
+    for place in ("a", "b/c/d/e/f", "b/c/d/e/f2/g", ".hidden"):
+        shutil.copytree(plain, tmp_path / place)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{}")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    mount = look_into(tmp_path)
+    assert mount is not None
+    assert [Path(path).relative_to(tmp_path).as_posix() for path, _ in mount.caches] == ["a", "b/c/d/e/f"]
+    assert mount.writable == os.access(tmp_path, os.W_OK)
+    assert look_into(tmp_path / "none") is None
