@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.report.text import ELLIPSIS, cut, describe_label, printable, size_text
+from tpucache.report.text import ELLIPSIS, cut, describe_label, outline, printable, size_text
 
 CLASSES = ("ant", "bee", "cat")
 ANY_TEXT = st.text(st.characters(codec=None))
@@ -64,3 +64,19 @@ def test_a_label_is_told_by_the_names_of_its_classes_or_its_values(label, text):
 @pytest.mark.parametrize(("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (4.9e8, "490.0 MB")])
 def test_sizes_are_told_in_the_unit_that_fits(count, text):
     assert size_text(count) == text
+
+
+def test_nested_values_are_outlined_with_plain_lists_in_one_line():
+    value = {"p": 1.0, "steps": [{"name": "flip", "size": [8, 8]}, [[1, 2], []]], "none": {}, "text": "\u65e5"}
+    assert outline(value) == [
+        "p: 1.0",
+        "steps:",
+        "  -",
+        '    name: "flip"',
+        "    size: [8, 8]",
+        "  -",
+        "    - [1, 2]",
+        "    - []",
+        "none: {}",
+        'text: "\u65e5"',
+    ]

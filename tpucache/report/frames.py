@@ -43,8 +43,8 @@ def frames(records: Records, samples: int, seed: int, variants: int) -> str:
 
 def _note(records: Records, count: int, shown: Sequence[int]) -> str:
     labels, held = records.table.labels, records.manifest
-    note = f"{count:,} of {held.samples:,}, at random"
-    if labels is not None and labels.ndim == 1 and held.classes:
+    note = f"All {count:,}" if count == held.samples else f"{count:,} of {held.samples:,}, at random"
+    if count < held.samples and labels is not None and labels.ndim == 1 and held.classes:
         note += " from each class in turn"
     if len(held.variants) == 1:
         return f"{note}."

@@ -25,14 +25,17 @@ def section(title: str, *parts: str, note: str = "") -> str:
     return f"<section><header><h2>{title}</h2>{aside}</header><div>{body}</div></section>" if body else ""
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kinds: str) -> str:
-    """Return a table of cells that are HTML already; `kinds` says of each column t(ext), n(umber) or c(ode)."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kinds: str, look: str = "") -> str:
+    """Return a table of cells that are HTML already; `kinds` says of each column t(ext), n(umber) or c(ode).
+
+    The look `stacked` has columns of equal width, and on a phone the cells of a row one under the other.
+    """
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in zip(heads, kinds, strict=True))
     body = "".join(
         "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
         for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<table class="{look}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:

@@ -18,7 +18,7 @@ from tpucache.report.markup import areas_chart, bars, columns_chart, escape, fac
 from tpucache.report.preview import SAMPLES, VARIANTS
 from tpucache.report.records import Records
 from tpucache.report.style import STYLE
-from tpucache.report.text import size_text
+from tpucache.report.text import outline, size_text
 from tpucache.report.usage import usage
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ def _classes(records: Records) -> str:
     items = sorted(zip(names, counts, strict=True), key=lambda item: -item[1])
     largest, smallest, total = items[0][1], items[-1][1], records.manifest.samples
     note = f"{len(names):,}, the largest first."
-    if smallest:
+    if smallest == largest:
+        note = f"{len(names):,}, with {largest:,} samples each."
+    elif smallest:
         note += f" The largest has {largest / smallest:,.1f} times the samples of the smallest."
     elif len(items) > 1:
         note += f" {sum(not count for count in counts):,} without any sample."
@@ -168,7 +170,7 @@ def _skipped(records: Records) -> str:
     if not skipped:
         return ""
     rows = [(escape(skip.path), escape(skip.reason)) for skip in skipped[:_MOST]]
-    whole = table(("path", "reason"), rows, "ct")
+    whole = table(("path", "reason"), rows, "ct", "stacked")
     more = len(skipped) - len(rows)
     note = f"{len(skipped):,} found in the source but not usable."
     if more:
@@ -180,7 +182,7 @@ def _making(records: Records) -> str:
     manifest = records.manifest
     recipe = {name: value for name, value in manifest.recipe.items() if name != "augmentation" and value is not None}
     pipeline = manifest.recipe.get("augmentation")
-    detail = _lines(json.dumps(pipeline, indent=1, ensure_ascii=False)) if pipeline else ""
+    detail = "\n".join(map(escape, outline(pipeline))) if pipeline else ""
     return section(
         "How it was made",
         facts((escape(name), escape(_plain(value))) for name, value in recipe.items()),
@@ -212,7 +214,7 @@ def _shards(records: Records) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, list):
-        return " \u00d7 ".join(map(str, value))
+        return "x".join(map(str, value))  # as --size takes it
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (bool, dict)) else str(value)
 
 

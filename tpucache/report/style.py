@@ -91,6 +91,12 @@ th { text-align: left; font-weight: 500; color: var(--dim); font-size: 0.82rem; 
 th, td { padding: 7px 14px 7px 0; border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere; }
 th:last-child, td:last-child { padding-right: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.stacked { table-layout: fixed; }
+@media (max-width: 520px) {
+  .stacked thead { display: none; }
+  .stacked td { display: block; padding-right: 0; }
+  .stacked td:first-child { border-bottom: 0; padding-bottom: 0; }
+}
 td.c { font-family: var(--mono); font-size: 0.84em; }
 
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); column-gap: 36px;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -47,6 +48,22 @@ def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> st
 def class_name(number: int, classes: Sequence[str]) -> str:
     """Return the name of a class, or its number where it has no name."""
     return classes[number] if 0 <= number < len(classes) else str(number)
+
+
+def outline(value: Any, depth: int = 0) -> list[str]:
+    """Return JSON values as indented lines, one a name, with lists of plain values in one line."""
+    indent = "  " * depth
+    if isinstance(value, Mapping) and value:
+        items = [(f"{name}:", item) for name, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, (Mapping, list)) for item in value):
+        items = [("-", item) for item in value]
+    else:
+        return [indent + json.dumps(value, ensure_ascii=False)]
+    lines = []
+    for head, item in items:
+        below = outline(item, depth + 1)
+        lines += [f"{indent}{head} {below[0].strip()}"] if len(below) == 1 else [f"{indent}{head}", *below]
+    return lines
 
 
 def size_text(count: float) -> str:
