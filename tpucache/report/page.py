@@ -61,7 +61,8 @@ def report_cache(
     """Return a page about a cache: samples, classes, sizes, channels, what was skipped, shards, how it was made.
 
     At most `samples` are shown in at most `variants` variants, drawn at random as `preview_cache` does; the channels'
-    histograms are of 256 records at most. The page has no script and loads nothing from elsewhere.
+    histograms are of 256 records at most. Of a dataset that selects samples both are of those; all else is of the whole
+    cache. The page has no script and loads nothing from elsewhere.
 
     Raises NotACacheError, FormatError or DamageError for the cache, DependencyError without Pillow or the records'
     decoder.
