@@ -1,0 +1,143 @@
+"""What the harness costs: its step rate beside a bare loop on one batch, and whether its idle figures can be believed.
+
+    python scripts/bench_train.py CACHE --backend xla --cores 1 --model cnn --batch-size 64
+
+Rounds take turns. The bare loop is nothing but the model, its loss and its optimizer, over and over on one batch that
+is on the device. Then the data is slowed down so that the device must wait a known share of its time, and the three
+idle figures are put beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+
+import torch
+from torch.nn import functional
+
+from tpucache import CachedDataset
+from tpucache.training.augment import Normalise
+from tpucache.training.device import Device, open_device
+from tpucache.training.idle import Pace
+from tpucache.training.loop import Conduct, train
+from tpucache.training.models import build_model
+from tpucache.training.settings import TrainSettings
+
+
+class SlowedDataset(CachedDataset):
+    """Gives a batch at most every `interval` seconds, whatever the number of threads that ask."""
+
+    interval = 0.0
+    _turn = threading.Lock()
+    _next = 0.0
+
+    def read_into(self, *arguments: Any) -> None:
+        super().read_into(*arguments)
+        with self._turn:
+            time.sleep(max(0.0, self._next - time.perf_counter()))
+            SlowedDataset._next = time.perf_counter() + self.interval
+
+
+def harness(dataset: CachedDataset, settings: TrainSettings, device: Device, replay: bool = False) -> Pace:
+    with tempfile.TemporaryDirectory() as run:
+        return train(Path(run), settings, dataset, None, device, Conduct(replay=replay)).pace
+
+
+def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, steps: int) -> float:
+    """Return images a second of plain steps on one batch."""
+    torch.manual_seed(0)
+    model = build_model(settings.model, len(dataset.classes)).to(device.torch_device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, nesterov=True, weight_decay=settings.weight_decay)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    samples = [dataset[index] for index in range(settings.batch_size)]
+    images = device.put(torch.stack([image for image, _ in samples]).permute(0, 2, 3, 1).contiguous())
+    labels = device.put(torch.stack([label for _, label in samples]))
+    statistics_ = dataset.manifest.statistics
+    normalise = Normalise(statistics_.mean, statistics_.std, device.torch_device)
+    device.wait()
+
+    def step() -> None:
+        functional.cross_entropy(model(normalise(images)), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        device.step_end()
+
+    for _ in range(2):
+        step()
+    device.wait()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    device.wait()
+    return steps * settings.batch_size / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--backend", choices=["eager", "xla"], default="xla")
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2, help="of one round")
+    parser.add_argument("--share", type=float, default=0.6, help="of its time that the slowed device waits")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    device = open_device(options.backend, options.cores)
+    settings = TrainSettings(model=options.model, batch_size=options.batch_size, epochs=options.epochs, lr=0.01)
+    dataset = CachedDataset(options.cache, in_memory=True)
+    rates: dict[str, list[float]] = {"harness": [], "bare loop": []}
+    paces = []
+    harness(dataset, settings, device)  # reads everything once
+    for _ in range(options.rounds):
+        paces.append(harness(dataset, settings, device))
+        rates["harness"].append(paces[-1].images_per_second)
+        rates["bare loop"].append(bare_rate(dataset, settings, device, max(2, paces[-1].steps)))
+    pairs = [ours / bare for ours, bare in zip(rates["harness"], rates["bare loop"], strict=True)]
+    found: dict[str, Any] = {name: statistics.median(values) for name, values in rates.items()}
+    found.update(
+        ratio=statistics.median(pairs),
+        step_ms=statistics.median(pace.step_seconds for pace in paces) * 1e3,
+        waited=statistics.median(pace.waited for pace in paces),
+        device_idle=statistics.median(pace.device_idle for pace in paces),
+        compiles=max(pace.compiles for pace in paces),
+    )
+    print(f"harness   {found['harness']:>9,.0f} images/s, {found['step_ms']:.1f} ms a step")
+    print(f"bare loop {found['bare loop']:>9,.0f} images/s")
+    print(
+        f"ratio     {found['ratio']:>9.3f} (median of {options.rounds} pairs: {', '.join(f'{p:.3f}' for p in pairs)})"
+    )
+    print(f"waited    {found['waited']:>9.1%}; idle by the device's account {found['device_idle']:.1%}")
+
+    slowed = SlowedDataset(options.cache, in_memory=True)
+    step = options.batch_size / found["bare loop"]
+    SlowedDataset.interval = step / (1 - options.share)
+    pace = harness(slowed, settings, device, replay=True)
+    found["slowed"] = {
+        "share": options.share,
+        "waited": pace.waited,
+        "device_idle": pace.device_idle,
+        "ceiling_idle": pace.ceiling_idle,
+    }
+    print(
+        f"slowed to {options.share:.0%}: waited {pace.waited:.1%}, "
+        f"idle by the device's account {pace.device_idle:.1%}, against the ceiling {pace.ceiling_idle or 0:.1%}"
+    )
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
