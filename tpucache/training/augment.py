@@ -148,19 +148,17 @@ class Augment:
     def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Move pixels, change colours, normalise, erase: from uint8 NHWC to float32 NCHW.
 
-        An erased rectangle is of the mean colour. All of it is in float32, autocast or not.
+        An erased rectangle is of the mean colour. Autocast loses nothing of the pixels.
         """
-        with torch.autocast(images.device.type, enabled=False):
-            pixels = self._colours(self._move(images.permute(0, 3, 1, 2), draws).float(), draws)
-            pixels = self._normalise.pixels(pixels)
-            if self.settings.erase:
-                pixels = pixels * (1 - self._inside(draws[:, _ERASED]))
+        pixels = self._colours(self._move(images.permute(0, 3, 1, 2), draws).float(), draws)
+        pixels = self._normalise.pixels(pixels)
+        if self.settings.erase:
+            pixels = pixels * (1 - self._inside(draws[:, _ERASED]))
         return pixels
 
     def masks(self, masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Move masks (batch, height, width) of class numbers 0 to 255 as their images are moved; same dtype."""
-        with torch.autocast(masks.device.type, enabled=False):
-            return self._move(masks[:, None], draws)[:, 0].to(masks.dtype)
+        return self._move(masks[:, None], draws)[:, 0].to(masks.dtype)
 
     def mix(
         self, images: torch.Tensor, targets: torch.Tensor, draws: torch.Tensor
