@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
@@ -100,4 +101,5 @@ def jitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     )
     monkeypatch.syspath_prepend(modules)
     monkeypatch.delitem(sys.modules, "jitter_by_test", raising=False)  # another test's, from another folder
+    get_reusable_executor().shutdown(wait=True)  # an earlier test's workers do not know this folder
     return "jitter_by_test:jitter"

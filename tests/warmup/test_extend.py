@@ -17,7 +17,8 @@ from tpucache.store.reader import ShardReader, open_index
 from tpucache.store.samples import open_samples
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import build, finish
-from tpucache.warmup.run import Standing, build_cache
+from tpucache.warmup.builder import Standing
+from tpucache.warmup.run import build_cache
 
 Digests = Callable[[Path], dict[str, str]]
 

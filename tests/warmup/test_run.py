@@ -24,10 +24,11 @@ from tpucache.store.samples import open_samples
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import build, finish
 from tpucache.warmup.augment import augment, resolve
-from tpucache.warmup.build import WORK_NAME
+from tpucache.warmup.builder import Standing
+from tpucache.warmup.job import WORK_NAME
 from tpucache.warmup.plan import plan_blocks
 from tpucache.warmup.presize import presize
-from tpucache.warmup.run import Standing, build_cache
+from tpucache.warmup.run import build_cache
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item, Listing
 
@@ -409,7 +410,7 @@ def _full_disk(real: Callable[..., Any], after: int) -> Callable[..., Any]:
         ("tpucache.store.writer.rename_durably", 2),
         ("tpucache.warmup.receipt.write_atomically", 1),
         ("tpucache.warmup.spool.json.dumps", 4),
-        ("tpucache.warmup.run.write_atomically", 0),
+        ("tpucache.warmup.begin.write_atomically", 0),
         ("tpucache.warmup.finish.write_atomically", 0),
         ("tpucache.warmup.finish.write_atomically", 1),
         ("tpucache.store.manifest.write_atomically", 0),

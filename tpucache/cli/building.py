@@ -17,9 +17,10 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.errors import UnfinishedError
     from tpucache.progress import Progress
     from tpucache.recipe import Recipe
+    from tpucache.warmup.builder import Standing
     from tpucache.warmup.engine import Engine
     from tpucache.warmup.estimate import Estimate
-    from tpucache.warmup.run import Standing, build_cache
+    from tpucache.warmup.run import build_cache
     from tpucache.warmup.sources import TableOptions, open_source
 
     began = time.monotonic()

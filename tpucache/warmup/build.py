@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, SampleError
-from tpucache.recipe import Recipe
-from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup import spool
-from tpucache.warmup.augment import augment_fields
-from tpucache.warmup.fields import clean_fields
+from tpucache.warmup.job import Job, make_records
 from tpucache.warmup.lock import is_held
 from tpucache.warmup.plan import Block, Chunk
 from tpucache.warmup.receipt import SealedShard, save_receipt
-from tpucache.warmup.sources.base import Source
 from tpucache.warmup.spool import Note, Spooled
-
-#: The folder inside an unfinished cache that holds what only warmup needs; a finished cache has none.
-WORK_NAME: Final = ".warmup"
-
-Fields = Mapping[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all tasks of a run share; `shards` is where sealed shards go, `run` the name of the run."""
-
-    source: Source
-    recipe: Recipe
-    augmentation: Mapping[str, Any]
-    fields: tuple[Field, ...]
-    work: Path
-    shards: Path
-    skip_errors: bool
-    run: str
 
 
 @dataclass(frozen=True)
@@ -62,34 +36,23 @@ def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
 
     Raises SampleError when a sample cannot be used and errors are not skipped, BuildError when the disk fails.
     """
-    layout = RecordLayout(job.fields)
     records: dict[int, list[bytes]] = {variant: [] for variant in chunk.variants}
     note = Note()
-    columns: defaultdict[str, list[Any]] = defaultdict(list)
     totals = np.zeros((2, 3), np.uint64)
     for sample in chunk.samples:
         _check_run(job)
         try:
-            item = job.source.load(sample)
-            clean = clean_fields(item, job.fields, job.recipe, sample.path)
+            made = make_records(job, sample, chunk.variants)
         except SampleError as error:
             if not job.skip_errors:
                 raise
             note.skipped.append(Skipped(sample.number, sample.path, error.reason))
             continue
-        for variant in chunk.variants:
-            shown = clean
-            if variant:
-                shown = augment_fields(clean, job.augmentation, job.recipe.seed, sample.number, variant)
-            parts = [encode(field, shown[field.name], _quality(field, job.recipe)) for field in job.fields]
-            records[variant].append(layout.join(parts))
-        if "image" in clean:
-            totals += _moments(clean["image"])
-        for name in {*columns, *item.columns}:
-            columns[name] += [""] * (len(note.numbers) - len(columns[name])) + [item.columns.get(name, "")]
-        note.numbers.append(sample.number)
-        note.labels.append(item.label)
-    note.columns.update(columns)
+        for variant, record in zip(chunk.variants, made.records, strict=True):
+            records[variant].append(record)
+        if "image" in made.clean:
+            totals += _moments(made.clean["image"])
+        note.add(sample.number, made.item)
     if job.fields[0].name == "image":
         note.sums[:], note.squares[:] = totals.tolist()
     spooled = Spooled(
@@ -146,10 +109,6 @@ def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard
     return shard
 
 
-def _quality(field: Field, recipe: Recipe) -> int | None:
-    return recipe.quality if field.name == "image" else None
-
-
 def _check_run(job: Job) -> None:
     """Stop a worker whose run was killed: another one may be going on in the same place by now."""
     if not is_held(job.work, job.run):
@@ -167,5 +126,5 @@ def _moments(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 def _disk_failure(work: Path, error: OSError) -> str:
     return (
         f"{work} cannot be written: {error}. What is finished stands; make room or mend the disk, then run the same "
-        "warmup again to continue."
+        "command again to continue."
     )

@@ -73,7 +73,7 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
     clean: dict[str, Array] = {}
     known = image_fields(names)
     if known:
-        clean["image"], view = presize_in_view(_pixels(item, path), recipe, path)
+        clean["image"], view = presize_in_view(item.fields["image"], recipe, path)
     for field in fields:
         value = item.fields[field.name]
         if field.name not in known:
@@ -128,10 +128,6 @@ def _array_field(name: str, value: bytes | Array) -> Field:
 
 def _kind(value: bytes | Array) -> str:
     return "bytes" if isinstance(value, bytes) else f"{value.dtype} {value.shape}"
-
-
-def _pixels(item: Item, path: str) -> bytes | Array:
-    return item.fields["image"]
 
 
 def _array(field: Field, value: bytes | Array, path: str) -> Array:

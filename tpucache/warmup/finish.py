@@ -23,9 +23,9 @@ from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLE
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
 from tpucache.store.reader import open_index
 from tpucache.store.samples import Column, Strings, encode_columns, open_samples
-from tpucache.warmup.build import WORK_NAME
 from tpucache.warmup.decode import decoder_versions
 from tpucache.warmup.extend import SIZE_COLUMN
+from tpucache.warmup.job import WORK_NAME
 from tpucache.warmup.receipt import SealedShard
 from tpucache.warmup.sources.base import Listing, Sample
 from tpucache.warmup.spool import Note, join
@@ -119,8 +119,8 @@ def _columns(
         columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
     known = [name for name in table if name not in columns]
     for name in sorted({*new.columns, *known}):
-        kept = list(table[name]) if name in table else [""] * (len(samples) - len(new.numbers))
-        columns[name] = _plain_column([*kept, *new.columns.get(name, [""] * len(new.numbers))])
+        kept = list(table[name]) if name in table else [None] * (len(samples) - len(new.numbers))
+        columns[name] = _plain_column([*kept, *new.columns.get(name, [None] * len(new.numbers))])
     return columns, classes, counts
 
 
@@ -145,12 +145,12 @@ def _label_column(
 
 
 def _plain_column(values: Sequence[Any]) -> Column:
-    """Return values as int64, float64 or, where not all are numbers, strings."""
+    """Return values as int64, float64 or, where not all are numbers, strings; None is not a number, or no text."""
     if all(isinstance(value, (int, np.integer)) for value in values):
         return np.array(values, np.int64)
-    if all(isinstance(value, (int, float, np.number)) for value in values):
-        return np.array(values, np.float64)
-    return Strings.pack([str(value) for value in values])
+    if all(value is None or isinstance(value, (int, float, np.number)) for value in values):
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+    return Strings.pack(["" if value is None else str(value) for value in values])
 
 
 def _join(cache: Path, shards: Sequence[SealedShard], before: Manifest | None) -> tuple[tuple[ShardEntry, ...], Rows]:

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from tpucache.store.manifest import Skipped
+from tpucache.warmup.sources.base import Item
 
 
 @dataclass(frozen=True)
 class Note:
     """What is known of a chunk's, or a block's, kept samples beside their records.
 
-    `labels` (None each where the listing has them) and the lists in `columns` have one item a number. `sums` and
-    `squares` are exact, over the channels of the clean images.
+    `labels` (None each where the listing has them) and the lists in `columns` (None where a sample has no such column)
+    have one item a number. `sums` and `squares` are exact, over the channels of the clean images.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -34,10 +35,13 @@ class Note:
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
 
-    @property
-    def samples(self) -> int:
-        """Samples dealt with, the skipped ones as well."""
-        return len(self.numbers) + len(self.skipped)
+    def add(self, number: int, item: Item) -> None:
+        """Note a sample that is kept, with what only it tells."""
+        for name in {*self.columns, *item.columns}:
+            column = self.columns.setdefault(name, [None] * len(self.numbers))
+            column.append(item.columns.get(name))
+        self.numbers.append(number)
+        self.labels.append(item.label)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the note as JSON values."""
@@ -66,7 +70,7 @@ def join(notes: Sequence[Note]) -> Note:
         skipped=[skipped for note in notes for skipped in note.skipped],
         labels=[label for note in notes for label in note.labels],
         columns={
-            name: [v for note in notes for v in note.columns.get(name, [""] * len(note.numbers))] for name in names
+            name: [v for note in notes for v in note.columns.get(name, [None] * len(note.numbers))] for name in names
         },
         sums=[sum(values) for values in itertools.zip_longest(*(note.sums for note in notes), fillvalue=0)],
         squares=[sum(values) for values in itertools.zip_longest(*(note.squares for note in notes), fillvalue=0)],

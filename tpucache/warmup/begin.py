@@ -1,0 +1,182 @@
+"""The beginning of a run: what there is to do, beside what stands, and whether it is what an interrupted run began."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import BuildError, NotACacheError, RecipeError, SampleError, SourceError
+from tpucache.recipe import EXTENT, Recipe, differences
+from tpucache.store.codec import Field
+from tpucache.store.files import write_atomically
+from tpucache.store.manifest import Manifest
+from tpucache.store.samples import Column as TableColumn
+from tpucache.store.samples import SampleTable, Strings, encode_columns
+from tpucache.warmup.augment import PRESETS, resolve
+from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, sample_difference
+from tpucache.warmup.fields import record_fields
+from tpucache.warmup.finish import sizes_of, versions
+from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
+from tpucache.warmup.sources.base import Listing, Sample, Source
+
+PLAN_NAME: Final = "plan.json"
+_LISTING_NAME: Final = "listing.npz"
+# The libraries that say what a preset is in full.
+_OF_PRESETS: Final = ("tpucache", "albumentations")
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do: as JSON values to be compared by a rerun, and as blocks."""
+
+    told: Mapping[str, Any]
+    listing: Listing
+    blocks: Sequence[Block]
+    fields: tuple[Field, ...]
+    before: Manifest | None
+
+
+def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> Plan:
+    """Find what there is to do, beside what a finished cache has. Raises RecipeError, SourceError."""
+    before: Manifest | None = None
+    with contextlib.suppress(NotACacheError):
+        before = Manifest.load(cache)
+    fields = before.fields if before else _fields(source, listing, recipe)
+    if recipe.variants and fields[0].name != "image":
+        raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
+    told = {**recipe.to_dict(), "augmentation": _augmentation(recipe, fields, before)}
+    if before is None:
+        blocks = plan_blocks(listing.samples, fields, recipe)
+    else:
+        _check_recipe(cache, before, told)
+        listing = number_samples(listing, cache, before)
+        blocks = _missing_blocks(listing, recipe, cache, before)
+    description = {
+        "recipe": told,
+        "source": {"samples": len(listing.samples), "sha256": listing_sha256(listing)},
+        "fields": [dataclasses.asdict(field) for field in fields],
+        "before": manifest_sha256(before) if before else "",
+        "versions": versions(),
+    }
+    return Plan(json.loads(json.dumps(description)), listing, blocks, fields, before)
+
+
+def begin(work: Path, plan: Plan) -> list[Sample]:
+    """Write the plan down, or compare it with the one an interrupted run wrote; remove what that run left half-done.
+
+    Returns the samples that have another size than when it was begun.
+    """
+    path = work / PLAN_NAME
+    changed: list[Sample] = []
+    if path.exists():
+        _check_plan(work, json.loads(path.read_bytes()), plan)
+        samples = plan.listing.samples
+        sizes: Any = SampleTable(work / _LISTING_NAME, len(samples))[SIZE_COLUMN]
+        changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
+    else:
+        save_listing(work, plan)
+        write_atomically(path, json.dumps(plan.told).encode())
+    for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
+        leftover.unlink(missing_ok=True)
+    return changed
+
+
+def save_listing(work: Path, plan: Plan) -> None:
+    """Write down what the source is like, so that a rerun can say how it differs."""
+    samples = plan.listing.samples
+    paths: TableColumn = Strings.pack([sample.path for sample in samples])
+    write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """Return a hash that tells a cache from what it becomes by an addition."""
+    return hashlib.sha256(manifest.to_json().encode()).hexdigest()
+
+
+def _augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None) -> dict[str, Any]:
+    """Return the augmentation in full: the finished cache's own where it can be no other."""
+    if not recipe.variants:
+        return dict(before.recipe["augmentation"]) if before else {}
+    if before is not None and before.augmented and recipe.augment in PRESETS:
+        now = versions()
+        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(now[name] for name in _OF_PRESETS))
+        made = (before.recipe.get("augment"), before.recipe.get("size"))
+        if asked == (*made, *(before.created_by.get(name) for name in _OF_PRESETS)):
+            return dict(before.recipe["augmentation"])
+    return resolve(recipe.augment, recipe.height, recipe.width, fields)
+
+
+def _check_recipe(cache: Path, before: Manifest, told: Mapping[str, Any]) -> None:
+    """Refuse a recipe that makes other records than a finished cache has."""
+    old = {**before.recipe}
+    if not before.augmented:  # nothing was augmented yet, so any augmentation fits
+        old.update(augmentation=told["augmentation"], augment=told["augment"])
+    changed = differences(old, told)
+    if told["variants"] < before.augmented:
+        changed.append(f"variants {before.augmented}, now {told['variants']}")
+    if changed:
+        raise RecipeError(
+            f"{cache} was made with another recipe: {'; '.join(changed)}. "
+            "Give the same options, or another folder to build anew."
+        )
+
+
+def _missing_blocks(listing: Listing, recipe: Recipe, cache: Path, before: Manifest) -> list[Block]:
+    """Return the new variants of the blocks that stand, and all variants of new samples' blocks."""
+    variants = [variant for variant in range(recipe.variants + 1) if variant not in before.variants]
+    blocks = old_blocks(listing, cache, before, variants) if variants else []
+    known = before.samples + len(before.skipped)
+    first = 1 + max((entry.block for entry in before.shards), default=-1)
+    return [*blocks, *plan_blocks(listing.samples[known:], before.fields, recipe, first)]
+
+
+def _fields(source: Source, listing: Listing, recipe: Recipe) -> tuple[Field, ...]:
+    """Return what a record holds, by the first sample that can be read."""
+    errors: list[SampleError] = []
+    for sample in listing.samples:
+        try:
+            return record_fields(source.load(sample), recipe)
+        except SampleError as error:
+            errors.append(error)
+    raise SourceError(f"none of the {len(errors)} samples could be used; {errors[0]}")
+
+
+def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> None:
+    """Refuse to go on with another recipe, source or cache; tell of other versions."""
+    cache, now = work.parent, plan.told
+    changed = differences(before["recipe"], now["recipe"])
+    for name in EXTENT:
+        if before["recipe"][name] != now["recipe"][name]:
+            changed.append(f"{name} {before['recipe'][name]}, now {now['recipe'][name]}")
+    if changed:
+        raise RecipeError(
+            f"{cache} was begun with another recipe: {'; '.join(changed)}. Give the same options to go on, another "
+            f"folder to build anew, or remove {work} to give up what was begun."
+        )
+    if before["source"] != now["source"]:
+        count = before["source"]["samples"]
+        listed = SampleTable(work / _LISTING_NAME, count)
+        raise SourceError(
+            f"{cache} was begun from {count} samples, the source now has {now['source']['samples']}; "
+            f"{sample_difference(listed, plan.listing.samples)}. "
+            "Bring the source back as it was to go on, or give another folder to build anew."
+        )
+    if (before["before"], before["fields"]) != (now["before"], now["fields"]):
+        raise BuildError(f"{cache} is another cache than when this was begun: remove {work} to give up what was begun")
+    if other := version_differences(before["versions"]):
+        _log.warning("%s was begun with other versions, whose records may differ: %s", cache, "; ".join(other))
+
+
+def version_differences(before: Mapping[str, Any]) -> list[str]:
+    """Name each version that is another one now, as `pillow 12.0.0, now 12.1.0`."""
+    now = versions()
+    return [f"{name} {old}, now {now.get(name)}" for name, old in before.items() if old != now.get(name)]

@@ -1,0 +1,57 @@
+"""Job: what all tasks of a run share, and a sample's records by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy.typing as npt
+
+from tpucache.recipe import Recipe
+from tpucache.store.codec import Field, RecordLayout, encode
+from tpucache.warmup.augment import augment_fields
+from tpucache.warmup.fields import clean_fields
+from tpucache.warmup.sources.base import Item, Sample, Source
+
+#: The folder inside an unfinished cache that holds what only warmup needs; a finished cache has none.
+WORK_NAME: Final = ".warmup"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a run share; `shards` is where sealed shards go, `run` the name of the run."""
+
+    source: Source
+    recipe: Recipe
+    augmentation: Mapping[str, Any]
+    fields: tuple[Field, ...]
+    work: Path
+    shards: Path
+    skip_errors: bool
+    run: str
+
+
+class Made(NamedTuple):
+    """A sample as its source gives it, its clean arrays by field, and its record in each variant asked for."""
+
+    item: Item
+    clean: dict[str, npt.NDArray[Any]]
+    records: list[bytes]
+
+
+def make_records(job: Job, sample: Sample, variants: Sequence[int]) -> Made:
+    """Load and decode a sample once, and encode these variants of it. Raises SampleError, RecipeError."""
+    item = job.source.load(sample)
+    clean = clean_fields(item, job.fields, job.recipe, sample.path)
+    layout = RecordLayout(job.fields)
+    quality = {"image": job.recipe.quality}
+    records = []
+    for variant in variants:
+        shown = clean
+        if variant:
+            shown = augment_fields(clean, job.augmentation, job.recipe.seed, sample.number, variant)
+        parts = [encode(field, shown[field.name], quality.get(field.name)) for field in job.fields]
+        records.append(layout.join(parts))
+    return Made(item, clean, records)
