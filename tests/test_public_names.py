@@ -31,6 +31,7 @@ NAMES = [
     "__version__",
     "build_cache",
     "preview_cache",
+    "repair_cache",
     "report_cache",
     "stage_cache",
     "verify_cache",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpucache.store.manifest import Manifest
     from tpucache.store.stage import stage_cache
     from tpucache.store.verify import Damage, verify_cache
+    from tpucache.warmup.repair import repair_cache
     from tpucache.warmup.run import build_cache
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _HOMES: Final = {
     "Damage": "store.verify",
     "verify_cache": "store.verify",
     "build_cache": "warmup.run",
+    "repair_cache": "warmup.repair",
     **dict.fromkeys(_ERRORS.split(), "errors"),
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "__version__",
     "build_cache",
     "preview_cache",
+    "repair_cache",
     "report_cache",
     "stage_cache",
     "verify_cache",

@@ -6,22 +6,29 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.options import add_cache, add_command, positive, seconds, size
 from tpucache.cli.terminal import PROG, complain, say, show
+
+if TYPE_CHECKING:
+    from tpucache.progress import Progress
+    from tpucache.store.manifest import Manifest
+    from tpucache.store.verify import Damage
+    from tpucache.warmup.builder import Standing
+    from tpucache.warmup.sources import TableOptions
+
+_TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root", "mask_col", "fold_col")
 
 
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import UnfinishedError
-    from tpucache.progress import Progress
     from tpucache.recipe import Recipe
-    from tpucache.warmup.builder import Standing
     from tpucache.warmup.engine import Engine
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run import build_cache
-    from tpucache.warmup.sources import TableOptions, open_source
+    from tpucache.warmup.sources import open_source
 
     began = time.monotonic()
     recipe = Recipe(
@@ -36,23 +43,8 @@ def warmup(options: argparse.Namespace) -> int:
         exact=options.exact,
         max_boxes=options.max_boxes,
     )
-    table = TableOptions(
-        path_col=options.path_col,
-        label_cols=tuple(options.label_col),
-        label_sep=options.label_sep,
-        suffix=options.suffix,
-        root=options.root,
-        mask_col=options.mask_col,
-        fold_col=options.fold_col,
-    )
     engine = Engine(options.backend, options.jobs, options.scheduler)
-    progress: list[Progress] = []
-
-    def report(standing: Standing) -> None:
-        if not progress:
-            progress.append(Progress(standing.total, "warmup", "samples", initial=standing.samples))
-        skipped = f", {standing.skipped:,} skipped" if standing.skipped else ""
-        progress[0].advance_to(standing.samples, f"{standing.bytes / 1e6:,.0f} MB{skipped}")
+    progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
         print(
@@ -63,22 +55,21 @@ def warmup(options: argparse.Namespace) -> int:
 
     try:
         manifest = build_cache(
-            open_source(options.source, table),
+            open_source(options.source, _table(options)),
             options.cache,
             recipe,
             on_error=options.on_error,
             time_limit=options.time_limit,
             target=options.target,
             engine=engine,
-            report=report,
+            report=progress.report,
             announce=announce,
         )
     except UnfinishedError as error:
         say(f"{PROG}: {error}")
         return 0
     finally:
-        for shown in progress:
-            shown.close()
+        progress.close()
     say(
         f"{options.cache}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
         f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
@@ -90,31 +81,62 @@ def warmup(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Hold every byte of a cache against its manifest."""
+    """Hold every byte of a cache against its manifest; with --repair, build again what is damaged."""
+    from tpucache.errors import UsageError
     from tpucache.progress import Progress
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import verify_cache
 
-    manifest = Manifest.load(options.cache)
-    with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
-        damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
+    if options.repair is None:
+        if any(getattr(options, name) for name in _TABLE_OPTIONS):
+            raise UsageError("what a table's columns mean is for --repair: name the .csv with it")
+        manifest = Manifest.load(options.cache)
+        with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
+            damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
+    else:
+        manifest, damages = _repair(options)
+    names = sorted({damage.name for damage in damages})
+    repaired = names if options.repair is not None else []
+    files = len(manifest.shards) + len(manifest.tables)
     report = {
-        "ok": not damages,
-        "files": len(manifest.shards) + len(manifest.tables),
+        "ok": names == repaired,
+        "files": files,
         "records": manifest.records,
         "bytes": manifest.total_bytes,
         "damages": [damage.to_dict() for damage in damages],
+        "repaired": repaired,
     }
-    lines = [f"{damage.name} {damage.reason}" for damage in damages]
-    show(
-        options,
-        report,
-        lines or [f"{options.cache}: {manifest.records:,} records in {report['files']} files, all sound"],
-    )
-    if damages:
-        names = sorted({damage.name for damage in damages})
-        return complain(f"{options.cache} is damaged: {', '.join(names)}. Copy it again or warm it up again", 1)
+    lines = [f"{damage.name} {damage.reason}" for damage in damages] + [f"{name} is repaired" for name in repaired]
+    if names == repaired:
+        lines.append(f"{options.cache}: {manifest.records:,} records in {files} files, all sound")
+    show(options, report, lines)
+    if names != repaired:
+        return complain(
+            f"{options.cache} is damaged: {', '.join(names)}. Run verify with --repair SOURCE, or copy it again", 1
+        )
     return 0
+
+
+def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
+    """Repair a cache and return its manifest and what was damaged."""
+    from tpucache.progress import Progress
+    from tpucache.warmup.repair import load_manifest, repair_cache
+    from tpucache.warmup.sources import open_source
+
+    manifest = load_manifest(options.cache)
+    building = _Progress("repair")
+    try:
+        with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as verifying:
+            damages = repair_cache(
+                open_source(options.repair, _table(options)),
+                options.cache,
+                jobs=options.jobs,
+                report=building.report,
+                progress=lambda entry: verifying.advance(entry.bytes),
+            )
+    finally:
+        building.close()
+    return manifest, damages
 
 
 def add(commands: Any) -> None:
@@ -141,18 +163,7 @@ def add(commands: Any) -> None:
     command.add_argument("--shard-mb", type=int, default=128, metavar="N", help="MiB a shard aims at")
     command.add_argument("--exact", action="store_true", help="decode whole images, never at a smaller scale")
     command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
-    table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
-    table.add_argument("--path-col", metavar="NAME", help="paths of the images; path, file, image, id … if not given")
-    table.add_argument(
-        "--label-col", action="append", default=[], metavar="NAME", help="labels; more than once for several a sample"
-    )
-    table.add_argument("--label-sep", metavar="TEXT", help="between several names in the one label column")
-    table.add_argument("--suffix", default="", metavar=".jpg", help="put after each path")
-    table.add_argument(
-        "--root", type=Path, metavar="DIR", help="where the paths begin; the table's folder if not given"
-    )
-    table.add_argument("--mask-col", metavar="NAME", help="paths of masks")
-    table.add_argument("--fold-col", metavar="NAME", help="fold numbers, for train --valid fold=N")
+    _add_table(command)
     command.add_argument("--max-boxes", type=positive, default=100, metavar="N", help="boxes a record has room for")
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="stop cleanly before; run again to continue")
     command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 48 files")
@@ -165,3 +176,58 @@ def add(commands: Any) -> None:
     )
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
+    command.add_argument(
+        "--repair", metavar="SOURCE", help="build what is damaged again, from what the cache was made of"
+    )
+    command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
+    _add_table(command)
+
+
+def _add_table(command: argparse.ArgumentParser) -> None:
+    """Add what the columns of a table mean: what `_table` reads."""
+    table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
+    table.add_argument("--path-col", metavar="NAME", help="paths of the images; path, file, image, id … if not given")
+    table.add_argument(
+        "--label-col", action="append", default=[], metavar="NAME", help="labels; more than once for several a sample"
+    )
+    table.add_argument("--label-sep", metavar="TEXT", help="between several names in the one label column")
+    table.add_argument("--suffix", default="", metavar=".jpg", help="put after each path")
+    table.add_argument(
+        "--root", type=Path, metavar="DIR", help="where the paths begin; the table's folder if not given"
+    )
+    table.add_argument("--mask-col", metavar="NAME", help="paths of masks")
+    table.add_argument("--fold-col", metavar="NAME", help="fold numbers, for train --valid fold=N")
+
+
+def _table(options: argparse.Namespace) -> TableOptions:
+    from tpucache.warmup.sources import TableOptions
+
+    return TableOptions(
+        path_col=options.path_col,
+        label_cols=tuple(options.label_col),
+        label_sep=options.label_sep,
+        suffix=options.suffix,
+        root=options.root,
+        mask_col=options.mask_col,
+        fold_col=options.fold_col,
+    )
+
+
+class _Progress:
+    """Shows how far a warmup or repair is, from the first time it is told on."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._shown: Progress | None = None
+
+    def report(self, standing: Standing) -> None:
+        from tpucache.progress import Progress
+
+        if self._shown is None:
+            self._shown = Progress(standing.total, self._label, "samples", initial=standing.samples)
+        skipped = f", {standing.skipped:,} skipped" if standing.skipped else ""
+        self._shown.advance_to(standing.samples, f"{standing.bytes / 1e6:,.0f} MB{skipped}")
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown.close()

@@ -68,6 +68,11 @@ def verify_cache(directory: Path, progress: Callable[[ShardEntry], None] = lambd
     return damages
 
 
+def is_whole(directory: Path, entry: FileEntry) -> bool:
+    """Tell whether a file of a cache has the size and the SHA-256 that the manifest says."""
+    return not any(_check_file(directory, entry, {}))
+
+
 def _read_tables(directory: Path, manifest: Manifest, damages: list[Damage]) -> tuple[Rows | None, Rows | None]:
     """Return the index and the sample numbers, or None for one that is damaged, which `damages` then tells."""
     index: Rows | None = None

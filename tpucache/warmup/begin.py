@@ -20,9 +20,10 @@ from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column as TableColumn
 from tpucache.store.samples import SampleTable, Strings, encode_columns
 from tpucache.warmup.augment import PRESETS, resolve
-from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, sample_difference
+from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, order_of, sample_difference
 from tpucache.warmup.fields import record_fields
 from tpucache.warmup.finish import sizes_of, versions
+from tpucache.warmup.folder import remove_leftovers
 from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
 from tpucache.warmup.sources.base import Listing, Sample, Source
 
@@ -54,6 +55,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     if recipe.variants and fields[0].name != "image":
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
     told = {**recipe.to_dict(), "augmentation": _augmentation(recipe, fields, before)}
+    listed = listing
     if before is None:
         blocks = plan_blocks(listing.samples, fields, recipe)
     else:
@@ -62,7 +64,11 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
         blocks = _missing_blocks(listing, recipe, cache, before)
     description = {
         "recipe": told,
-        "source": {"samples": len(listing.samples), "sha256": listing_sha256(listing)},
+        "source": {
+            "samples": len(listing.samples),
+            "sha256": listing_sha256(listing),
+            "order": order_of(listing, listed),
+        },
         "fields": [dataclasses.asdict(field) for field in fields],
         "before": manifest_sha256(before) if before else "",
         "versions": versions(),
@@ -85,8 +91,7 @@ def begin(work: Path, plan: Plan) -> list[Sample]:
     else:
         save_listing(work, plan)
         write_atomically(path, json.dumps(plan.told).encode())
-    for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(work)
     return changed
 
 

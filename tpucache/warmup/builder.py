@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpucache.errors import BuildError, SourceError, UnfinishedError
+from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
 from tpucache.warmup import spool
 from tpucache.warmup.build import ChunkDone, build_chunk, seal_shard
 from tpucache.warmup.engine import Engine, Task
@@ -67,8 +67,15 @@ class Builder:
         self._tell()
         while missing := [block for block in self._blocks if not self._whole(block)]:
             before = len(self._done), len(self._sealed)
-            for result in engine.run(self._tasks(missing)):
-                self._take(*result)
+            try:
+                for result in engine.run(self._tasks(missing)):
+                    self._take(*result)
+            except SampleError as error:
+                if not self._job.skip_errors:
+                    raise
+                raise SampleError(
+                    error.path, f"{error.reason}; the cache has it already, so that it cannot be skipped any more"
+                ) from error
             if self._late():
                 break
             if (len(self._done), len(self._sealed)) == before:

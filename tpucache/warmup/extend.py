@@ -32,15 +32,44 @@ def number_samples(listing: Listing, cache: Path, manifest: Manifest) -> Listing
     gone = [path for path in (*numbers, *skipped) if path not in places]
     if gone:
         raise SourceError(
-            f"the source lacks {len(gone):,} of the samples that {cache} was made of: {_named(gone)}. "
+            f"the source lacks {len(gone):,} of the samples that {cache} was made of: {named(gone)}. "
             "Bring them back, or give another folder to build anew"
         )
     _check_same(listing, cache, manifest, table, places)
     old = {**numbers, **skipped}
     order = sorted(old, key=old.__getitem__)
     order += [sample.path for sample in listing.samples if sample.path not in old]
-    samples = [dataclasses.replace(listing.samples[places[path]], number=number) for number, path in enumerate(order)]
-    taken = np.array([places[path] for path in order], np.int64)
+    return _in_order(listing, [places[path] for path in order])
+
+
+def order_of(numbered: Listing, listing: Listing) -> str:
+    """Return where the samples of a numbered listing stand in the source's own, as slices such as `5:155 0:5`."""
+    places = {sample.path: at for at, sample in enumerate(listing.samples)}
+    slices: list[list[int]] = []
+    for sample in numbered.samples:
+        at = places[sample.path]
+        if slices and slices[-1][1] == at:
+            slices[-1][1] += 1
+        else:
+            slices.append([at, at + 1])
+    return " ".join(f"{start}:{stop}" for start, stop in slices)
+
+
+def put_in_order(listing: Listing, order: str) -> Listing:
+    """Return a source's own listing, numbered by what `order_of` told. Raises ValueError when it has other samples."""
+    slices = [tuple(map(int, part.split(":"))) for part in order.split()]
+    told = sum(stop - start for start, stop in slices)
+    if told != len(listing.samples):
+        raise ValueError(f"it has {len(listing.samples):,} samples, and had {told:,}")
+    places = [at for start, stop in slices for at in range(start, stop)]
+    if sorted(places) != list(range(told)):
+        raise ValueError(f"{order!r} is no order of its samples")
+    return _in_order(listing, places)
+
+
+def _in_order(listing: Listing, places: Sequence[int]) -> Listing:
+    samples = [dataclasses.replace(listing.samples[at], number=number) for number, at in enumerate(places)]
+    taken = np.array(places, np.int64)
     return Listing(samples, listing.classes, {name: _taken(c, taken) for name, c in listing.columns.items()})
 
 
@@ -66,7 +95,7 @@ def _check_same(
     resized = [s.path for s, size in zip(samples, np.asarray(sizes).tolist(), strict=True) if 0 < size != s.bytes > 0]
     if resized:
         raise SourceError(
-            f"{len(resized):,} samples have another size than when {cache} was made of them: {_named(resized)}. "
+            f"{len(resized):,} samples have another size than when {cache} was made of them: {named(resized)}. "
             "Bring them back as they were, or give another folder to build anew"
         )
     if table.labels is None or all(sample.label is None for sample in samples):
@@ -76,7 +105,7 @@ def _check_same(
     changed = [sample.path for sample, old, new in zip(samples, before, now, strict=True) if old != new]
     if changed:
         raise SourceError(
-            f"{len(changed):,} samples have another label than when {cache} was made of them: {_named(changed)}. "
+            f"{len(changed):,} samples have another label than when {cache} was made of them: {named(changed)}. "
             "Bring the labels back as they were, or give another folder to build anew"
         )
 
@@ -100,7 +129,7 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
     new = {sample.path: sample.bytes for sample in samples}
     told = [
-        f"{len(paths):,} {what}: {_named(paths)}"
+        f"{len(paths):,} {what}: {named(paths)}"
         for what, paths in (
             ("gone", [path for path in old if path not in new]),
             ("new", [path for path in new if path not in old]),
@@ -111,6 +140,7 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
     return "; ".join(told) or "their order, labels or columns differ"
 
 
-def _named(paths: Sequence[str]) -> str:
+def named(paths: Sequence[str]) -> str:
+    """Name the first few of many paths."""
     more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
     return ", ".join(repr(path) for path in paths[:_NAMED]) + more

@@ -45,13 +45,12 @@ def finish_cache(
     fields = tuple(Field(f["name"], f["codec"], f["dtype"], tuple(f["shape"])) for f in plan["fields"])
     new = _new_note(shards, before)
     skipped = (*(before.skipped if before else ()), *new.skipped)
-    old_numbers: list[int] = []
-    if before is not None:
-        old_numbers = open_samples(cache, before.samples, before.table.name).numbers.tolist()
+    table = open_samples(cache, before.samples, before.table.name) if before else None
+    old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
     if not len(numbers):
         raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
-    columns, classes, counts = _columns(cache, listing, new, numbers, before)
+    columns, classes, counts = sample_columns(listing, new, numbers, table)
     entries, index = _join(cache, shards, before)
     generation = before.generation + 1 if before else 0
     recipe = plan["recipe"]
@@ -62,7 +61,7 @@ def finish_cache(
         classes=classes,
         shards=entries,
         tables=(
-            _write_table(cache, table_name(INDEX_NAME, generation), _encode_index(index)),
+            _write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
             _write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
         ),
         skipped=tuple(sorted(skipped, key=lambda skip: skip.number)),
@@ -98,15 +97,18 @@ def _new_note(shards: Sequence[SealedShard], before: Manifest | None) -> Note:
     return join([notes[block] for block in sorted(notes)])
 
 
-def _columns(
-    cache: Path, listing: Listing, new: Note, numbers: Rows, before: Manifest | None
+def sample_columns(
+    listing: Listing, new: Note, numbers: Rows, table: Mapping[str, Column] | None = None
 ) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
-    """Return the samples table, the classes, and the samples of each class."""
+    """Return the samples table, the classes, and the samples of each class.
+
+    `numbers` are those of all kept samples; `table` is what the first of them had before, `new` the note of the rest.
+    """
+    table = table if table is not None else {}
     places = numbers.astype(np.int64)
     samples = [listing.samples[number] for number in places.tolist()]
     columns: dict[str, Column] = {"number": numbers, "path": Strings.pack([sample.path for sample in samples])}
     columns[SIZE_COLUMN] = sizes_of(samples)
-    table = open_samples(cache, before.samples, before.table.name) if before else {}
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):  # only the samples themselves tell
         old: Any = table.get("label", [])
@@ -176,7 +178,8 @@ def _join(cache: Path, shards: Sequence[SealedShard], before: Manifest | None) -
     return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
 
 
-def _encode_index(index: Rows) -> bytes:
+def encode_index(index: Rows) -> bytes:
+    """Return index rows as the bytes of their file."""
     target = io.BytesIO()
     np.save(target, index, allow_pickle=False)
     return target.getvalue()

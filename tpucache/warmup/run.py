@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
-from tpucache.errors import BuildError, SourceError
+from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
-from tpucache.store.format import MANIFEST_NAME, TABLE_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.begin import begin, make_plan, save_listing
 from tpucache.warmup.builder import Builder, Standing
@@ -26,12 +23,12 @@ from tpucache.warmup.estimate import (
     kaggle_blocks,
 )
 from tpucache.warmup.finish import finish_cache
+from tpucache.warmup.folder import cache_folder, remove_folder, remove_old_tables
 from tpucache.warmup.job import WORK_NAME, Job
 from tpucache.warmup.lock import hold
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Source
 
-_REMOVALS: Final = 10
 # What a time limit leaves for the tasks that are running and for the cleaning up after them.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
@@ -69,7 +66,7 @@ def build_cache(
     listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source!r} has no samples")
-    with _cache_folder(cache):
+    with cache_folder(cache):
         plan = make_plan(source, listing, recipe, cache)
         work = cache / WORK_NAME
         if plan.before is not None and not plan.blocks:
@@ -104,28 +101,7 @@ def _usable(time_limit: float) -> float:
     return time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit)
 
 
-@contextlib.contextmanager
-def _cache_folder(cache: Path) -> Iterator[None]:
-    """Make the cache's folder, or refuse one that holds something else."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        begun = (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
-        if not begun and any(cache.iterdir()):
-            raise BuildError(
-                f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
-            )
-        yield
-    except OSError as error:
-        raise BuildError(f"{cache} cannot be written: {error}") from error
-
-
 def _clear(cache: Path, work: Path, manifest: Manifest) -> None:
-    """Remove the work folder, though an orphaned worker may just be putting a last file there, and earlier tables."""
-    for _ in range(_REMOVALS):
-        shutil.rmtree(work, ignore_errors=True)
-    if work.exists():
-        shutil.rmtree(work)
-    listed = {entry.name for entry in manifest.tables}
-    for path in cache.iterdir():
-        if TABLE_NAME.fullmatch(path.name) and path.name not in listed:
-            path.unlink(missing_ok=True)
+    """Leave nothing but the finished cache."""
+    remove_folder(work)
+    remove_old_tables(cache, manifest)

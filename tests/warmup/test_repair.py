@@ -1,0 +1,358 @@
+"""Repair: what is damaged, and nothing else, is built again, and the cache ends with the bytes it had."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpucache import Manifest, Recipe, build_cache, repair_cache, verify_cache
+from tpucache.cli import main
+from tpucache.errors import BuildError, DamageError, FormatError, RecipeError, SourceError
+from tpucache.store.format import INDEX_NAME
+from tpucache.store.reader import open_index
+from tpucache.warmup import repair
+from tpucache.warmup.sources import TableOptions, TableSource
+from tpucache.warmup.sources.base import Item, Listing, Sample
+
+Digests = Callable[[Path], dict[str, str]]
+Harm = Callable[[Path], None]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+HARMS: dict[str, Harm] = {"flipped": flip, "cut": cut, "gone": Path.unlink}
+
+
+def identities(cache: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of which two are none, and later more of them, so that some sort before all others."""
+    root = Path(write_photos(tmp_path_factory.mktemp("repaired") / "photos", 130, size=(30, 24)))
+    (root / "cat" / "0000bad.jpg").write_bytes(b"no image")
+    (root / "emu" / "bad.jpg").write_bytes(b"")
+    return root
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "shift_by_test.py").write_text(
+        "def shift(image, generator):\n    return image ^ generator.integers(0, 9, image.shape).astype(image.dtype)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def grown(source: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with skipped samples, to which samples and then variants were added: tables of the third generation."""
+    cache = tmp_path_factory.mktemp("grown") / "cache"
+    recipe = Recipe(size=16, variants=1, augment="shift_by_test:shift")
+    build_cache(source, cache, recipe, jobs=1, on_error="skip")
+    (source / "ant").mkdir()
+    for number, path in enumerate(sorted((source / "dog").iterdir())):
+        shutil.copy(path, source / ("ant" if number % 2 else "dog") / f"more{number}.jpg")
+    build_cache(source, cache, recipe, jobs=1, on_error="skip")
+    build_cache(source, cache, Recipe(size=16, variants=2, augment="shift_by_test:shift"), jobs=1)
+    assert Manifest.load(cache).generation == 2
+    assert len(Manifest.load(cache).skipped) == 2
+    return cache
+
+
+@pytest.fixture
+def cache(grown: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(grown, tmp_path / "cache"))
+
+
+SETS = [
+    ("v00-00000.lmdb",),
+    ("v02-00001.lmdb",),
+    ("v00-00003.lmdb", "v01-00003.lmdb"),
+    ("index-2.npy",),
+    ("samples-2.npz",),
+    ("index-2.npy", "samples-2.npz"),
+    ("v01-00001.lmdb", "v02-00002.lmdb", "index-2.npy"),
+    ("v00-00000.lmdb", "samples-2.npz"),
+    ("v00-00002.lmdb", "v01-00000.lmdb", "v02-00003.lmdb", "index-2.npy", "samples-2.npz"),
+]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("names", SETS, ids=",".join)
+def test_what_is_damaged_comes_back_and_nothing_else_is_touched(
+    source: Path, grown: Path, cache: Path, names: tuple[str, ...], harm: str, digests: Digests
+) -> None:
+    standing = {name: known for name, known in identities(cache).items() if name not in names}
+    for name in names:
+        HARMS[harm](cache / name)
+    damages = repair_cache(source, cache, jobs=1)
+    assert {damage.name for damage in damages} == set(names)
+    assert digests(cache) == digests(grown)
+    assert standing.items() <= identities(cache).items()
+
+
+def test_a_whole_cache_is_left_alone(source: Path, cache: Path) -> None:
+    before = identities(cache)
+    assert repair_cache(source, cache, jobs=1) == []
+    assert identities(cache) == before
+
+
+def test_all_shards_and_tables_can_be_lost(source: Path, grown: Path, cache: Path, digests: Digests) -> None:
+    for path in cache.iterdir():
+        if path.name != "manifest.json":
+            path.unlink()
+    repair_cache(source, cache, jobs=2)
+    assert digests(cache) == digests(grown)
+
+
+def test_samples_that_came_later_do_not_matter(
+    source: Path, grown: Path, cache: Path, tmp_path: Path, digests: Digests
+) -> None:
+    more = shutil.copytree(source, tmp_path / "more")
+    shutil.copy(sorted((source / "emu").glob("*.jpg"))[0], more / "ant" / "0.jpg")
+    flip(cache / "v00-00000.lmdb")
+    flip(cache / "v01-00003.lmdb")
+    repair_cache(more, cache, jobs=1)
+    assert digests(cache) == digests(grown)
+
+
+class Told:
+    """Arrays whose labels and scores only they themselves tell."""
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, f"{number}") for number in range(150)])
+
+    def load(self, sample: Sample) -> Item:
+        score = {"score": sample.number / 4} if sample.number % 2 else {}
+        return Item({"tokens": np.arange(sample.number, sample.number + 4)}, sample.number % 3, score)
+
+
+@pytest.mark.parametrize("name", ["samples.npz", "v00-00001.lmdb", INDEX_NAME])
+def test_what_only_the_samples_tell_is_read_again(tmp_path: Path, name: str, digests: Digests) -> None:
+    build_cache(Told(), tmp_path, Recipe(size=8), jobs=1)
+    before = digests(tmp_path)
+    (tmp_path / name).unlink()
+    repair_cache(Told(), tmp_path, jobs=1)
+    assert digests(tmp_path) == before
+
+
+def test_a_source_that_is_not_the_caches_is_refused(
+    source: Path, cache: Path, tmp_path: Path, digests: Digests
+) -> None:
+    flip(cache / "v00-00000.lmdb")
+    before = digests(cache)
+    other = shutil.copytree(source, tmp_path / "other")
+    photo = sorted((other / "dog").iterdir())[3]
+    data = photo.read_bytes()
+    photo.write_bytes(data + b"x")
+    with pytest.raises(SourceError, match=f"another size.*{photo.name}"):
+        repair_cache(other, cache, jobs=1)
+    photo.unlink()
+    with pytest.raises(SourceError, match=f"lacks 1 of the samples.*{photo.name}"):
+        repair_cache(other, cache, jobs=1)
+    (other / "cat" / photo.name).write_bytes(data)
+    with pytest.raises(SourceError, match="lacks 1"):
+        repair_cache(other, cache, jobs=1)
+    left = {name: digest for name, digest in digests(cache).items() if not name.startswith(".warmup")}
+    assert left == before
+
+
+@pytest.mark.parametrize("change", ["one more", "one less", "another class", "a skipped one gone"])
+def test_another_source_is_refused_although_the_samples_table_is_lost(
+    source: Path, cache: Path, tmp_path: Path, change: str
+) -> None:
+    (cache / "samples-2.npz").unlink()
+    other = shutil.copytree(source, tmp_path / "other")
+    photo = sorted((other / "dog").iterdir())[3]
+    if change == "one more":
+        shutil.copy(photo, other / "ant" / "0.jpg")
+    elif change == "one less":
+        photo.unlink()
+    elif change == "another class":
+        photo.rename(other / "cat" / photo.name)
+    else:
+        (other / "emu" / "bad.jpg").rename(other / "emu" / "worse.jpg")
+    with pytest.raises(SourceError, match="made of other samples, labels or columns"):
+        repair_cache(other, cache, jobs=1)
+    assert not (cache / "samples-2.npz").exists()
+
+
+def test_pixels_that_changed_in_secret_are_named_and_nothing_is_replaced(
+    source: Path, grown: Path, cache: Path, tmp_path: Path, digests: Digests
+) -> None:
+    flip(cache / "v01-00000.lmdb")
+    flip(cache / "v00-00001.lmdb")
+    before = digests(cache)
+    other = shutil.copytree(source, tmp_path / "other")
+    by_size = sorted((other / "cat").glob("*.jpg"), key=lambda path: path.stat().st_size)
+    first = by_size[-1]
+    first.write_bytes(by_size[len(by_size) // 2].read_bytes().ljust(first.stat().st_size, b"\0"))
+    with pytest.raises(DamageError, match=rf"1 samples differ: 'cat/{first.name}'"):
+        repair_cache(other, cache, jobs=1)
+    assert {name: d for name, d in digests(cache).items() if not name.startswith(".warmup")} == before
+    repair_cache(source, cache, jobs=1)
+    assert digests(cache) == digests(grown)
+
+
+def test_versions_that_make_other_records_are_named(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(cache / "v00-00000.lmdb")
+    manifest = json.loads((cache / "manifest.json").read_text())
+    manifest["created_by"]["pillow"] = "0.1"
+    entry = next(entry for entry in manifest["shards"] if entry["name"] == "v00-00000.lmdb")
+    entry["sha256"] = entry["records_sha256"] = "0" * 64
+    (cache / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamageError, match=r"v00-00000.*nothing is replaced.*pillow 0\.1, now"):
+        repair_cache(source, cache, jobs=1)
+
+
+def test_a_callable_that_changed_is_refused_where_it_matters(
+    source: Path, cache: Path, grown: Path, modules: Path, digests: Digests
+) -> None:
+    path = modules / "shift_by_test.py"
+    text = path.read_text()
+    path.write_text(text + "# changed\n")
+    try:
+        flip(cache / "v01-00000.lmdb")
+        with pytest.raises(RecipeError, match="shift_by_test:shift is another"):
+            repair_cache(source, cache, jobs=1)
+        shutil.copy(grown / "v01-00000.lmdb", cache / "v01-00000.lmdb")
+        flip(cache / "v00-00000.lmdb")
+        repair_cache(source, cache, jobs=1)
+    finally:
+        path.write_text(text)
+    assert digests(cache) == digests(grown)
+
+
+def test_a_damaged_manifest_is_not_repaired(source: Path, cache: Path) -> None:
+    (cache / "manifest.json").write_text("{")
+    with pytest.raises(FormatError, match="manifest cannot be repaired: copy it again"):
+        repair_cache(source, cache, jobs=1)
+
+
+def test_an_index_that_was_written_wrong_is_not_repaired(source: Path, cache: Path) -> None:
+    import hashlib
+
+    rows = np.load(cache / "index-2.npy")
+    rows["crc32"][3] ^= 1
+    np.save(cache / "index-2.npy", rows)
+    manifest = json.loads((cache / "manifest.json").read_text())
+    digest = hashlib.sha256((cache / "index-2.npy").read_bytes()).hexdigest()
+    next(entry for entry in manifest["tables"] if entry["name"] == "index-2.npy")["sha256"] = digest
+    (cache / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamageError, match="it was written so"):
+        repair_cache(source, cache, jobs=1)
+
+
+class Killed(BaseException):
+    """The end of a process: nothing that follows is run."""
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, 7, 9, 10, 11, 12, 13, 14, 15])
+def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
+    source: Path, grown: Path, cache: Path, step: int, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    names = ("v00-00002.lmdb", "v01-00002.lmdb", "v02-00000.lmdb", "index-2.npy", "samples-2.npz")
+    for name in names:
+        flip(cache / name)
+    calls = 0
+    real = os.fsync
+
+    def dying(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > step:
+            raise Killed
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", dying)
+        with pytest.raises(Killed):
+            repair_cache(source, cache, jobs=1)
+    told: list[int] = []
+    repair_cache(source, cache, jobs=1, report=lambda standing: told.append(standing.samples))
+    assert digests(cache) == digests(grown)
+    if 4 <= step <= 9:
+        assert told[0] > 0, "what was finished was built again"
+
+
+def test_an_addition_that_is_not_finished_goes_on_after_a_repair(
+    source: Path, modules: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    recipe = Recipe(size=16, variants=3, augment="shift_by_test:shift")
+    whole = Path(shutil.copytree(cache, tmp_path / "whole"))
+    build_cache(source, whole, recipe, jobs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("tpucache.warmup.run.finish_cache", lambda *_: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, recipe, jobs=1)
+    flip(cache / "v00-00000.lmdb")
+    repair_cache(source, cache, jobs=1)
+    assert verify_cache(cache) == []
+    assert (cache / ".warmup" / "plan.json").exists()
+    told: list[int] = []
+    build_cache(source, cache, recipe, jobs=1, report=lambda standing: told.append(standing.samples))
+    assert told[0] == Manifest.load(cache).samples, "what was added was built again"
+    assert digests(cache) == digests(whole)
+
+
+def test_no_repair_while_a_warmup_writes(source: Path, cache: Path) -> None:
+    flip(cache / "v00-00000.lmdb")
+    (cache / ".warmup").mkdir()
+    with repair.hold(cache / ".warmup"), pytest.raises(BuildError, match="another warmup is writing"):
+        repair_cache(source, cache, jobs=1)
+
+
+def test_a_table_source_is_repaired_with_the_same_columns(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], digests: Digests
+) -> None:
+    photos = sorted(path.relative_to(source).as_posix() for path in (source / "emu").glob("0*.jpg"))
+    rows = [f"{path},{number % 3},{number / 8},note {number}" for number, path in enumerate(photos)]
+    table, cache = tmp_path / "train.csv", tmp_path / "cache"
+    table.write_text("\n".join(["file,fold,age,remark", *rows]))
+    options = TableOptions(label_cols=("age",), fold_col="fold", root=source)
+    build_cache(TableSource(table, options), cache, Recipe(size=8), jobs=1)
+    before = digests(cache)
+    named = ["--label-col", "age", "--fold-col", "fold", "--root", str(source)]
+    for names in (["samples.npz"], ["v00-00000.lmdb"], ["samples.npz", "index.npy", "v00-00000.lmdb"]):
+        for name in names:
+            (cache / name).unlink()
+        assert main(["verify", str(cache), "--repair", str(table), *named, "--jobs", "1", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["ok"]
+        assert report["repaired"] == sorted(names)
+        assert digests(cache) == before
+    assert main(["verify", str(cache), "--repair", str(table), *named]) == 0
+    assert "all sound" in capsys.readouterr().out
+    assert main(["verify", str(cache), *named]) == 2
+    (cache / "samples.npz").unlink()
+    assert main(["verify", str(cache)]) == 1
+    assert "--repair SOURCE" in capsys.readouterr().err
+    (cache / "manifest.json").write_text("{}")
+    assert main(["verify", str(cache), "--repair", str(table)]) == 1
+    assert "cannot be repaired" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_index_of_a_repaired_cache_reads(source: Path, cache: Path) -> None:
+    (cache / "index-2.npy").unlink()
+    repair_cache(source, cache, jobs=1)
+    manifest = Manifest.load(cache)
+    assert len(open_index(cache, manifest)) == manifest.records

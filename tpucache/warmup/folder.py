@@ -1,0 +1,56 @@
+"""The folders a run works in: a cache, and the work folder inside it for as long as it is not finished."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import BuildError
+from tpucache.store.format import MANIFEST_NAME, TABLE_NAME
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.job import WORK_NAME
+
+_REMOVALS: Final = 10
+
+
+@contextlib.contextmanager
+def cache_folder(cache: Path) -> Iterator[None]:
+    """Make a cache's folder, or refuse one that holds something else; a disk that fails inside is a BuildError."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        begun = (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
+        if not begun and any(cache.iterdir()):
+            raise BuildError(
+                f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
+            )
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"{cache} cannot be written: {error}. What is finished stands: make room or mend the disk, then run the "
+            "same command again to continue."
+        ) from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, though an orphaned worker may just be putting a last file there. Raises OSError."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def remove_leftovers(work: Path) -> None:
+    """Remove what an interrupted run left half-written."""
+    for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
+        leftover.unlink(missing_ok=True)
+
+
+def remove_old_tables(cache: Path, manifest: Manifest) -> None:
+    """Remove tables of generations that a cache's manifest does not name any more."""
+    listed = {entry.name for entry in manifest.tables}
+    for path in cache.iterdir():
+        if TABLE_NAME.fullmatch(path.name) and path.name not in listed:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,215 @@
+"""repair_cache: what is damaged is built again, proven to be what it was, and only then put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.files import rename_durably, sha256_file, write_atomically
+from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.reader import open_index
+from tpucache.store.verify import Damage, is_whole, verify_cache
+from tpucache.warmup.augment import resolve
+from tpucache.warmup.begin import PLAN_NAME, version_differences
+from tpucache.warmup.builder import Builder, Standing
+from tpucache.warmup.engine import Engine
+from tpucache.warmup.extend import named, number_samples, put_in_order
+from tpucache.warmup.folder import cache_folder, remove_folder, remove_leftovers
+from tpucache.warmup.job import WORK_NAME, Job
+from tpucache.warmup.lock import hold
+from tpucache.warmup.plan import Block, listing_sha256
+from tpucache.warmup.receipt import SealedShard
+from tpucache.warmup.remake import remake_index, remake_samples
+from tpucache.warmup.sources import open_source
+from tpucache.warmup.sources.base import Listing, Source
+
+#: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
+REPAIR_NAME: Final = "repair"
+
+Rows = npt.NDArray[Any]
+
+
+def repair_cache(
+    source: str | Path | Source,
+    cache: str | Path,
+    *,
+    jobs: int | None = None,
+    engine: Engine | None = None,
+    report: Callable[[Standing], None] = lambda standing: None,
+    progress: Callable[[ShardEntry], None] = lambda entry: None,
+) -> list[Damage]:
+    """Build again exactly what is damaged in a cache, from the source it was made of, and return what was damaged.
+
+    The manifest says how. A file is put in its place once it has the manifest's SHA-256, and all others stay
+    untouched; an interrupted repair is finished by the next one. `progress` is called after each shard that is looked
+    at, and `report` told how far the building is.
+
+    Raises FormatError when the manifest itself is damaged, SourceError or SampleError for a source that is not the
+    cache's, RecipeError for an augmentation that changed, DamageError when something else comes out than there was,
+    BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
+    """
+    source = source if not isinstance(source, (str, Path)) else open_source(source)
+    cache = Path(cache)
+    manifest = load_manifest(cache)
+    damages = verify_cache(cache, progress)
+    folder = cache / WORK_NAME
+    work = folder / REPAIR_NAME
+    if not damages and not work.exists():
+        return []
+    with cache_folder(cache):
+        work.mkdir(parents=True, exist_ok=True)
+        with hold(folder), hold(work) as run:
+            if damages:
+                _repair(source, cache, manifest, damages, work, run, engine or Engine(jobs=jobs), report)
+            remove_folder(work if (folder / PLAN_NAME).exists() else folder)
+    return damages
+
+
+def load_manifest(cache: Path) -> Manifest:
+    """Load the manifest that a repair goes by. Raises NotACacheError, or FormatError when it is damaged itself."""
+    try:
+        return Manifest.load(cache)
+    except FormatError as error:
+        raise FormatError(f"{error}. A manifest cannot be repaired: copy it again, or build the cache anew") from error
+
+
+def _repair(
+    source: Source,
+    cache: Path,
+    manifest: Manifest,
+    damages: Sequence[Damage],
+    work: Path,
+    run: str,
+    engine: Engine,
+    report: Callable[[Standing], None],
+) -> None:
+    damaged = {damage.name for damage in damages}
+    for damage in damages:
+        if is_whole(cache, next(e for e in (*manifest.tables, *manifest.shards) if e.name == damage.name)):
+            raise DamageError(
+                f"{damage.name} has the manifest's SHA-256, and yet {damage.reason}: it was written so, and building "
+                "it again would not change that. Build the cache anew in another folder."
+            )
+    remove_leftovers(work)
+    numbers = _numbers(manifest)
+    listing = _listing(source, cache, manifest, damaged)
+    recipe, augmentation = Recipe.from_dict(manifest.recipe), manifest.recipe["augmentation"]
+    blocks = _damaged_blocks(manifest, listing, numbers, damaged)
+    if any(variant for block in blocks for variant in block.variants):
+        _check_callable(recipe, manifest)
+    tables: dict[str, bytes] = {}
+    if manifest.table.name in damaged:
+        tables[manifest.table.name] = remake_samples(source, manifest, listing, numbers, engine)
+    job = Job(source, recipe, augmentation, manifest.fields, work, work, skip_errors=False, run=run)
+    try:
+        shards = Builder(job, blocks, report).build(engine)
+    except SampleError as error:
+        raise SampleError(error.path, f"{error.reason}; it is part of {cache}: bring it back as it was") from error
+    _check_shards(shards, cache, manifest, damaged, listing, numbers, work)
+    if manifest.index.name in damaged:
+        tables[manifest.index.name] = remake_index(
+            manifest, {e.name: (work if e.name in damaged else cache) / e.name for e in manifest.shards}
+        )
+    for shard in shards:
+        rename_durably(work / shard.entry.name, cache / shard.entry.name)
+    for name, data in tables.items():
+        write_atomically(cache / name, data, work / f"{name}.tmp")
+
+
+def _numbers(manifest: Manifest) -> Rows:
+    """Return the kept samples' numbers, which have no holes but where one was skipped: uint64 (samples,)."""
+    every = np.arange(manifest.samples + len(manifest.skipped), dtype=np.uint64)
+    return np.setdiff1d(every, np.array([skip.number for skip in manifest.skipped], np.uint64), assume_unique=True)
+
+
+def _listing(source: Source, cache: Path, manifest: Manifest, damaged: Collection[str]) -> Listing:
+    """Return the source's listing, numbered as in the cache. Raises SourceError when it is not the cache's source."""
+    listing = source.list()
+    if manifest.table.name not in damaged:
+        return number_samples(listing, cache, manifest)
+    lost = f"{cache} was made of other samples, labels or columns than {source!r} has"
+    gone = {skip.path for skip in manifest.skipped} - {sample.path for sample in listing.samples}
+    if gone:
+        raise SourceError(f"{lost}: it lacks {named(sorted(gone))}. Bring the source back as it was")
+    try:
+        listing = put_in_order(listing, str(manifest.source.get("order", "")))
+    except ValueError as error:
+        raise SourceError(f"{lost}: {error}. Bring the source back as it was") from error
+    if listing_sha256(listing) != manifest.source.get("sha256"):
+        raise SourceError(
+            f"{lost}; which ones, the damaged {manifest.table.name} cannot tell any more. "
+            "Bring the source back as it was"
+        )
+    return listing
+
+
+def _damaged_blocks(manifest: Manifest, listing: Listing, numbers: Rows, damaged: Collection[str]) -> list[Block]:
+    """Return the blocks of damaged shards, with their kept samples and the variants that are to be built again."""
+    variants: dict[int, list[ShardEntry]] = {}
+    for entry in sorted(manifest.shards, key=lambda entry: (entry.block, entry.variant)):
+        if entry.name in damaged:
+            variants.setdefault(entry.block, []).append(entry)
+    return [
+        Block(
+            block,
+            tuple(listing.samples[number] for number in _taken(numbers, entries[0]).tolist()),
+            tuple(entry.variant for entry in entries),
+        )
+        for block, entries in variants.items()
+    ]
+
+
+def _taken(numbers: Rows, entry: ShardEntry) -> Rows:
+    return numbers[entry.first : entry.first + entry.records]
+
+
+def _check_callable(recipe: Recipe, manifest: Manifest) -> None:
+    """Refuse a callable of somebody's that changed: what it would make is not what there was."""
+    before = manifest.recipe["augmentation"]
+    if "callable" in before and resolve(recipe.augment, recipe.height, recipe.width, manifest.fields) != before:
+        raise RecipeError(
+            f"the augmentation {recipe.augment} is another one than when the cache was made: bring it back as it was"
+        )
+
+
+def _check_shards(
+    shards: Sequence[SealedShard],
+    cache: Path,
+    manifest: Manifest,
+    damaged: Collection[str],
+    listing: Listing,
+    numbers: Rows,
+    work: Path,
+) -> None:
+    """Raise DamageError, saying what differs, when a shard that was built again is not what it was."""
+    entries = {entry.name: entry for entry in manifest.shards}
+    other = [s for s in shards if sha256_file(work / s.entry.name) != entries[s.entry.name].sha256]
+    if not other:
+        return
+    told = version_differences(manifest.created_by)
+    if all(shard.entry.records_sha256 == entries[shard.entry.name].records_sha256 for shard in other):
+        told.append("the records are the same, so LMDB or the machine's page size is another")
+    elif manifest.index.name not in damaged:
+        changed = sorted(
+            {number for s in other for number in _changed(s, entries[s.entry.name], cache, manifest, numbers)}
+        )
+        told.append(f"{len(changed):,} samples differ: {named([listing.samples[number].path for number in changed])}")
+    remove_folder(work)  # or the next repair would find the same shards standing
+    raise DamageError(
+        f"{other[0].entry.name} comes out as something else than it was, and nothing is replaced: "
+        f"{'; '.join(told) or 'the source changed'}. "
+        "Use the same versions and the same source, or build the cache anew"
+    )
+
+
+def _changed(shard: SealedShard, entry: ShardEntry, cache: Path, manifest: Manifest, numbers: Rows) -> list[int]:
+    """Return the numbers of the samples whose records are not what the index says."""
+    start = manifest.variants.index(entry.variant) * manifest.samples + entry.first
+    before = open_index(cache, manifest)[start : start + entry.records]
+    return [int(number) for number in _taken(numbers, entry)[before["crc32"] != shard.rows["crc32"]]]
