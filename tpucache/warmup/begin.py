@@ -24,6 +24,7 @@ from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, orde
 from tpucache.warmup.fields import record_fields
 from tpucache.warmup.finish import sizes_of, versions
 from tpucache.warmup.folder import remove_leftovers
+from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
 from tpucache.warmup.sources.base import Listing, Sample, Source
 
@@ -93,6 +94,19 @@ def begin(work: Path, plan: Plan) -> list[Sample]:
         write_atomically(path, json.dumps(plan.told).encode())
     remove_leftovers(work)
     return changed
+
+
+def is_begun(work: Path, manifest: Manifest) -> bool:
+    """Tell whether an addition to a finished cache was begun, or is under way, whose work another run must not remove.
+
+    Raises BuildError when another run is just beginning.
+    """
+    with hold(work):
+        try:
+            told = json.loads((work / PLAN_NAME).read_bytes())
+        except FileNotFoundError:
+            return False
+        return bool(told["before"] == manifest_sha256(manifest))
 
 
 def save_listing(work: Path, plan: Plan) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup import spool
+from tpucache.warmup.folder import disk_failure
 from tpucache.warmup.job import Job, make_records
 from tpucache.warmup.lock import is_held
 from tpucache.warmup.plan import Block, Chunk
@@ -63,7 +63,7 @@ def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
     try:
         spool.save(job.work, chunk.block, chunk.number, spooled, records)
     except OSError as error:
-        raise BuildError(_disk_failure(job.work, error)) from error
+        raise disk_failure(job.work, error) from error
     return ChunkDone(len(note.numbers), len(note.skipped), sum(map(sum, spooled.lengths.values())))
 
 
@@ -89,7 +89,7 @@ def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BuildError(_disk_failure(job.work, error)) from error
+        raise disk_failure(job.work, error) from error
     except BuildError:
         # Torn by a power cut, the chunks would fail for ever; what they were made from is there still.
         spool.remove(job.work, block.number)
@@ -121,10 +121,3 @@ def _moments(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     values = np.arange(256, dtype=np.uint64)
     levels = np.stack([values, values * values])
     return levels @ np.stack(counts, axis=1).astype(np.uint64)
-
-
-def _disk_failure(work: Path, error: OSError) -> str:
-    return (
-        f"{work} cannot be written: {error}. What is finished stands; make room or mend the disk, then run the same "
-        "command again to continue."
-    )

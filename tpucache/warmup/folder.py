@@ -28,10 +28,15 @@ def cache_folder(cache: Path) -> Iterator[None]:
             )
         yield
     except OSError as error:
-        raise BuildError(
-            f"{cache} cannot be written: {error}. What is finished stands: make room or mend the disk, then run the "
-            "same command again to continue."
-        ) from error
+        raise disk_failure(cache, error) from error
+
+
+def disk_failure(place: Path, error: OSError) -> BuildError:
+    """Return the error of a disk that is full or fails."""
+    return BuildError(
+        f"{place} cannot be written: {error}. What is finished stands; make room or mend the disk, then run the same "
+        "command again to continue."
+    )
 
 
 def remove_folder(folder: Path) -> None:

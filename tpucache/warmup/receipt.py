@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import BuildError
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import ShardEntry
 from tpucache.store.samples import encode_columns
+from tpucache.warmup.folder import disk_failure
 from tpucache.warmup.spool import Note
 
 Rows = npt.NDArray[Any]
@@ -37,7 +37,7 @@ def save_receipt(work: Path, shard: SealedShard) -> None:
     try:
         write_atomically(path, encode_columns(columns))
     except OSError as error:
-        raise BuildError(f"{path} cannot be written: {error}") from error
+        raise disk_failure(path, error) from error
 
 
 def load_receipt(cache: Path, work: Path, block: int, variant: int) -> SealedShard | None:

@@ -67,7 +67,8 @@ def repair_cache(
         with hold(folder), hold(work) as run:
             if damages:
                 _repair(source, cache, manifest, damages, work, run, engine or Engine(jobs=jobs), report)
-            remove_folder(work if (folder / PLAN_NAME).exists() else folder)
+            begun = (folder / PLAN_NAME).exists()
+        remove_folder(work if begun else folder)
     return damages
 
 

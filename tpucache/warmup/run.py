@@ -11,7 +11,7 @@ from typing import Final, Literal
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.begin import begin, make_plan, save_listing
+from tpucache.warmup.begin import begin, is_begun, make_plan, save_listing
 from tpucache.warmup.builder import Builder, Standing
 from tpucache.warmup.engine import Engine
 from tpucache.warmup.estimate import (
@@ -70,7 +70,8 @@ def build_cache(
         plan = make_plan(source, listing, recipe, cache)
         work = cache / WORK_NAME
         if plan.before is not None and not plan.blocks:
-            _clear(cache, work, plan.before)
+            if work.exists() and not is_begun(work, plan.before):
+                _clear(cache, work, plan.before)
             return plan.before
         if target == "kaggle":
             standing = len(plan.before.shards) if plan.before else 0
@@ -102,6 +103,6 @@ def _usable(time_limit: float) -> float:
 
 
 def _clear(cache: Path, work: Path, manifest: Manifest) -> None:
-    """Leave nothing but the finished cache."""
-    remove_folder(work)
+    """Leave nothing but the finished cache; the work folder goes last, as it tells that there may be more to remove."""
     remove_old_tables(cache, manifest)
+    remove_folder(work)

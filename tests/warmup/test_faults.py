@@ -1,0 +1,246 @@
+"""Every write, sync and rename of a warmup fails once, as on a full disk or by a kill: the next run ends the same."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import lmdb
+import numpy as np
+import pytest
+
+from tpucache import BuildError, Recipe, build_cache, repair_cache, verify_cache
+from tpucache.warmup import plan
+from tpucache.warmup.sources.base import Item, Listing, Sample
+
+Digests = Callable[[Path], dict[str, str]]
+Mode = Literal["full disk", "kill"]
+
+_open, _open_lmdb = io.open, lmdb.open
+
+#: What may fail without ending the run: a removal is tried again, and a folder that is there need not be made.
+HARMLESS = ("unlink", "rmdir", "mkdir")
+
+
+class Killed(BaseException):
+    """The end of a process: not even what cleans up behind it touches the disk any more."""
+
+
+class Faults:
+    """Counts what changes files, and lets the n-th of it fail: with an error once, or by a kill from then on."""
+
+    def __init__(self, at: int, mode: Mode) -> None:
+        self.at, self.mode, self.calls = at, mode, list[str]()
+
+    @property
+    def hit(self) -> bool:
+        return len(self.calls) > self.at
+
+    def fails(self, name: str) -> bool:
+        self.calls.append(name)
+        return self.hit if self.mode == "kill" else len(self.calls) - 1 == self.at
+
+    def error(self, kind: type[Exception] = OSError) -> BaseException:
+        if self.mode == "kill":
+            return Killed()
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if kind is OSError else kind("No space left on device")
+
+    def call(self, name: str, real: Callable[..., Any], kind: type[Exception] = OSError) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            if self.fails(name):
+                raise self.error(kind)
+            return real(*arguments, **options)
+
+        return called
+
+    def open(self, file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if not set("wax+") & set(mode):
+            return _open(file, mode, *arguments, **options)
+        if self.fails("open"):
+            raise self.error()
+        return FaultyFile(self, _open(file, mode, *arguments, **options))
+
+    def open_lmdb(self, *arguments: Any, **options: Any) -> Any:
+        if options.get("readonly"):
+            return _open_lmdb(*arguments, **options)
+        if self.fails("lmdb.open"):
+            raise self.error(lmdb.Error)
+        return FaultyEnvironment(self, _open_lmdb(*arguments, **options))
+
+
+class FaultyFile:
+    """A file opened for writing, of whose failing write the first half arrives."""
+
+    def __init__(self, faults: Faults, file: Any) -> None:
+        self._faults, self._file = faults, file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> FaultyFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: Any) -> int:
+        if self._faults.fails("write"):
+            if len(self._faults.calls) == self._faults.at + 1:
+                self._file.write(data[: len(data) // 2])
+            raise self._faults.error()
+        return int(self._file.write(data))
+
+    def writelines(self, parts: Any) -> None:
+        self.write(b"".join(parts))
+
+    def flush(self) -> None:
+        if self._faults.fails("flush"):
+            raise self._faults.error()
+        self._file.flush()
+
+
+class FaultyEnvironment:
+    """An LMDB environment that a shard is written to."""
+
+    def __init__(self, faults: Faults, environment: Any) -> None:
+        self._faults, self._environment = faults, environment
+        for name in ("set_mapsize", "sync"):
+            setattr(self, name, faults.call(f"lmdb.{name}", getattr(environment, name), lmdb.Error))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    def begin(self, **options: Any) -> FaultyTransaction:
+        return FaultyTransaction(self._faults, self._environment.begin(**options))
+
+
+class FaultyTransaction:
+    """Puts and, at its end, commits."""
+
+    def __init__(self, faults: Faults, transaction: Any) -> None:
+        self._faults, self._transaction = faults, transaction
+        self.put = faults.call("lmdb.put", transaction.put, lmdb.Error)
+
+    def __enter__(self) -> FaultyTransaction:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None or self._faults.fails("lmdb.commit"):
+            self._transaction.abort()
+            if kind is None:
+                raise self._faults.error(lmdb.Error)
+            return
+        self._transaction.commit()
+
+
+class Pictures:
+    """A few tiny images with labels, and one more that is none."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, f"{number}.png", number % 2) for number in range(self._count)], ("a", "b"))
+
+    def load(self, sample: Sample) -> Item:
+        rng = np.random.default_rng(sample.number)
+        return Item({"image": rng.integers(0, 256, (12, 10, 3), np.uint8)})
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of three samples and chunks of two."""
+    monkeypatch.setattr(plan, "_MIN_BLOCK_SAMPLES", 3)
+    monkeypatch.setattr(plan, "_MIN_CHUNKS", 3)
+
+
+@contextlib.contextmanager
+def faulty(at: int, mode: Mode) -> Iterator[Faults]:
+    """Let the n-th change of a file fail inside."""
+    faults = Faults(at, mode)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir"):
+            patch.setattr(os, name, faults.call(name, getattr(os, name)))
+        patch.setattr(io, "open", faults.open)
+        patch.setattr(lmdb, "open", faults.open_lmdb)
+        yield faults
+
+
+def _first(jitter: str) -> Recipe:
+    return Recipe(size=8, variants=1, augment=jitter)
+
+
+def _build(jitter: str, cache: Path) -> None:
+    build_cache(Pictures(5), cache, _first(jitter), jobs=1)
+
+
+def _add(jitter: str, cache: Path) -> None:
+    build_cache(Pictures(7), cache, Recipe(size=8, variants=2, augment=jitter), jobs=1)
+
+
+def _repair(jitter: str, cache: Path) -> None:
+    repair_cache(Pictures(5), cache, jobs=1)
+
+
+def _nothing(jitter: str, cache: Path) -> None:
+    cache.mkdir()
+
+
+def _damaged(jitter: str, cache: Path) -> None:
+    _build(jitter, cache)
+    for name in ("v00-00000.lmdb", "v01-00001.lmdb", "index.npy", "samples.npz"):
+        (cache / name).write_bytes((cache / name).read_bytes()[:-1] + b"x")
+
+
+#: What is there before, what is then run, and how many points of failure it has at least.
+RUNS = {"build": (_nothing, _build, 130), "add": (_build, _add, 150), "repair": (_damaged, _repair, 80)}
+
+
+def outcome(run: Callable[[str, Path], None], jitter: str, cache: Path) -> BaseException | None:
+    """Run, and return how it ended."""
+    try:
+        run(jitter, cache)
+    except (Killed, BuildError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("mode", ["full disk", "kill"])
+@pytest.mark.parametrize("name", RUNS)
+def test_whatever_fails_is_told_and_the_next_run_ends_in_the_same_bytes(
+    name: str, mode: Mode, jitter: str, tmp_path: Path, digests: Digests
+) -> None:
+    prepare, run, floor = RUNS[name]
+    start, cache = tmp_path / "start", tmp_path / "cache"
+    prepare(jitter, start)
+    run(jitter, Path(shutil.copytree(start, tmp_path / "whole")))
+    expected = digests(tmp_path / "whole")
+    for at in itertools.count():
+        shutil.copytree(start, cache)
+        with faulty(at, mode) as faults:
+            ended = outcome(run, jitter, cache)
+        if not faults.hit:
+            break
+        where = at, faults.calls[at]
+        if mode == "kill":
+            assert isinstance(ended, Killed), where
+        elif ended is None:
+            assert faults.calls[at] in HARMLESS, where
+        else:
+            assert re.search(r"^[^\n]*No space left[^\n]*again[^\n]*$", str(ended)), where
+        if name == "add":
+            assert verify_cache(cache) == [], where
+        run(jitter, cache)
+        assert digests(cache) == expected, where
+        shutil.rmtree(cache)
+    assert at >= floor
+    assert {"open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"} <= set(faults.calls)
+    assert {"lmdb.open", "lmdb.put", "lmdb.commit", "lmdb.sync"} <= set(faults.calls)
