@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +18,14 @@ from typing import Any
 import pytest
 
 from tpucache.recipe import Recipe
+from tpucache.store.verify import verify_cache
 from tpucache.warmup.run import build_cache
 
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 96  # so that a shard of 1 MiB holds 37 images
-_KILLS = 10
+_KILLS = 10  # of runs with workers
+_FORKED_KILLS = 32  # of runs in one process; every fourth is killed three times in a row: 48 in all
 
 # Slow in the killed runs only, so that they spend their time on samples and not on starting.
 _MODULE = """
@@ -38,6 +42,25 @@ def slowly(image, generator):
                 break
             time.sleep(0.01)
     return np.ascontiguousarray(image[:, ::-1] ^ generator.integers(0, 8, dtype=np.uint8))
+"""
+
+# Imports everything once; then each line asks for a warmup in a fork, in a process group of its own.
+_FORKS = """
+import json, os, sys
+from tpucache.recipe import Recipe
+from tpucache.warmup.run import build_cache
+import slow_by_test
+for line in sys.stdin:
+    source, cache, variants = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        os.setpgid(0, 0)
+        recipe = Recipe(size=SIZE, variants=variants, augment="slow_by_test:slowly", shard_mb=1)
+        build_cache(source, cache, recipe, jobs=1)
+        os._exit(0)
+    os.setpgid(pid, pid)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 # A warmup that kills itself where it is about to give the named file its name.
@@ -137,6 +160,71 @@ def test_a_killed_run_finishes_with_the_same_bytes(
         process.wait()
         _finish(source, cache)
     assert digests(cache) == expected
+
+
+class Forks:
+    """Runs warmups in forks of a process that has everything imported."""
+
+    def __init__(self, process: subprocess.Popen[str], source: Path) -> None:
+        self._process, self._source = process, source
+
+    def run(self, cache: Path, variants: int, kill_after: float | None = None) -> int:
+        """Warm up, perhaps kill the process group after so many seconds, and return the status."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([str(self._source), str(cache), variants]) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with contextlib.suppress(ProcessLookupError):  # it may just have finished
+                os.killpg(pid, signal.SIGKILL)
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def forks(modules: Path, source: Path) -> Iterator[Forks]:
+    found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKS.replace("SIZE", str(_SIZE))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "SECONDS_A_SAMPLE": "0.001"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Forks(process, source)
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def forked(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, float]]:
+    """By its number of variants, a cache of one go, the next an addition to a copy of it; and the seconds it took."""
+    folder = tmp_path_factory.mktemp("forked")
+    caches = {}
+    for variants in (1, 2):
+        cache = folder / f"{variants}"
+        if variants > 1:
+            shutil.copytree(folder / f"{variants - 1}", cache)
+        began = time.monotonic()
+        assert forks.run(cache, variants) == 0
+        caches[variants] = cache, time.monotonic() - began
+    return caches
+
+
+@pytest.mark.parametrize("moment", range(_FORKED_KILLS))
+def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_bytes(
+    moment: int, forks: Forks, forked: dict[int, tuple[Path, float]], tmp_path: Path, digests: Digests
+) -> None:
+    cache, variants, chance = tmp_path / "cache", 1 + moment % 2, random.Random(moment)
+    expected, seconds = forked[variants]
+    if variants > 1:
+        shutil.copytree(forked[1][0], cache)
+    for _ in range(3 if moment % 4 == 3 else 1):
+        assert forks.run(cache, variants, seconds * chance.uniform(moment, moment + 1) / _FORKED_KILLS) in (0, -9)
+        if variants > 1:
+            assert verify_cache(cache) == []
+    assert forks.run(cache, variants) == 0
+    assert digests(cache) == digests(expected)
 
 
 def test_a_run_killed_after_a_shard_does_not_build_it_again(
