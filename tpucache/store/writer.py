@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -180,7 +182,11 @@ class ShardWriter:
         return rows
 
     def _failure(self, error: Exception) -> BuildError:
+        # LMDB calls it an input/output error when a full disk takes a part of what it writes.
+        room = ""
+        with contextlib.suppress(OSError):
+            room = f" ({shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free)"
         return BuildError(
-            f"{self._path}: the shard cannot be written: {error}. Shards already finished stand; "
-            "make room or mend the disk, then run the same warmup again to continue."
+            f"{self._path}: the shard cannot be written: {error}{room}. Shards already finished stand; "
+            "make room or mend the disk, then run the same command again to continue."
         )

@@ -1,0 +1,138 @@
+"""A disk that is full in the middle of a warmup: what stands stays, and with room again the next run ends the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import BuildError, Recipe, build_cache
+from tpucache.cli import main
+
+Digests = Callable[[Path], dict[str, str]]
+Standing = dict[str, tuple[int, int]]
+
+# Blocks of 50 and 51 samples: shards of 0.84 MB that differ by a record, out of spooled chunks of 0.62 MB.
+_SAMPLES = 101
+_SIZE = 64
+_RECIPE = Recipe(size=_SIZE)
+
+#: LMDB calls it an input/output error when only a part of what it writes is taken.
+FULL = r"^[^\n]*(No space left|Input/output error \(0\.\d MB are free\))[^\n]*make room[^\n]*again[^\n]*$"
+
+# A warmup whose files may not grow beyond a size.
+_LIMITED = """
+import resource, sys
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+from tpucache.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_photos(tmp_path_factory.mktemp("full") / "photos", _SAMPLES, size=(80, 70)))
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("whole") / "cache"
+    build_cache(source, cache, _RECIPE, jobs=1)
+    assert [path.name for path in sorted(cache.glob("*.lmdb"))] == ["v00-00000.lmdb", "v00-00001.lmdb"]
+    return cache
+
+
+def standing(cache: Path) -> Standing:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.glob("*.lmdb")}
+
+
+class SmallDisk:
+    """A file system of its own, in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mount(self, *options: str) -> None:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(self.path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A place to mount a file system at. Mounting needs to be root."""
+    if os.geteuid():
+        pytest.skip("no file system may be mounted here: not root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    yield SmallDisk(path)
+    subprocess.run(["umount", str(path)], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("kilobytes", [40, 300, 900, 1700, 2310])
+def test_a_disk_that_fills_up_is_told_and_with_room_again_the_run_goes_on(
+    source: Path, whole: Path, disk: SmallDisk, kilobytes: int, jobs: int, digests: Digests
+) -> None:
+    disk.mount(f"size={kilobytes}k")
+    cache = disk.path / "cache"
+    with pytest.raises(BuildError, match=FULL):
+        build_cache(source, cache, _RECIPE, jobs=jobs)
+    kept = standing(cache)
+    if (kilobytes, jobs) == (2310, 1):
+        assert list(kept) == ["v00-00000.lmdb"]
+    assert not (cache / "manifest.json").exists()
+    disk.mount("remount", "size=16m")
+    build_cache(source, cache, _RECIPE, jobs=jobs)
+    assert kept.items() <= standing(cache).items()
+    assert digests(cache) == digests(whole)
+
+
+def test_too_little_room_is_told_before_anything_is_built(
+    source: Path, disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk.mount("size=1m")
+    command = ["warmup", str(source), str(disk.path / "cache"), "--size", str(_SIZE), "--jobs", "1", "--shard-mb", "1"]
+    assert main(command) == 1
+    assert "make room" in capsys.readouterr().err.splitlines()[-1]
+    assert standing(disk.path / "cache") == {}
+    disk.mount("remount", "size=16m")
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("limit", ["chunk", "shard", "last shard"])
+def test_a_file_that_may_not_grow_is_told_and_without_the_limit_the_run_goes_on(
+    source: Path, whole: Path, tmp_path: Path, limit: str, jobs: str, digests: Digests
+) -> None:
+    first = (whole / "v00-00000.lmdb").stat().st_size
+    most = {"chunk": 20_000, "shard": first - 1, "last shard": first}[limit]
+    cache = tmp_path / "cache"
+    options = ["warmup", str(source), str(cache), "--size", str(_SIZE), "--jobs", jobs]
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(most), *options], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"File too large|Input/output error \([\d,.]+ MB are free\)", last)
+    assert "make room or mend the disk, then run the same" in last
+    kept = standing(cache)
+    if (limit, jobs) == ("last shard", "1"):
+        assert list(kept) == ["v00-00000.lmdb"]
+    assert not (cache / "manifest.json").exists()
+    build_cache(source, cache, _RECIPE, jobs=1)
+    assert kept.items() <= standing(cache).items()
+    assert digests(cache) == digests(whole)
