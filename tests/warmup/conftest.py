@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +16,8 @@ import numpy.typing as npt
 import pytest
 from joblib.externals.loky import get_reusable_executor
 from PIL import Image
+
+from tpucache.warmup.augment import resolve
 
 Pixels = npt.NDArray[np.uint8]
 _ORIENTATION = 0x0112
@@ -103,3 +107,29 @@ def jitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delitem(sys.modules, "jitter_by_test", raising=False)  # another test's, from another folder
     get_reusable_executor().shutdown(wait=True)  # an earlier test's workers do not know this folder
     return "jitter_by_test:jitter"
+
+
+@pytest.fixture(scope="session")
+def albumentations() -> Any:
+    """Import albumentations the way tpucache does, so that it asks nobody for a newer version."""
+    resolve("flip", 8, 8)
+    return importlib.import_module("albumentations")
+
+
+@pytest.fixture
+def two_flips(albumentations: Any, tmp_path: Path) -> Path:
+    pipeline = albumentations.Compose([albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)])
+    path = tmp_path / "flips.json"
+    path.write_text(json.dumps(albumentations.to_dict(pipeline)))
+    return path
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Return a function that writes a module of a name and makes it importable."""
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return write

@@ -1,4 +1,7 @@
-"""Engine: who runs the tasks. joblib's own workers here, or through joblib a cluster of Dask, Ray or Spark."""
+"""Engine: who runs the tasks. joblib's own workers here, a cluster of Dask, or through joblib one of Ray or Spark.
+
+Dask is asked directly, because joblib 1.6 waits for ever for a task whose workers died (`_dask.py`, `_collect`).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from typing import Any, Final, Literal, get_args
 import joblib
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from tpucache.errors import BuildError, DependencyError, UsageError
+from tpucache.errors import BuildError, DependencyError, TpucacheError, UsageError
 
 Backend = Literal["loky", "dask", "ray", "spark"]
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: Tasks a worker of a cluster is given at once: their results come back together.
+#: Tasks a worker of Ray or Spark is given at once: their results come back together.
 _ROUND: Final = 4
+#: Tasks under way for each worker of Dask, so that it need not wait for the next.
+_AHEAD: Final = 2
+_PATIENCE_SECONDS: Final = 60
 
 
 @dataclass(frozen=True)
@@ -46,39 +52,49 @@ class Engine:
         Raises what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
         """
         try:
-            with self._connected():
-                yield from self._run(tasks)
+            if self.backend == "loky":
+                workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
+                yield from workers(joblib.delayed(function)(*arguments) for function, arguments in tasks)
+            elif self.backend == "dask":
+                yield from self._run_dask(tasks)
+            else:
+                yield from self._run_rounds(tasks)
+        except TpucacheError:
+            raise
         except BrokenProcessPool as error:
             raise BuildError(
                 "A worker process died, most likely for want of memory. What it had finished stands: "
-                "run the same warmup again, with fewer --jobs."
+                "run the same command again, with fewer --jobs."
+            ) from error
+        except Exception as error:  # a cluster's library raises whatever it raises
+            if self.backend == "loky":
+                raise
+            raise BuildError(
+                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. What it had finished stands: "
+                "mend the cluster and run it again."
             ) from error
 
-    def _run(self, tasks: Iterator[Task]) -> Iterator[Any]:
+    def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Keep a few tasks a worker under way. Dask gives a dead worker's tasks to others, a few times."""
+        with self._told():
+            from distributed import Client, as_completed
+
+            client = Client(self.scheduler)
+        with client:
+            client.wait_for_workers(1, timeout=_PATIENCE_SECONDS)
+            jobs = self.jobs or sum(client.ncores().values())
+            submitted = (client.submit(function, *arguments, pure=False) for function, arguments in tasks)
+            running = as_completed(itertools.islice(submitted, _AHEAD * jobs))
+            for future in running:
+                yield future.result()
+                running.update(itertools.islice(submitted, 1))
+
+    def _run_rounds(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Give tasks to joblib a round at a time: its other backends return nothing before everything is done."""
         jobs = self.jobs or -1
-        if self.backend == "loky":
-            workers = joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-            yield from workers(joblib.delayed(function)(*arguments) for function, arguments in tasks)
-            return
-        # The other backends return nothing before everything is done: so they are given a round at a time.
-        size = _ROUND * joblib.effective_n_jobs(jobs)
-        while part := list(itertools.islice(tasks, size)):
-            workers = joblib.Parallel(n_jobs=jobs, batch_size=1)
-            yield from workers(joblib.delayed(function)(*arguments) for function, arguments in part)
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[None]:
-        """Make joblib use the backend."""
-        if self.backend == "loky":
-            yield
-            return
         with contextlib.ExitStack() as stack:
-            try:
-                if self.backend == "dask":
-                    from distributed import Client
-
-                    stack.enter_context(Client(self.scheduler))
-                elif self.backend == "ray":
+            with self._told():
+                if self.backend == "ray":
                     import ray
                     from ray.util.joblib import register_ray
 
@@ -89,10 +105,19 @@ class Engine:
                     from joblibspark import register_spark
 
                     register_spark()
-            except ImportError as error:
-                package = {"dask": "distributed", "ray": "ray", "spark": "joblibspark"}[self.backend]
-                raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
-            except (OSError, ConnectionError, ValueError) as error:
-                raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
-            with joblib.parallel_config(self.backend):
-                yield
+            stack.enter_context(joblib.parallel_config(self.backend))
+            size = _ROUND * joblib.effective_n_jobs(jobs)
+            while part := list(itertools.islice(tasks, size)):
+                workers = joblib.Parallel(n_jobs=jobs, batch_size=1)
+                yield from workers(joblib.delayed(function)(*arguments) for function, arguments in part)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say what is missing where a cluster cannot be reached."""
+        try:
+            yield
+        except ImportError as error:
+            package = {"dask": "distributed", "ray": "ray", "spark": "joblibspark"}[self.backend]
+            raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
+        except (OSError, ConnectionError, ValueError) as error:
+            raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
