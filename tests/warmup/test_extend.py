@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tpucache.errors import RecipeError, SourceError, UnfinishedError
+from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader, open_index
@@ -111,6 +111,38 @@ def test_skipped_samples_stay_skipped_when_others_are_added(source: Path, tmp_pa
     assert [skip.path for skip in manifest.skipped] == ["cat/0000bad.jpg", "dog/worse.jpg"]
     assert manifest.samples == 151
     assert verify_cache(cache) == []
+
+
+def test_a_sample_the_cache_has_is_not_skipped_when_variants_are_added(
+    source: Path, jitter: str, tmp_path: Path, digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    before = digests(cache)
+    first = sorted((source / "cat").iterdir())[0]
+    data = first.read_bytes()
+    first.write_bytes(bytes(len(data)))
+    with pytest.raises(SampleError, match=f"{first.name}.*the cache has it already, so that it cannot be skipped"):
+        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+    assert before.items() <= digests(cache).items()
+    first.write_bytes(data)
+    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+    assert verify_cache(cache) == []
+
+
+def test_what_was_begun_is_kept_when_the_finished_cache_is_asked_for(
+    source: Path, jitter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, told = tmp_path / "cache", list[Standing]()
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(finish.Manifest, "save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, report=told.append)
+    assert told[0].samples == 150
+    assert sorted(path.suffix for path in cache.iterdir()).count(".npy") == 1
 
 
 def test_what_cannot_be_added_is_refused_and_changes_nothing(

@@ -260,6 +260,19 @@ def test_single_values_are_columns_with_plain_names_and_empty_features_nothing()
     assert item.fields == {"image": JPEG}
 
 
+def test_arrays_have_names_that_a_record_can_have() -> None:
+    item = _read(
+        {"image": [JPEG], "image/object/ids": [5, 6], "Boxes": [1, 2], "2d": [3, 4], "a_b": [1, 2], "a/b": [7, 8]}
+    )
+    assert {name: np.asarray(values).tolist() for name, values in item.fields.items() if name != "image"} == {
+        "a_b": [1, 2],
+        "f_2d": [3, 4],
+        "boxes_": [1, 2],
+        "a_b_": [7, 8],
+        "image_object_ids": [5, 6],
+    }
+
+
 def test_tokens_need_no_image() -> None:
     item = _read({"input_ids": [5, 6, 7], "mask": [1, 1, 0], "weight": [0.5, 1.0, 2.0], "label": [1], "id": [b"x"]})
     assert list(item.fields) == ["input_ids", "mask", "weight"]

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
+from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.warmup.augment import augment_fields
@@ -44,6 +45,8 @@ class Made(NamedTuple):
 def make_records(job: Job, sample: Sample, variants: Sequence[int]) -> Made:
     """Load and decode a sample once, and encode these variants of it. Raises SampleError, RecipeError."""
     item = job.source.load(sample)
+    if isinstance(item.label, int) and item.label < 0:  # else it would be found when all is built
+        raise SampleError(sample.path, f"has the label {item.label}: class numbers begin at 0")
     clean = clean_fields(item, job.fields, job.recipe, sample.path)
     layout = RecordLayout(job.fields)
     quality = {"image": job.recipe.quality}

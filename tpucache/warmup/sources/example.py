@@ -10,7 +10,7 @@ import numpy as np
 
 from tpucache.errors import DependencyError, SampleError
 from tpucache.warmup.sources.base import Array, Item, Label
-from tpucache.warmup.sources.names import column_names
+from tpucache.warmup.sources.names import column_names, field_names
 
 _IMAGES: Final = ("image", "image_raw", "image/encoded")
 _LABELS: Final = ("class", "label", "target", "image/class/label")
@@ -59,7 +59,8 @@ def read_example(data: bytes, path: str) -> Item:
     The image is the feature called image, image_raw or image/encoded, else the only one that begins as an image does;
     its mask is the one called mask. The label is the first numeric one called class, label, target or
     image/class/label: one whole number is a class, others are a vector. Of the other features, single values become
-    columns (bytes as UTF-8 text), several numbers an array of int64 or float32, and empty ones nothing.
+    columns (bytes as UTF-8 text), several numbers an array of int64 or float32, and empty ones nothing; their names are
+    made plain, so that `image/object/ids` becomes image_object_ids.
 
     Raises SampleError when that cannot be done, DependencyError without protobuf.
     """
@@ -84,7 +85,8 @@ def read_example(data: bytes, path: str) -> Item:
             fields["mask"] = _one(texts.pop("mask"), "mask", path)
     label_name = next((name for name in _LABELS if name in numbers), None)
     label = None if label_name is None else _label(numbers.pop(label_name), label_name, path)
-    arrays = {name: values for name, values in numbers.items() if len(values) > 1}
+    several = [name for name, values in numbers.items() if len(values) > 1]
+    arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
     if fields.keys() & arrays.keys():
         raise SampleError(path, f"has an image in feature {image!r}, and numbers in one called image")
     fields |= arrays

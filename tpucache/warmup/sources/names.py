@@ -1,4 +1,4 @@
-"""Names that tell their bearers apart."""
+"""Names that tell their bearers apart, and that a samples table or a record can have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Final
 
 #: Columns of the samples table that have a meaning.
 _RESERVED: Final = frozenset({"number", "path", "label", "source_bytes", "fold"})
+#: What a field may be called, and names of fields that have a meaning.
+_FIELD: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_LONGEST: Final = 56
+_OF_IMAGES: Final = frozenset({"image", "mask", "boxes", "keypoints"})
 
 
 def column_names(names: Iterable[str]) -> dict[str, str]:
@@ -19,6 +23,20 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
         while safe in _RESERVED or safe in given.values():
             safe += "_"
         given[name] = safe
+    return given
+
+
+def field_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the name that each array has in a record: plain, none that means an image's own, and no two alike."""
+    names = list(names)
+    given = {name: name for name in names if _FIELD.fullmatch(name)}
+    for name in names:
+        if name not in given:
+            safe = re.sub(r"[^a-z0-9_]", "_", name.lower())
+            safe = (safe if safe[:1].isalpha() else f"f_{safe}")[:_LONGEST]
+            while safe in _OF_IMAGES or safe in given.values():
+                safe += "_"
+            given[name] = safe
     return given
 
 
