@@ -172,8 +172,7 @@ def test_a_source_that_is_not_the_caches_is_refused(
     (other / "cat" / photo.name).write_bytes(data)
     with pytest.raises(SourceError, match="lacks 1"):
         repair_cache(other, cache, jobs=1)
-    left = {name: digest for name, digest in digests(cache).items() if not name.startswith(".warmup")}
-    assert left == before
+    assert digests(cache) == before
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "another class", "a skipped one gone"])
@@ -208,7 +207,7 @@ def test_pixels_that_changed_in_secret_are_named_and_nothing_is_replaced(
     first.write_bytes(by_size[len(by_size) // 2].read_bytes().ljust(first.stat().st_size, b"\0"))
     with pytest.raises(DamageError, match=rf"1 samples differ: 'cat/{first.name}'"):
         repair_cache(other, cache, jobs=1)
-    assert {name: d for name, d in digests(cache).items() if not name.startswith(".warmup")} == before
+    assert digests(cache) == before
     repair_cache(source, cache, jobs=1)
     assert digests(cache) == digests(grown)
 

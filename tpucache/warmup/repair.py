@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,21 +56,57 @@ def repair_cache(
     BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
     """
     source = source if not isinstance(source, (str, Path)) else open_source(source)
-    cache = Path(cache)
+    cache, engine = Path(cache), engine or Engine(jobs=jobs)
     manifest = load_manifest(cache)
     damages = verify_cache(cache, progress)
     folder = cache / WORK_NAME
     work = folder / REPAIR_NAME
     if not damages and not work.exists():
         return []
+    case = _examine(source, cache, manifest, damages) if damages else None
     with cache_folder(cache):
         work.mkdir(parents=True, exist_ok=True)
         with hold(folder), hold(work) as run:
-            if damages:
-                _repair(source, cache, manifest, damages, work, run, engine or Engine(jobs=jobs), report)
             begun = (folder / PLAN_NAME).exists()
+            try:
+                if case is not None:
+                    _repair(case, source, work, run, engine, report)
+            except DamageError:  # or the next repair would find the same shards standing
+                remove_folder(work if begun else folder)
+                raise
         remove_folder(work if begun else folder)
     return damages
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A damaged cache beside its source: `listing` is numbered as in the cache, `numbers` (samples,) are the kept."""
+
+    cache: Path
+    manifest: Manifest
+    damaged: frozenset[str]
+    listing: Listing
+    numbers: Rows
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of damaged shards, with their kept samples and the variants that are to be built again."""
+        entries: dict[int, list[ShardEntry]] = {}
+        for entry in sorted(self.manifest.shards, key=lambda entry: (entry.block, entry.variant)):
+            if entry.name in self.damaged:
+                entries.setdefault(entry.block, []).append(entry)
+        return [
+            Block(
+                block,
+                tuple(self.listing.samples[number] for number in self.numbers_of(damaged[0])),
+                tuple(entry.variant for entry in damaged),
+            )
+            for block, damaged in entries.items()
+        ]
+
+    def numbers_of(self, entry: ShardEntry) -> list[int]:
+        """Return the numbers of a shard's samples."""
+        return [int(number) for number in self.numbers[entry.first : entry.first + entry.records]]
 
 
 def load_manifest(cache: Path) -> Manifest:
@@ -80,43 +117,40 @@ def load_manifest(cache: Path) -> Manifest:
         raise FormatError(f"{error}. A manifest cannot be repaired: copy it again, or build the cache anew") from error
 
 
-def _repair(
-    source: Source,
-    cache: Path,
-    manifest: Manifest,
-    damages: Sequence[Damage],
-    work: Path,
-    run: str,
-    engine: Engine,
-    report: Callable[[Standing], None],
-) -> None:
-    damaged = {damage.name for damage in damages}
+def _examine(source: Source, cache: Path, manifest: Manifest, damages: Sequence[Damage]) -> _Case:
+    """Find what there is to do, and refuse what cannot end in the bytes there were. Nothing is written."""
+    entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:
-        if is_whole(cache, next(e for e in (*manifest.tables, *manifest.shards) if e.name == damage.name)):
+        if is_whole(cache, entries[damage.name]):
             raise DamageError(
                 f"{damage.name} has the manifest's SHA-256, and yet {damage.reason}: it was written so, and building "
                 "it again would not change that. Build the cache anew in another folder."
             )
+    damaged = frozenset(damage.name for damage in damages)
+    case = _Case(cache, manifest, damaged, _listing(source, cache, manifest, damaged), _numbers(manifest))
+    if any(variant for block in case.blocks for variant in block.variants):
+        _check_callable(manifest)
+    return case
+
+
+def _repair(
+    case: _Case, source: Source, work: Path, run: str, engine: Engine, report: Callable[[Standing], None]
+) -> None:
+    cache, manifest = case.cache, case.manifest
     remove_leftovers(work)
-    numbers = _numbers(manifest)
-    listing = _listing(source, cache, manifest, damaged)
-    recipe, augmentation = Recipe.from_dict(manifest.recipe), manifest.recipe["augmentation"]
-    blocks = _damaged_blocks(manifest, listing, numbers, damaged)
-    if any(variant for block in blocks for variant in block.variants):
-        _check_callable(recipe, manifest)
     tables: dict[str, bytes] = {}
-    if manifest.table.name in damaged:
-        tables[manifest.table.name] = remake_samples(source, manifest, listing, numbers, engine)
+    if manifest.table.name in case.damaged:
+        tables[manifest.table.name] = remake_samples(source, manifest, case.listing, case.numbers, engine)
+    recipe, augmentation = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
     job = Job(source, recipe, augmentation, manifest.fields, work, work, skip_errors=False, run=run)
     try:
-        shards = Builder(job, blocks, report).build(engine)
+        shards = Builder(job, case.blocks, report).build(engine)
     except SampleError as error:
         raise SampleError(error.path, f"{error.reason}; it is part of {cache}: bring it back as it was") from error
-    _check_shards(shards, cache, manifest, damaged, listing, numbers, work)
-    if manifest.index.name in damaged:
-        tables[manifest.index.name] = remake_index(
-            manifest, {e.name: (work if e.name in damaged else cache) / e.name for e in manifest.shards}
-        )
+    _check_shards(case, shards, work)
+    if manifest.index.name in case.damaged:
+        places = {e.name: (work if e.name in case.damaged else cache) / e.name for e in manifest.shards}
+        tables[manifest.index.name] = remake_index(manifest, places)
     for shard in shards:
         rename_durably(work / shard.entry.name, cache / shard.entry.name)
     for name, data in tables.items():
@@ -126,7 +160,10 @@ def _repair(
 def _numbers(manifest: Manifest) -> Rows:
     """Return the kept samples' numbers, which have no holes but where one was skipped: uint64 (samples,)."""
     every = np.arange(manifest.samples + len(manifest.skipped), dtype=np.uint64)
-    return np.setdiff1d(every, np.array([skip.number for skip in manifest.skipped], np.uint64), assume_unique=True)
+    kept = np.setdiff1d(every, np.array([skip.number for skip in manifest.skipped], np.uint64), assume_unique=True)
+    if len(kept) != manifest.samples:
+        raise FormatError(f"the manifest skips samples that there cannot be among {len(every):,}")
+    return kept
 
 
 def _listing(source: Source, cache: Path, manifest: Manifest, damaged: Collection[str]) -> Listing:
@@ -150,58 +187,28 @@ def _listing(source: Source, cache: Path, manifest: Manifest, damaged: Collectio
     return listing
 
 
-def _damaged_blocks(manifest: Manifest, listing: Listing, numbers: Rows, damaged: Collection[str]) -> list[Block]:
-    """Return the blocks of damaged shards, with their kept samples and the variants that are to be built again."""
-    variants: dict[int, list[ShardEntry]] = {}
-    for entry in sorted(manifest.shards, key=lambda entry: (entry.block, entry.variant)):
-        if entry.name in damaged:
-            variants.setdefault(entry.block, []).append(entry)
-    return [
-        Block(
-            block,
-            tuple(listing.samples[number] for number in _taken(numbers, entries[0]).tolist()),
-            tuple(entry.variant for entry in entries),
-        )
-        for block, entries in variants.items()
-    ]
-
-
-def _taken(numbers: Rows, entry: ShardEntry) -> Rows:
-    return numbers[entry.first : entry.first + entry.records]
-
-
-def _check_callable(recipe: Recipe, manifest: Manifest) -> None:
+def _check_callable(manifest: Manifest) -> None:
     """Refuse a callable of somebody's that changed: what it would make is not what there was."""
-    before = manifest.recipe["augmentation"]
+    recipe, before = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
     if "callable" in before and resolve(recipe.augment, recipe.height, recipe.width, manifest.fields) != before:
         raise RecipeError(
             f"the augmentation {recipe.augment} is another one than when the cache was made: bring it back as it was"
         )
 
 
-def _check_shards(
-    shards: Sequence[SealedShard],
-    cache: Path,
-    manifest: Manifest,
-    damaged: Collection[str],
-    listing: Listing,
-    numbers: Rows,
-    work: Path,
-) -> None:
+def _check_shards(case: _Case, shards: Sequence[SealedShard], work: Path) -> None:
     """Raise DamageError, saying what differs, when a shard that was built again is not what it was."""
-    entries = {entry.name: entry for entry in manifest.shards}
+    entries = {entry.name: entry for entry in case.manifest.shards}
     other = [s for s in shards if sha256_file(work / s.entry.name) != entries[s.entry.name].sha256]
     if not other:
         return
-    told = version_differences(manifest.created_by)
+    told = version_differences(case.manifest.created_by)
     if all(shard.entry.records_sha256 == entries[shard.entry.name].records_sha256 for shard in other):
         told.append("the records are the same, so LMDB or the machine's page size is another")
-    elif manifest.index.name not in damaged:
-        changed = sorted(
-            {number for s in other for number in _changed(s, entries[s.entry.name], cache, manifest, numbers)}
-        )
-        told.append(f"{len(changed):,} samples differ: {named([listing.samples[number].path for number in changed])}")
-    remove_folder(work)  # or the next repair would find the same shards standing
+    elif case.manifest.index.name not in case.damaged:
+        changed = {number for shard in other for number in _changed(case, shard, entries[shard.entry.name])}
+        paths = [case.listing.samples[number].path for number in sorted(changed)]
+        told.append(f"{len(paths):,} samples differ: {named(paths)}")
     raise DamageError(
         f"{other[0].entry.name} comes out as something else than it was, and nothing is replaced: "
         f"{'; '.join(told) or 'the source changed'}. "
@@ -209,8 +216,9 @@ def _check_shards(
     )
 
 
-def _changed(shard: SealedShard, entry: ShardEntry, cache: Path, manifest: Manifest, numbers: Rows) -> list[int]:
+def _changed(case: _Case, shard: SealedShard, entry: ShardEntry) -> list[int]:
     """Return the numbers of the samples whose records are not what the index says."""
-    start = manifest.variants.index(entry.variant) * manifest.samples + entry.first
-    before = open_index(cache, manifest)[start : start + entry.records]
-    return [int(number) for number in _taken(numbers, entry)[before["crc32"] != shard.rows["crc32"]]]
+    start = case.manifest.variants.index(entry.variant) * case.manifest.samples + entry.first
+    before = open_index(case.cache, case.manifest)[start : start + entry.records]
+    differ = (before["crc32"] != shard.rows["crc32"]).tolist()
+    return [number for number, other in zip(case.numbers_of(entry), differ, strict=True) if other]
