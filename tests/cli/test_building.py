@@ -1,0 +1,61 @@
+"""warmup and verify on the command line: what their logs say, and what they can do without."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpucache.cli import main
+
+# Where a cache is read there may be no image library, no lmdb and no joblib.
+_BARE = """
+import sys
+for name in ("PIL", "lmdb", "joblib", "albumentations", "cv2", "torch"):
+    sys.modules[name] = None
+from tpucache.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_verify_needs_none_of_warmups_libraries(cache: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _BARE, "verify", str(cache)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all sound" in done.stdout
+
+
+def test_a_log_tells_how_much_there_is_to_do_how_fast_it_goes_and_what_was_skipped(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = shutil.copytree(photos, tmp_path / "source")
+    (source / "bee" / "bad.png").write_bytes(b"no image")
+    command = ["warmup", str(source), str(tmp_path / "cache"), "--size", "16", "--jobs", "1", "--on-error", "skip"]
+    assert main(command) == 0
+    first, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"to do: 151 records, about [\d,]+ MB, and [\d,]+ MB are free; [\d,]+ s of one process", first)
+    assert re.fullmatch(r"warmup: 151 of 151 samples, [\d,]+ a second, 0 MB, 1 skipped", last)
+
+
+def test_what_was_repaired_is_told(
+    photos: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(cache, tmp_path / "copy")
+    name = min(path.name for path in copy.glob("*.lmdb"))
+    (copy / name).unlink()
+    command = ["verify", str(copy), "--repair", str(photos), "--jobs", "1"]
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert f"{name} is missing\n{name} is repaired\n" in told.out
+    assert "repair: " in told.err
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["repaired"] == []
+    (copy / name).unlink()
+    assert main(["verify", str(copy), "--repair", str(tmp_path / "nowhere")]) == 1
+    assert "does not exist" in capsys.readouterr().err.splitlines()[-1]
