@@ -30,6 +30,7 @@ NAMES = [
     "UsageError",
     "__version__",
     "build_cache",
+    "find_cache",
     "preview_cache",
     "repair_cache",
     "report_cache",

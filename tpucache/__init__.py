@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.find import find_cache
     from tpucache.loading.loader import CachedLoader
     from tpucache.recipe import Recipe
     from tpucache.report.page import report_cache
@@ -44,6 +45,7 @@ _ERRORS: Final = (
 _HOMES: Final = {
     "CachedDataset": "loading.dataset",
     "CachedLoader": "loading.loader",
+    "find_cache": "loading.find",
     "Recipe": "recipe",
     "report_cache": "report.page",
     "preview_cache": "report.preview",
@@ -77,6 +79,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "build_cache",
+    "find_cache",
     "preview_cache",
     "repair_cache",
     "report_cache",

@@ -16,11 +16,11 @@ from tpucache.errors import TpucacheError, UsageError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 for an expected failure told in one line, or 2 for a wrong usage."""
-    options = _parser().parse_args(arguments)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
-    command: Callable[[argparse.Namespace], int] = options.command
     try:
+        options = _parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except UsageError as error:
         return complain(error, 2)

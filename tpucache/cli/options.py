@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.terminal import PROG
+from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import InMemory
@@ -30,7 +31,9 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example
 
 def add_cache(command: argparse.ArgumentParser) -> None:
     """Add the cache a command reads, and --json."""
-    command.add_argument("cache", metavar="CACHE", type=Path, help="a cache that warmup built")
+    command.add_argument(
+        "cache", metavar="CACHE", type=cache, help="a cache that warmup built; kaggle:slug is looked for"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
 
 
@@ -63,6 +66,16 @@ def in_memory(options: argparse.Namespace) -> InMemory:
     """Return the answer to --in-memory as CachedDataset takes it."""
     answers: dict[str, InMemory] = {"auto": "auto", "yes": True, "no": False}
     return answers[options.in_memory]
+
+
+def cache(text: str) -> Path:
+    """Read a cache: its folder, or kaggle:slug, which is looked for where such datasets are mounted."""
+    from tpucache.loading.find import locate
+
+    try:
+        return locate(text)
+    except UsageError as error:  # as a ValueError, argparse would drop what it says
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def size(text: str) -> int | tuple[int, int]:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tpucache.errors import FormatError, UsageError
+from tpucache.loading.find import locate
 from tpucache.loading.held import Held
 from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
@@ -53,6 +54,8 @@ class CachedDataset(Dataset[Item]):
     ) -> None:
         """Open a cache; no shard is opened before it is read.
 
+        `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`).
+
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
         variant each epoch (see `set_epoch`), all K in K epochs. `indices` keeps only these samples, in this order.
 
@@ -61,7 +64,7 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
         """
-        self.directory = Path(cache)
+        self.directory = locate(cache)
         self.manifest = Manifest.load(self.directory)
         self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
         self.epoch = 0

@@ -1,0 +1,144 @@
+"""A cache is found by its name wherever notebooks mount it; several or none are explained."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tpucache import CachedDataset, NotACacheError, UsageError, find_cache
+from tpucache.cli import main
+from tpucache.loading import find
+
+SLUG = "digits-at-32"
+
+
+def mount(cache: Path, place: Path) -> Path:
+    """Put what makes a folder a cache there: all files, as links."""
+    place.mkdir(parents=True)
+    for path in cache.iterdir():
+        (place / path.name).symlink_to(path)
+    return place
+
+
+@pytest.fixture
+def other(cache: Path, tmp_path: Path) -> Path:
+    """Another cache: its manifest differs."""
+    place = tmp_path / "other"
+    shutil.copytree(cache, place)
+    manifest = place / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"ant"', '"asp"'))
+    return place
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        SLUG,
+        f"datasets/ann/{SLUG}",
+        f"datasets/ann/{SLUG}/versions/3",
+        f"datasets/ann/{SLUG}/cache",
+        f"a/b/c/d/e/f/{SLUG}",
+    ],
+)
+@pytest.mark.parametrize("name", [SLUG, f"kaggle:{SLUG}"])
+def test_a_cache_is_found_in_every_layout(cache, tmp_path, layout, name):
+    place = mount(cache, tmp_path / "input" / layout)
+    (tmp_path / "input" / "train").mkdir()
+    assert find_cache(name, [tmp_path / "nowhere", tmp_path / "input"]) == place
+
+
+def test_the_owner_decides_between_datasets_of_one_slug(cache, other, tmp_path):
+    place = mount(cache, tmp_path / "input" / "datasets" / "ann" / SLUG)
+    mount(other, tmp_path / "input" / "datasets" / "bob" / SLUG)
+    assert find_cache(f"kaggle:ann/{SLUG}", [tmp_path / "input"]) == place
+    assert find_cache(f"ann/{SLUG}", [tmp_path / "input"]) == place
+    with pytest.raises(UsageError, match=f"2 caches are called 'kaggle:{SLUG}': .*ann.*bob"):
+        find_cache(f"kaggle:{SLUG}", [tmp_path / "input"])
+
+
+def test_mounts_that_do_not_tell_the_owner_serve_any(cache, tmp_path):
+    place = mount(cache, tmp_path / "input" / SLUG)
+    assert find_cache(f"kaggle:ann/{SLUG}", [tmp_path / "input"]) == place
+
+
+def test_the_name_of_another_owner_is_not_enough(cache, tmp_path):
+    mount(cache, tmp_path / "input" / "datasets" / "bob" / SLUG)
+    with pytest.raises(NotACacheError, match=f"manifests are in .*bob/{SLUG}"):
+        find_cache(f"kaggle:ann/{SLUG}", [tmp_path / "input"])
+
+
+def test_of_kagglehubs_versions_the_latest_is_taken(cache, other, tmp_path):
+    versions = tmp_path / "datasets" / "ann" / SLUG / "versions"
+    mount(other, versions / "9")
+    place = mount(cache, versions / "10")
+    assert find_cache(f"kaggle:{SLUG}", [tmp_path]) == place
+
+
+def test_copies_of_one_cache_count_once_and_the_first_is_taken(cache, tmp_path):
+    first = mount(cache, tmp_path / "a" / SLUG)
+    mount(cache, tmp_path / "b" / SLUG)
+    (tmp_path / "a" / "link").symlink_to(first)
+    assert find_cache(SLUG, [tmp_path / "a", tmp_path / "b", tmp_path / "a"]) == first
+
+
+def test_what_is_not_a_cache_is_told_of(tmp_path):
+    (tmp_path / SLUG).mkdir()
+    (tmp_path / SLUG / "manifest.json").write_text("{}")
+    with pytest.raises(NotACacheError, match="this is no tpucache manifest"):
+        find_cache(SLUG, [tmp_path])
+
+
+def test_none_at_all_is_explained(tmp_path):
+    with pytest.raises(NotACacheError) as told:
+        find_cache("kaggle:nothing-here", [tmp_path, tmp_path / "gone"])
+    for part in ("kaggle:nothing-here", str(tmp_path), "gone (not there)", "TPUCACHE_PATH", "Add the dataset"):
+        assert part in str(told.value)
+
+
+def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(find, "_MAX_FOLDERS", 5)
+    monkeypatch.setattr(find, "_MAX_ENTRIES", 8)
+    for number in range(20):
+        (tmp_path / "large" / f"{number:02d}").mkdir(parents=True)
+    place = mount(cache, tmp_path / "small" / SLUG)
+    roots = [tmp_path / "large", tmp_path / "small"]
+    assert find_cache(SLUG, roots) == place
+    with pytest.raises(NotACacheError, match=r"large has more folders than the 5 looked at"):
+        find_cache("gone", roots)
+    assert len(find._folders(tmp_path / "large")) == 8
+
+
+def test_depth_is_bounded(cache, tmp_path):
+    mount(cache, tmp_path.joinpath(*"abcdefgh") / SLUG)
+    with pytest.raises(NotACacheError):
+        find_cache(SLUG, [tmp_path])
+
+
+@pytest.mark.parametrize("name", ["", "kaggle:", "a//b", "../a", "/a", "kaggle:a/b/c", "kaggle:a/", "."])
+def test_what_is_no_name_is_refused(name, tmp_path):
+    with pytest.raises(UsageError, match="looked for as"):
+        find_cache(name, [tmp_path])
+
+
+def test_the_environment_says_where_to_look(cache, tmp_path, monkeypatch, capsys):
+    place = mount(cache, tmp_path / "input" / SLUG)
+    monkeypatch.setenv("TPUCACHE_PATH", os.pathsep.join([str(tmp_path / "gone"), str(tmp_path / "input")]))
+    assert find_cache(SLUG) == place
+    assert CachedDataset(f"kaggle:{SLUG}", 1).directory == place
+    assert main(["inspect", f"kaggle:ann/{SLUG}"]) == 0
+    assert "150 in 4 classes" in capsys.readouterr().out
+    assert main(["inspect", "kaggle:gone"]) == 1
+    assert "no cache is called 'kaggle:gone'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["inspect", "kaggle:a/b/c"])
+    assert stop.value.code == 2
+    assert "looked for as" in capsys.readouterr().err
+
+
+def test_the_usual_roots_are_those_of_kaggle_kagglehub_and_colab(tmp_path, monkeypatch):
+    monkeypatch.delenv("TPUCACHE_PATH", raising=False)
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
+    assert {Path("/kaggle/input"), tmp_path, Path("/content")} <= set(find.usual_roots())

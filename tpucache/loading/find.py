@@ -1,0 +1,165 @@
+"""Finding a cache by its name where notebooks mount what was published."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import NotACacheError, StoreError, UsageError
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.manifest import Manifest
+
+#: Where to look instead of the usual mounts: folders, separated as in PATH.
+PATH_VARIABLE: Final = "TPUCACHE_PATH"
+KAGGLE: Final = "kaggle:"
+
+# /kaggle/input/datasets/OWNER/SLUG and kagglehub's datasets/OWNER/SLUG/versions/N are four and five deep, and a cache
+# may stand a folder or two further down. Folders of photographs lie there, too: a few names tell enough of each.
+_MAX_DEPTH: Final = 7
+_MAX_FOLDERS: Final = 20_000
+_MAX_ENTRIES: Final = 2_000
+_NAMED: Final = 10
+_VERSIONS: Final = "versions"
+
+
+def locate(cache: str | Path) -> Path:
+    """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths."""
+    text = os.fspath(cache)
+    return find_cache(text) if text.startswith(KAGGLE) else Path(text)
+
+
+def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
+    """Return the folder of the one cache of this name: "name", "kaggle:slug" or "kaggle:owner/slug".
+
+    A cache has a name when one of the folders above its manifest, below the root, is called so; "a/b" names b in a. It
+    is looked for in `roots`; if not given, in the folders of the environment variable TPUCACHE_PATH; if that is not
+    set, where Kaggle and Colab mount datasets and kagglehub keeps them. Of several versions that kagglehub keeps of one
+    dataset the latest is taken, and copies of one cache count once.
+
+    Raises UsageError for what is no name, and where several caches have it; NotACacheError where none does.
+    """
+    wanted = _wanted(name)
+    search = _Search([Path(root) for root in roots] if roots is not None else usual_roots())
+    named = [found for found in search.caches() if any(_holds(found.parts, parts) for parts in wanted)]
+    refused: list[str] = []
+    caches: dict[Path, Manifest] = {}
+    for found in _latest(named):
+        try:
+            caches[found.path] = Manifest.load(found.path)
+        except StoreError as error:  # others call a file manifest.json, too
+            refused.append(str(error))
+    distinct = {manifest.to_json(): path for path, manifest in reversed(caches.items())}
+    if len(distinct) > 1:
+        places = ", ".join(sorted(map(str, distinct.values())))
+        raise UsageError(f"{len(distinct)} caches are called {name!r}: {places}. Give the path of the one you mean")
+    if not distinct:
+        raise NotACacheError(search.explain(name, refused))
+    return next(iter(distinct.values()))
+
+
+def usual_roots() -> list[Path]:
+    """Return where caches are looked for: the folders of TPUCACHE_PATH, or else the mounts of Kaggle and Colab."""
+    if told := os.environ.get(PATH_VARIABLE):
+        return [Path(root) for root in told.split(os.pathsep) if root]
+    kagglehub = os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub"
+    return [Path("/kaggle/input"), Path("/kaggle/working"), Path(kagglehub), Path("/content")]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A folder with a manifest: where it is, and its names below the root."""
+
+    path: Path
+    parts: tuple[str, ...]
+
+
+@dataclass
+class _Search:
+    """A walk through the roots, level by level, that stops at manifests and at its limits; it remembers what it saw."""
+
+    roots: list[Path]
+    folders: int = 0
+    others: list[Path] = field(default_factory=list)
+    cut: list[Path] = field(default_factory=list)
+
+    def caches(self) -> Iterator[_Found]:
+        """Yield each folder with a manifest once, root by root."""
+        seen: set[Path] = set()
+        for root in self.roots:
+            waiting = deque([_Found(root, ())])
+            limit = self.folders + _MAX_FOLDERS
+            while waiting:
+                if self.folders == limit:
+                    self.cut.append(root)
+                    break
+                folder = waiting.popleft()
+                self.folders += 1
+                if (folder.path / MANIFEST_NAME).is_file():
+                    real = folder.path.resolve()
+                    if real not in seen:
+                        seen.add(real)
+                        self.others.append(folder.path)
+                        yield folder
+                elif len(folder.parts) < _MAX_DEPTH:
+                    waiting.extend(_Found(folder.path / name, (*folder.parts, name)) for name in _folders(folder.path))
+
+    def explain(self, name: str, refused: Sequence[str]) -> str:
+        """Say what was looked at, what was found instead, and what to do."""
+        roots = ", ".join(f"{root}{'' if root.is_dir() else ' (not there)'}" for root in self.roots) or "nowhere"
+        lines = [
+            f"no cache is called {name!r}. Looked at {self.folders:,} folders, {_MAX_DEPTH} deep at most, in {roots}"
+        ]
+        if self.cut:
+            lines.append(f"{', '.join(map(str, self.cut))} has more folders than the {_MAX_FOLDERS:,} looked at")
+        if refused:
+            lines.append("not usable: " + "; ".join(refused[:_NAMED]))
+        elif self.others:
+            more = f" and {len(self.others) - _NAMED:,} more" if len(self.others) > _NAMED else ""
+            lines.append(f"manifests are in {', '.join(map(str, self.others[:_NAMED]))}{more}")
+        lines.append(
+            f"Add the dataset to the notebook, give the folder itself, or set {PATH_VARIABLE} to where to look"
+        )
+        return ". ".join(lines)
+
+
+def _wanted(name: str) -> list[tuple[str, ...]]:
+    """Return the runs of folder names that the name stands for. Raises UsageError."""
+    text = name.removeprefix(KAGGLE)
+    parts = tuple(text.split("/"))
+    is_kaggle = text != name
+    if any(part in ("", ".", "..") for part in parts) or (is_kaggle and len(parts) > 2):
+        raise UsageError(f'a cache is looked for as "name", "kaggle:slug" or "kaggle:owner/slug", not {name!r}')
+    # Kaggle's older mounts, /kaggle/input/SLUG, do not tell the owner.
+    return [parts, ("", parts[1])] if is_kaggle and len(parts) == 2 else [parts]
+
+
+def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Tell whether a path's names hold the wanted ones in a row; the empty name stands for the root."""
+    names = ("", *parts)
+    return any(tuple(names[at : at + len(wanted)]) == tuple(wanted) for at in range(len(names)))
+
+
+def _latest(found: Sequence[_Found]) -> list[_Found]:
+    """Keep the latest where kagglehub has several versions of one dataset."""
+    best: dict[tuple[Path, tuple[str, ...]], tuple[int, _Found]] = {}
+    for one in found:
+        at = one.parts.index(_VERSIONS) + 1 if _VERSIONS in one.parts[:-1] else 0
+        version = int(one.parts[at]) if at and one.parts[at].isdecimal() else -1
+        same = one.parts[:at] + one.parts[at + 1 :] if version >= 0 else one.parts
+        root = one.path.parents[len(one.parts) - 1] if one.parts else one.path
+        best[root, same] = max(best.get((root, same), (version, one)), (version, one), key=lambda pair: pair[0])
+    return [one for _, one in best.values()]
+
+
+def _folders(directory: Path) -> list[str]:
+    """Return the folders in a directory in order, out of its first entries; none where it cannot be read."""
+    try:
+        with os.scandir(directory) as entries:
+            few = [entry for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False)]
+            return sorted(entry.name for entry in few if not entry.name.startswith(".") and entry.is_dir())
+    except OSError:
+        return []
