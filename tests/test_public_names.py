@@ -19,6 +19,7 @@ NAMES = [
     "FormatError",
     "Manifest",
     "NotACacheError",
+    "PublishError",
     "Recipe",
     "RecipeError",
     "SampleError",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         DependencyError,
         FormatError,
         NotACacheError,
+        PublishError,
         RecipeError,
         SampleError,
         SourceError,
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS: Final = (
-    "BuildError DamageError DependencyError FormatError NotACacheError RecipeError SampleError SourceError "
-    "StoreError TpucacheError TrainingError UnfinishedError UsageError"
+    "BuildError DamageError DependencyError FormatError NotACacheError PublishError RecipeError SampleError "
+    "SourceError StoreError TpucacheError TrainingError UnfinishedError UsageError"
 )
 _HOMES: Final = {
     "CachedDataset": "loading.dataset",
@@ -68,6 +69,7 @@ __all__ = [
     "FormatError",
     "Manifest",
     "NotACacheError",
+    "PublishError",
     "Recipe",
     "RecipeError",
     "SampleError",

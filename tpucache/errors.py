@@ -12,6 +12,7 @@ TpucacheError
 │   └── DamageError         bytes differ from what the manifest promises
 ├── BuildError              warmup could not finish; what stands stays usable
 ├── TrainingError           training or evaluation could not go on
+├── PublishError            a cache could not be published, or did not arrive whole
 └── UnfinishedError         a time limit came first: run the same again to continue
 
 Every message says what happened, where, and what to do about it.
@@ -74,6 +75,10 @@ class BuildError(TpucacheError):
 
 class TrainingError(TpucacheError):
     """Training or evaluation could not go on."""
+
+
+class PublishError(TpucacheError):
+    """A cache could not be published, or did not arrive as it was sent."""
 
 
 class UnfinishedError(TpucacheError):

@@ -26,7 +26,7 @@ def test_a_staged_cache_is_whole_and_is_used_again(cache, tmp_path):
 
 def test_an_interrupted_copy_goes_on(cache, tmp_path, monkeypatch):
     copied = []
-    copy = stage._copy
+    copy = stage.copy_file
 
     def copy_three(source, target, entry):
         if len(copied) == 3:
@@ -34,10 +34,10 @@ def test_an_interrupted_copy_goes_on(cache, tmp_path, monkeypatch):
         copied.append(entry.name)
         copy(source, target, entry)
 
-    monkeypatch.setattr(stage, "_copy", copy_three)
+    monkeypatch.setattr(stage, "copy_file", copy_three)
     with pytest.raises(KeyboardInterrupt):
         stage_cache(cache, tmp_path)
-    monkeypatch.setattr(stage, "_copy", lambda s, t, entry: copied.append(entry.name) or copy(s, t, entry))
+    monkeypatch.setattr(stage, "copy_file", lambda s, t, entry: copied.append(entry.name) or copy(s, t, entry))
     target = stage_cache(cache, tmp_path)
     assert len(copied) == len(set(copied))
     assert verify_cache(target) == []

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 _CHUNK: Final = 1 << 20
 
@@ -43,10 +47,26 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hexadecimal, reading 1 MiB at a time."""
-    digest = hashlib.sha256()
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield a file's bytes, 1 MiB at a time."""
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
+    """Write bytes to the end of a file and into a digest, and sync the file; what came before an error stays."""
+    with path.open("ab") as file:
+        for chunk in chunks:
+            file.write(chunk)
             digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    digest = hashlib.sha256()
+    for chunk in read_chunks(path):
+        digest.update(chunk)
     return digest.hexdigest()

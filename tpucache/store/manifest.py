@@ -116,6 +116,11 @@ class Manifest:
         return entry
 
     @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files beside the manifest."""
+        return (*self.tables, *self.shards)
+
+    @property
     def records(self) -> int:
         """Records in all shards."""
         return self.samples * len(self.variants)
@@ -123,7 +128,7 @@ class Manifest:
     @property
     def total_bytes(self) -> int:
         """Bytes of all shards and tables on disk."""
-        return sum(entry.bytes for entry in (*self.shards, *self.tables))
+        return sum(entry.bytes for entry in self.files)
 
     @property
     def augmented(self) -> int:

@@ -7,14 +7,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from tpucache.errors import DamageError, StoreError
-from tpucache.store.files import rename_durably, write_atomically
+from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
-
-_CHUNK: Final = 4 << 20
 
 
 def stage_cache(
@@ -29,18 +26,17 @@ def stage_cache(
     source = Path(cache)
     manifest = Manifest.load(source)
     target = Path(place) / f"tpucache-{manifest.fingerprint[:16]}-{len(manifest.variants)}"
-    entries = [*manifest.tables, *manifest.shards]
     try:
         if (target / MANIFEST_NAME).exists() and Manifest.load(target) == manifest:
             report(manifest.total_bytes, manifest.total_bytes)
             return target
         target.mkdir(parents=True, exist_ok=True)
-        missing = [entry for entry in entries if not _stands(target, entry)]
-        _check_room(target, sum(entry.bytes for entry in missing))
+        missing = [entry for entry in manifest.files if not _stands(target, entry)]
+        check_room(target, sum(entry.bytes for entry in missing))
         done = manifest.total_bytes - sum(entry.bytes for entry in missing)
         report(done, manifest.total_bytes)
         for entry in missing:
-            _copy(source, target, entry)
+            copy_file(source, target, entry)
             done += entry.bytes
             report(done, manifest.total_bytes)
         write_atomically(target / MANIFEST_NAME, (source / MANIFEST_NAME).read_bytes())
@@ -55,25 +51,23 @@ def _stands(target: Path, entry: FileEntry) -> bool:
     return path.exists() and path.stat().st_size == entry.bytes
 
 
-def _check_room(target: Path, needed: int) -> None:
+def check_room(target: Path, needed: int) -> None:
+    """Raise StoreError when the disk of a folder has fewer bytes free than are needed."""
     free = shutil.disk_usage(target).free
     if needed > free:
         raise StoreError(
-            f"{target} has {free / 1e6:,.0f} MB free, the cache needs {needed / 1e6:,.0f} MB: stage it elsewhere, "
-            "or read it from where it is"
+            f"{target} has {free / 1e6:,.0f} MB free, the cache needs {needed / 1e6:,.0f} MB: make room, use another "
+            "place, or read the cache from where it is"
         )
 
 
-def _copy(source: Path, target: Path, entry: FileEntry) -> None:
+def copy_file(source: Path, target: Path, entry: FileEntry) -> None:
+    """Copy a file of a cache from folder to folder, checking its SHA-256. Raises DamageError, OSError."""
     aside = target / f".{entry.name}.{os.getpid()}.tmp"
+    aside.unlink(missing_ok=True)  # a killed process of this number may have left one
     digest = hashlib.sha256()
     try:
-        with (source / entry.name).open("rb", buffering=0) as reading, aside.open("wb") as writing:
-            while chunk := reading.read(_CHUNK):
-                digest.update(chunk)
-                writing.write(chunk)
-            writing.flush()
-            os.fsync(writing.fileno())
+        append_chunks(aside, read_chunks(source / entry.name), digest)
         if digest.hexdigest() != entry.sha256:
             raise DamageError(
                 f"{source / entry.name} is not what the manifest says: run `python -m tpucache verify {source}`"

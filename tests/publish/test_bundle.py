@@ -1,0 +1,176 @@
+"""The folder that is uploaded: it keeps Kaggle's rules, is a cache itself, and costs no second copy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import sys
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache import CachedDataset, PublishError, Recipe, StoreError, UsageError, build_cache, verify_cache
+from tpucache.publish import rules
+from tpucache.publish.bundle import Metadata, make_bundle
+from tpucache.publish.wheel import wheel_name
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.sources import open_source
+
+METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
+
+
+def broken_rules(folder):
+    """Check a folder by Kaggle's documentation of datasets and their metadata, apart from tpucache's own rules."""
+    told = json.loads((folder / "dataset-metadata.json").read_text())
+    owner, slug = told["id"].split("/")
+    names = [path.name for path in folder.iterdir()]
+    return [
+        rule
+        for rule, kept in {
+            "flat": all(path.is_file() and not path.is_symlink() for path in folder.iterdir()),
+            "at most 50 files": len(names) - 1 <= 50,
+            "at most 48 shards": sum(name.endswith(".lmdb") for name in names) <= 48,
+            "no archives": not any(re.search(r"\.(zip|tar|t?gz|bz2|xz|7z|rar|csv)$", name, re.I) for name in names),
+            "no hidden or lock files": not any(name.startswith(".") or name.endswith("-lock") for name in names),
+            "title": 6 <= len(told["title"]) <= 50,
+            "slug": 6 <= len(slug) <= 50 and re.fullmatch("[a-z0-9-]+", slug) is not None and bool(owner),
+            "one licence": [list(entry) for entry in told["licenses"]] == [["name"]],
+            "description": told["description"].startswith("# "),
+            "size": sum(path.stat().st_size for path in folder.iterdir()) < 200e9,
+        }.items()
+        if not kept
+    ]
+
+
+def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
+    made = make_bundle(stored, METADATA)
+    assert made.folder == stored.with_name("stored.publish")
+    assert broken_rules(made.folder) == []
+    assert rules.breaches(made.folder) == []
+    assert verify_cache(made.folder) == []
+    assert len(CachedDataset(made.folder)) == 150
+    names = {path.name for path in made.folder.iterdir()}
+    assert names - {path.name for path in stored.iterdir()} == {
+        "README.md", "sheet.png", "dataset-metadata.json", wheel_name()
+    }  # fmt: skip
+    assert made.files == {
+        path.name: path.stat().st_size for path in made.folder.iterdir() if path.stem != "dataset-metadata"
+    }
+    told = json.loads((made.folder / "dataset-metadata.json").read_text())
+    assert (told["id"], told["title"], told["licenses"]) == ("ann/noise-at-16", "Noise at 16", [{"name": "CC-BY-4.0"}])
+
+
+def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(stored):
+    first = make_bundle(stored, METADATA)
+    for name in ("v00-99999.lmdb", "tpucache-0.0.1-py3-none-any.whl", ".index.npy.7.tmp"):
+        (first.folder / name).write_bytes(b"old")
+    second = make_bundle(stored, METADATA)
+    assert second == first
+    for entry in Manifest.load(stored).files:
+        assert (stored / entry.name).samefile(second.folder / entry.name)
+
+
+def test_where_there_are_no_links_the_files_are_copied_and_that_is_said_once(stored, monkeypatch, caplog):
+    monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError("cross-device link")))
+    with caplog.at_level(logging.WARNING):
+        made = make_bundle(stored, METADATA)
+    assert [record.message.partition(":")[2][:8] for record in caplog.records] == [" copying"]
+    assert verify_cache(made.folder) == []
+    assert not (stored / "index.npy").samefile(made.folder / "index.npy")
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "sub/file"])
+def test_a_folder_that_holds_anything_else_is_left_alone(stored, tmp_path, foreign):
+    path = tmp_path / "out" / foreign
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    (tmp_path / "out" / "v00-99999.lmdb").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=f"{foreign.split('/')[0]}, which would be uploaded"):
+        make_bundle(stored, METADATA, tmp_path / "out")
+    assert path.read_text() == "mine"
+    assert (tmp_path / "out" / "v00-99999.lmdb").exists()
+
+
+def test_the_cache_itself_is_no_place_for_the_folder(stored):
+    with pytest.raises(UsageError, match="the cache itself"):
+        make_bundle(stored, METADATA, stored)
+
+
+def test_a_place_that_cannot_be_written_is_told_of(stored, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match="--out"):
+        make_bundle(stored, METADATA, tmp_path / "file" / "out")
+
+
+def test_too_many_shards_are_refused(stored, monkeypatch):
+    monkeypatch.setattr(rules, "MAX_SHARDS", 3)
+    with pytest.raises(PublishError, match="--target kaggle"):
+        make_bundle(stored, METADATA)
+
+
+def test_the_sheet_gives_way_where_files_are_many(stored, monkeypatch, caplog):
+    files = len(Manifest.load(stored).files)
+    monkeypatch.setattr(rules, "MAX_FILES", files + 3)
+    made = make_bundle(stored, METADATA)
+    assert "sheet.png" not in made.files
+    assert "sheet.png" not in (made.folder / "README.md").read_text()
+    assert "no room for a sheet" in caplog.text
+    monkeypatch.setattr(rules, "MAX_FILES", files + 2)
+    with pytest.raises(PublishError, match="files are more than"):
+        make_bundle(stored, METADATA)
+
+
+def test_the_card_tells_what_it_is_and_how_to_read_it(stored):
+    folder = make_bundle(stored, METADATA).folder
+    card = (folder / "README.md").read_text()
+    for part in (
+        "# Noise at 16",
+        "150 samples, each in 3 augmented variants",
+        "| ant | 38 |",
+        "| image | 16 x 16 x 3 | uint8 | raw |",
+        "| size | 16 x 16 |",
+        "CC-BY-4.0",
+        "(sheet.png)",
+        "Mean ",
+        Manifest.load(stored).fingerprint,
+        'CachedDataset("kaggle:ann/noise-at-16", variant="epoch")',
+        f"pip install --no-deps --no-index $(find /kaggle/input -name '{wheel_name()}'",
+    ):
+        assert part in card
+    with Image.open(folder / "sheet.png") as sheet:
+        assert sheet.size == (4 * 132 - 4, 6 * 132 - 4)
+        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
+
+
+def test_names_of_files_and_classes_cannot_break_the_card(photos, tmp_path):
+    source = shutil.copytree(photos / "ant", tmp_path / "source" / "a|<b>_`c`[x](y)&")
+    (source / "bad|\n<script>.png").write_text("no image")
+    build_cache(source.parent, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+    card = (make_bundle(tmp_path / "cache", METADATA).folder / "README.md").read_text()
+    assert r"| a&#124;&#60;b&#62;\_\`c\`\[x\](y)&#38; | 38 |" in card
+    assert r"bad&#124;\\x0a&#60;script&#62;.png |" in card
+    assert "<script>" not in card
+
+
+def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, monkeypatch):
+    tokens = types.ModuleType("tokens_by_test")
+    tokens.make = lambda: [{"tokens": np.arange(4)}] * 3
+    monkeypatch.setitem(sys.modules, tokens.__name__, tokens)
+    build_cache(open_source("tokens_by_test:make"), tmp_path / "cache", Recipe(), jobs=1)
+    made = make_bundle(tmp_path / "cache", METADATA)
+    card = (made.folder / "README.md").read_text()
+    assert "sheet.png" not in made.files
+    assert "variant=0" in card
+    assert "## Classes" not in card
+    assert "Mean" not in card
+    assert broken_rules(made.folder) == []
+
+
+@pytest.mark.parametrize("codec", ["png", "jpeg"])
+def test_compressed_caches_have_a_sheet_too(photos, tmp_path, codec):
+    build_cache(photos / "ant", tmp_path / "cache", Recipe(size=8, codec=codec), jobs=1)
+    assert make_bundle(tmp_path / "cache", METADATA).files["sheet.png"] > 100

@@ -1,0 +1,124 @@
+"""Publishing through a stand-in for Kaggle's client: what goes out, what arrives, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpucache import DamageError, PublishError
+from tpucache.publish.bundle import Metadata
+from tpucache.publish.client import left_out, parse_listing
+from tpucache.publish.publish import prepare, send
+
+METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
+
+
+@pytest.fixture
+def bundle(stored):
+    """The folder to upload."""
+    return prepare(stored, METADATA)
+
+
+def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
+    kaggle.wait(0)
+    told = []
+    result = send(bundle, announce=told.append)
+    assert result.uploaded
+    assert {name: len(data) for name, data in kaggle.uploaded.items()} == bundle.files
+    assert told == [f"kaggle datasets create -p {bundle.folder}"] == [result.command]
+    assert kaggle.calls[:2] == ["datasets, status, ann/noise-at-16", f"datasets, create, -p, {bundle.folder}"]
+    pages = -(-len(bundle.files) // 4)
+    assert sum("files" in call for call in kaggle.calls) == pages > 2
+
+
+def test_one_that_exists_gets_a_new_version(bundle, kaggle):
+    send(bundle)
+    result = send(bundle, message="more of it", public=True)
+    assert result.command == f"kaggle datasets version -p {bundle.folder} -m 'more of it'"
+    assert send(bundle).command.endswith(f"-m '150 samples x 4 variants, {fingerprint(bundle)}'")
+
+
+def fingerprint(bundle):
+    from tpucache import Manifest
+
+    return Manifest.load(bundle.folder).fingerprint[:12]
+
+
+def test_public_is_asked_for_only_where_wanted(bundle, kaggle):
+    send(bundle, public=True)
+    assert f"datasets, create, -p, {bundle.folder}, --public" in kaggle.calls
+
+
+def test_a_file_that_was_left_out_is_named(bundle, kaggle):
+    kaggle.mode("partial")
+    with pytest.raises(PublishError, match=rf"not what was sent: {max(bundle.files)} is missing\. Look at https"):
+        send(bundle)
+
+
+def test_a_file_that_was_cut_short_is_named(bundle, kaggle):
+    kaggle.mode("short")
+    size = bundle.files[max(bundle.files)]
+    with pytest.raises(PublishError, match=f"{max(bundle.files)} has {size - 1:,} bytes there and {size:,} here"):
+        send(bundle)
+
+
+def test_a_client_that_rounds_sizes_is_believed_the_names(bundle, kaggle):
+    kaggle.mode("rounds")
+    assert send(bundle).uploaded
+
+
+def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
+    kaggle.wait(3)
+    assert send(bundle, patience=60).uploaded
+    assert sum("status" in call for call in kaggle.calls) == 5
+    kaggle.wait(1000)
+    with pytest.raises(PublishError, match="still prepares it"):
+        send(bundle, patience=0)
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("fails", "status 1"), ("refuses", "title is already in use")])
+def test_a_client_that_fails_is_told_of(bundle, kaggle, mode, reason):
+    kaggle.mode(mode)
+    with pytest.raises(PublishError, match=reason):
+        send(bundle)
+
+
+def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd):
+    kaggle.mode("signed-out")
+    told = []
+    with pytest.raises(PublishError, match=f"not signed in.* then `kaggle datasets create -p {bundle.folder}`"):
+        send(bundle, announce=told.append)
+    assert told == [f"kaggle datasets create -p {bundle.folder}"]
+    assert kaggle.calls == ["datasets, status, ann/noise-at-16"]
+    assert "TOKEN" not in "".join(capfd.readouterr())
+
+
+def test_without_a_client_or_on_a_dry_run_nothing_is_uploaded(bundle, kaggle, monkeypatch):
+    assert not send(bundle, dry_run=True).uploaded
+    assert kaggle.calls == []
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = send(bundle)
+    assert (result.uploaded, result.command) == (False, f"kaggle datasets create -p {bundle.folder}")
+
+
+def test_a_damaged_cache_is_not_published(stored):
+    path = stored / "v01-00001.lmdb"
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamageError, match=r"v01-00001\.lmdb"):
+        prepare(stored, METADATA)
+    assert not stored.with_name("stored.publish").exists()
+
+
+def test_a_listing_is_read_with_and_without_a_next_page():
+    page = "Warning: looks like you're using an outdated API Version\nNext Page Token = CfDJ8\nname,size,creationDate\n"
+    assert parse_listing(f"{page}a.lmdb,12,2026\nb.npy,3MB,2026\n") == ({"a.lmdb": 12, "b.npy": None}, "CfDJ8")
+    assert parse_listing("No files found\n") == ({}, None)
+
+
+def test_what_is_left_out_is_found():
+    assert left_out({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "d": 4}) == [
+        "c is missing",
+        "b has 3 bytes there and 2 here",
+    ]

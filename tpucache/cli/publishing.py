@@ -1,0 +1,75 @@
+"""publish: a finished cache goes out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpucache.cli.options import add_cache, add_command, seconds
+from tpucache.cli.terminal import show
+
+if TYPE_CHECKING:
+    from tpucache.publish.bundle import Bundle
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Publish a cache as a Kaggle Dataset."""
+    from tpucache.progress import Progress
+    from tpucache.publish.bundle import Metadata
+    from tpucache.publish.publish import prepare, send
+    from tpucache.store.manifest import Manifest
+
+    metadata = Metadata(options.id, options.title, options.license)
+    manifest = Manifest.load(options.cache)
+    with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
+        bundle = prepare(options.cache, metadata, options.out, lambda entry: progress.advance(entry.bytes))
+
+    def announce(command: str) -> None:
+        for line in [*_listing(bundle, public=options.public), f"command  {command}"]:
+            print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
+
+    result = send(
+        bundle,
+        message=options.message,
+        public=options.public,
+        dry_run=options.dry_run,
+        patience=options.patience,
+        announce=announce,
+    )
+    lines = {
+        "uploaded": f"uploaded, and all {len(bundle.files)} files arrived",
+        "dry": "nothing was uploaded: this was a dry run",
+        "no client": "nothing was uploaded: the kaggle client is not installed here. Install it, sign in, and run the "
+        "command above; for a new version of a dataset that exists, `kaggle datasets version -p FOLDER -m TEXT`",
+    }
+    outcome = "uploaded" if result.uploaded else "dry" if options.dry_run else "no client"
+    show(options, result.to_dict(), [lines[outcome]])
+    return 0
+
+
+def _listing(bundle: Bundle, *, public: bool) -> list[str]:
+    """Return what of a folder is uploaded, and how much, as lines."""
+    target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
+    return [
+        *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
+        f"{bundle.total_bytes:>15,}  bytes in {len(bundle.files)} files, for {target}",
+        f"folder   {bundle.folder}",
+    ]
+
+
+def add(commands: Any) -> None:
+    """Add publish."""
+    command = add_command(
+        commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
+    )
+    add_cache(command)
+    command.add_argument("--id", required=True, metavar="OWNER/SLUG", help="where it goes")
+    command.add_argument("--title", required=True, help="6 to 50 characters")
+    command.add_argument("--license", metavar="NAME", help="one of Kaggle's names; none is assumed: try without")
+    command.add_argument("--message", metavar="TEXT", help="of a new version; what the cache holds if not given")
+    command.add_argument("--public", action="store_true", help="for all to see, if it is new")
+    command.add_argument("--out", type=Path, metavar="DIR", help="the folder to upload; CACHE.publish if not given")
+    command.add_argument("--dry-run", action="store_true", help="make the folder and check it, upload nothing")
+    command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="for Kaggle to have it ready")

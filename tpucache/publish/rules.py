@@ -1,0 +1,119 @@
+"""Kaggle's rules for a dataset, as its client 2.2.5 and its documentation of dataset-metadata.json state them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import UsageError
+
+METADATA_NAME: Final = "dataset-metadata.json"
+MAX_FILES: Final = 50  # with more, kagglehub zips all of them, and so does the web page
+MAX_SHARDS: Final = 48
+MAX_BYTES: Final = 200_000_000_000
+TITLE_LENGTH: Final = range(6, 51)
+SLUG_LENGTH: Final = range(6, 51)
+
+#: The names Kaggle knows licences by.
+LICENSES: Final = (
+    "CC0-1.0",
+    "CC-BY-3.0",
+    "CC-BY-3.0-IGO",
+    "CC-BY-4.0",
+    "CC-BY-SA-3.0",
+    "CC-BY-SA-4.0",
+    "CC-BY-NC-4.0",
+    "CC-BY-NC-SA-3.0-IGO",
+    "CC-BY-NC-SA-4.0",
+    "CC-BY-ND-4.0",
+    "CC-BY-NC-ND-4.0",
+    "CDLA-Permissive-1.0",
+    "CDLA-Sharing-1.0",
+    "DbCL-1.0",
+    "ODC-BY-1.0",
+    "ODbL-1.0",
+    "PDDL",
+    "apache-2.0",
+    "AGPL-3.0",
+    "FDL-1.3",
+    "GPL-2.0",
+    "GPL-3.0",
+    "LGPL-3.0",
+    "EU-ODP-Legal-Notice",
+    "US-Government-Works",
+    "copyright-authors",
+    "other",
+    "unknown",
+)
+
+_ID: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
+_UNPACKED: Final = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".7z", ".rar", ".csv", ".tsv")
+_SKIPPED: Final = (
+    "datapackage.json",
+    *(f"{kind}-metadata.json" for kind in ("kernel", "model", "model-instance")),
+    *(f"dataset-cover-image.{kind}" for kind in ("png", "jpg", "jpeg", "webp")),
+)
+
+
+def check_id(dataset_id: str) -> str:
+    """Return an owner/slug that Kaggle takes. Raises UsageError."""
+    found = _ID.fullmatch(dataset_id)
+    if not found or len(found[2]) not in SLUG_LENGTH:
+        raise UsageError(
+            f"--id is owner/slug, the slug {SLUG_LENGTH[0]} to {SLUG_LENGTH[-1]} small letters, digits and single "
+            f"hyphens between them, not {dataset_id!r}"
+        )
+    return dataset_id
+
+
+def check_title(title: str) -> str:
+    """Return a title that Kaggle takes. Raises UsageError."""
+    if len(title.strip()) not in TITLE_LENGTH or not title.isprintable():
+        raise UsageError(
+            f"--title is {TITLE_LENGTH[0]} to {TITLE_LENGTH[-1]} printable characters, not {title!r} ({len(title)})"
+        )
+    return title.strip()
+
+
+def check_license(name: str | None) -> str:
+    """Return one of Kaggle's names of licences; none is assumed. Raises UsageError, which lists them."""
+    if name not in LICENSES:
+        given = f"{name!r} is none of them" if name else "none is assumed: derived images keep their source's licence"
+        raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
+    return name
+
+
+def breaches(folder: Path) -> list[str]:
+    """Return each of Kaggle's rules that a folder to be uploaded breaks, as a sentence; empty when it is fine."""
+    entries = sorted(folder.iterdir())
+    uploaded = [path for path in entries if path.name != METADATA_NAME]
+    found = [f"{path.name} is not a plain file: folders are left out" for path in entries if not path.is_file()]
+    for path in uploaded:
+        if path.name.startswith(".") or path.name in _SKIPPED:
+            found.append(f"{path.name} is a name that the client leaves out")
+        if path.name.lower().endswith(_UNPACKED):
+            found.append(f"{path.name} is a name that Kaggle unpacks or converts")
+        if path.is_file() and not path.stat().st_size:
+            found.append(f"{path.name} is empty")
+    if len(uploaded) > MAX_FILES:
+        found.append(f"{len(uploaded)} files are more than {MAX_FILES}")
+    total = sum(path.stat().st_size for path in uploaded if path.is_file())
+    if total > MAX_BYTES:
+        found.append(f"{total:,} bytes are more than {MAX_BYTES:,}")
+    return found + _metadata_breaches(folder / METADATA_NAME)
+
+
+def _metadata_breaches(path: Path) -> list[str]:
+    try:
+        told: Any = json.loads(path.read_text())
+        check_id(told["id"])
+        check_title(told["title"])
+        (entry,) = told["licenses"]
+        check_license(entry["name"])
+    except FileNotFoundError:
+        return [f"{path.name} is missing"]
+    except (ValueError, TypeError, KeyError) as error:  # UsageError is a ValueError
+        return [f"{path.name}: {error}"]
+    return []
