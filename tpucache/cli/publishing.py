@@ -1,4 +1,4 @@
-"""publish: a finished cache goes out."""
+"""publish, push and fetch: a finished cache goes out, and comes in elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tpucache.cli.options import add_cache, add_command, seconds
 from tpucache.cli.terminal import show
 
 if TYPE_CHECKING:
+    from tpucache.progress import Progress
     from tpucache.publish.bundle import Bundle
+    from tpucache.store.manifest import Manifest
 
 
 def publish(options: argparse.Namespace) -> int:
@@ -49,6 +51,61 @@ def publish(options: argparse.Namespace) -> int:
     return 0
 
 
+def fetch(options: argparse.Namespace) -> int:
+    """Copy a cache from a URL into a folder."""
+    from tpucache.publish.transfer import fetch_cache
+
+    with _Transfer("fetch") as transfer:
+        manifest = fetch_cache(options.url, options.directory, transfer.report)
+    _tell(options, str(options.directory), manifest)
+    return 0
+
+
+def push(options: argparse.Namespace) -> int:
+    """Copy a cache to a URL."""
+    from tpucache.publish.transfer import push_cache
+
+    with _Transfer("push") as transfer:
+        manifest = push_cache(options.cache, options.url, transfer.report)
+    _tell(options, options.url, manifest)
+    return 0
+
+
+class _Transfer:
+    """Progress of bytes, whose number is known once the manifest was read."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> _Transfer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._progress is not None:
+            self._progress.close()
+
+    def report(self, done: int, total: int) -> None:
+        """Show so many bytes of all."""
+        from tpucache.progress import Progress
+
+        if self._progress is None:
+            self._progress = Progress(total, self._label, "bytes")
+        self._progress.advance_to(done)
+
+
+def _tell(options: argparse.Namespace, place: str, manifest: Manifest) -> None:
+    report = {
+        "place": place,
+        "samples": manifest.samples,
+        "records": manifest.records,
+        "bytes": manifest.total_bytes,
+        "fingerprint": manifest.fingerprint,
+    }
+    line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all proven"
+    show(options, report, [line])
+
+
 def _listing(bundle: Bundle, *, public: bool) -> list[str]:
     """Return what of a folder is uploaded, and how much, as lines."""
     target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
@@ -60,7 +117,7 @@ def _listing(bundle: Bundle, *, public: bool) -> list[str]:
 
 
 def add(commands: Any) -> None:
-    """Add publish."""
+    """Add publish, fetch and push."""
     command = add_command(
         commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
     )
@@ -73,3 +130,10 @@ def add(commands: Any) -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="the folder to upload; CACHE.publish if not given")
     command.add_argument("--dry-run", action="store_true", help="make the folder and check it, upload nothing")
     command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="for Kaggle to have it ready")
+    command = add_command(commands, fetch, "gs://bucket/train cache/train")
+    command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
+    command.add_argument("directory", metavar="DIR", type=Path, help="the folder to write; run again to go on")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    command = add_command(commands, push, "cache/train gs://bucket/train")
+    add_cache(command)
+    command.add_argument("url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; run again to go on")

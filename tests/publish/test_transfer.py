@@ -1,0 +1,363 @@
+"""fetch and push: whole and proven through every kind of store, cut off anywhere, never with a wrong byte."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import fsspec
+import pytest
+
+from tpucache import (
+    DamageError,
+    DependencyError,
+    FormatError,
+    Manifest,
+    NotACacheError,
+    Recipe,
+    StoreError,
+    UsageError,
+    build_cache,
+)
+from tpucache.cli import main
+from tpucache.publish import remote
+from tpucache.publish.transfer import fetch_cache, push_cache
+from tpucache.store.verify import verify_cache
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves a folder; `ranges` honours Range, `break_after` cuts connections off after so many bytes in all."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, server_state, *arguments):
+        self.state = server_state
+        super().__init__(*arguments)
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        self.state.requests.append((self.path, self.headers.get("Range")))
+        path = self.state.folder / self.path.rpartition("/")[2]
+        if self.state.status or not path.is_file():
+            self.send_error(self.state.status or 404)
+            return
+        data = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked and self.state.ranges:
+            first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            data = data[first : last + 1]
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.state.break_after:
+            sent = self.state.break_after.pop(0)
+            self.wfile.write(data[:sent])
+            self.close_connection = True
+            return
+        self.wfile.write(data)
+
+
+class Server:
+    def __init__(self, folder):
+        self.folder, self.ranges, self.status = folder, True, 0
+        self.break_after, self.requests = [], []
+
+
+@pytest.fixture
+def served(cache, tmp_path):
+    """A local web server of a copy of the cache, and its URL."""
+    state = Server(shutil.copytree(cache, tmp_path / "served"))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, state))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}/caches/served"
+    yield state
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """No waiting, and chunks so small that files have many."""
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(remote, "_CHUNK", 10_000)
+
+
+@pytest.fixture
+def memory():
+    """A URL in memory that nothing else uses."""
+    yield "memory://transfer/cache"
+    fsspec.filesystem("memory").rm("/transfer", recursive=True)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file", "path", "http", "http without ranges"])
+def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, memory):
+    target = tmp_path / "new" / "fetched"
+    url = {"memory": memory, "file": f"file://{tmp_path}/a/b", "path": str(tmp_path / "c")}.get(scheme, served.url)
+    served.ranges = scheme == "http"
+    push_cache(cache, memory)
+    if not scheme.startswith("http"):
+        assert push_cache(cache, f"{url}/") == Manifest.load(cache)
+    told = []
+    assert fetch_cache(url, target, lambda *done: told.append(done)) == Manifest.load(cache)
+    assert contents(target) == contents(cache)
+    total = Manifest.load(cache).total_bytes
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(told) > 2 * len(Manifest.load(cache).files)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_connections_that_break_at_random_are_gone_on_with(ranges, cache, tmp_path, served):
+    served.ranges = ranges
+    draws = random.Random(5)
+    served.break_after = [draws.choice([0, draws.randrange(53_000)]) for _ in range(12)]
+    fetch_cache(served.url, tmp_path / "fetched")
+    assert not served.break_after
+    assert contents(tmp_path / "fetched") == contents(cache)
+
+
+def cut_off(limit):
+    """Return a report that ends the call, as Ctrl-C would, after so many bytes."""
+
+    def report(done, total):
+        if done > limit:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("scheme", ["memory", "http", "http without ranges"])
+def test_a_fetch_that_was_cut_off_goes_on_in_the_middle_of_a_file(scheme, cache, tmp_path, served, memory):
+    url = memory if scheme == "memory" else served.url
+    push_cache(cache, memory)
+    served.ranges = scheme == "http"
+    total = Manifest.load(cache).total_bytes
+    target, moments = tmp_path / "fetched", random.Random(3)
+    for limit in sorted(moments.randrange(total) for _ in range(6)):
+        with pytest.raises(KeyboardInterrupt):
+            fetch_cache(url, target, cut_off(limit))
+        with pytest.raises(NotACacheError):
+            Manifest.load(target)
+        assert sum(path.stat().st_size for path in target.iterdir()) > limit - 10_000
+    served.requests.clear()
+    fetch_cache(url, target)
+    assert contents(target) == contents(cache)
+    if scheme == "http":
+        fetched = [pair for pair in served.requests if pair[1]]
+        assert len(fetched) * 10_000 < total
+
+
+def test_a_process_killed_in_mid_fetch_goes_on(cache, tmp_path, served):
+    code = (
+        "import sys, time\n"
+        "from tpucache.publish import remote, transfer\n"
+        "remote._CHUNK = 10_000\n"
+        "transfer.fetch_cache(sys.argv[1], sys.argv[2], lambda *done: time.sleep(0.05))"
+    )
+    target = tmp_path / "fetched"
+    process = subprocess.Popen([sys.executable, "-c", code, served.url, str(target)])
+    while not list(target.glob("v00-00001.lmdb")):
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    fetch_cache(served.url, target)
+    assert contents(target) == contents(cache)
+
+
+def test_a_push_that_was_cut_off_goes_on_and_sends_nothing_twice(cache, memory, monkeypatch):
+    total = Manifest.load(cache).total_bytes
+    with pytest.raises(KeyboardInterrupt):
+        push_cache(cache, memory, cut_off(total // 2))
+    with pytest.raises(NotACacheError):
+        fetch_cache(memory, cache.parent / "nothing")
+    sent = []
+    write = remote.Remote.write
+    monkeypatch.setattr(remote.Remote, "write", lambda self, name, *rest: sent.append(name) or write(self, name, *rest))
+    push_cache(cache, memory)
+    assert 0 < len(sent) < len(Manifest.load(cache).files)
+    assert sent[-1] == "manifest.json"
+    assert fsspec.filesystem("memory").cat(f"{memory}/index.npy") == (cache / "index.npy").read_bytes()
+
+
+def test_a_damaged_file_of_the_right_size_is_sent_again(cache, memory, tmp_path):
+    push_cache(cache, memory)
+    files = fsspec.filesystem("memory")
+    files.pipe(f"{memory}/v01-00001.lmdb", bytes((cache / "v01-00001.lmdb").stat().st_size))
+    push_cache(cache, memory)
+    fetch_cache(memory, tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(cache)
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_corrupted_byte_is_refused_after_a_second_try(served, tmp_path, caplog):
+    damage(served.folder / "v02-00001.lmdb")
+    with pytest.raises(DamageError, match=r"v02-00001\.lmdb came twice"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert "fetching it once more" in caplog.text
+    assert not (tmp_path / "fetched" / "v02-00001.lmdb").exists()
+    assert not list((tmp_path / "fetched").glob("*.part"))
+    with pytest.raises(NotACacheError):
+        Manifest.load(tmp_path / "fetched")
+
+
+def test_a_byte_corrupted_here_is_fetched_again(served, cache, tmp_path):
+    target = tmp_path / "fetched"
+    with pytest.raises(KeyboardInterrupt):
+        fetch_cache(served.url, target, cut_off(120_000))
+    (part,) = target.glob(".*.part")
+    damage(part)
+    damage(target / "index.npy")
+    fetch_cache(served.url, target)
+    assert contents(target) == contents(cache)
+
+
+def test_a_part_that_is_too_long_is_begun_again(served, cache, tmp_path):
+    (tmp_path / ".index.npy.part").write_bytes(bytes(1_000_000))
+    fetch_cache(served.url, tmp_path)
+    assert not list(tmp_path.glob(".*"))
+    assert verify_cache(tmp_path) == []
+
+
+def test_a_damaged_cache_is_not_pushed(cache, tmp_path, memory):
+    source = shutil.copytree(cache, tmp_path / "source")
+    damage(source / "v01-00000.lmdb")
+    with pytest.raises(DamageError, match=r"v01-00000\.lmdb"):
+        push_cache(source, memory)
+
+
+@pytest.fixture
+def other(photos, tmp_path):
+    """Another cache, with files of the same names and sizes."""
+    build_cache(photos, tmp_path / "other", Recipe(size=16, variants=3, seed=9), jobs=1)
+    return tmp_path / "other"
+
+
+def test_another_cache_is_never_overwritten(cache, other, memory, tmp_path):
+    push_cache(other, memory)
+    with pytest.raises(UsageError, match=f"{memory} holds another cache"):
+        push_cache(cache, memory)
+    with pytest.raises(UsageError, match="holds another cache"):
+        fetch_cache(memory, shutil.copytree(cache, tmp_path / "mine"))
+    assert contents(tmp_path / "mine") == contents(cache)
+
+
+def test_what_was_added_to_a_cache_is_added_to_its_copies(photos, memory, tmp_path):
+    for variants in (0, 1):
+        build_cache(photos, tmp_path / "cache", Recipe(size=8, variants=variants), jobs=1)
+        push_cache(tmp_path / "cache", memory)
+        fetch_cache(memory, tmp_path / "fetched")
+        assert verify_cache(tmp_path / "fetched") == []
+        assert Manifest.load(tmp_path / "fetched") == Manifest.load(tmp_path / "cache")
+
+
+def test_an_unfinished_warmup_is_left_alone(served, tmp_path):
+    (tmp_path / ".warmup").mkdir()
+    with pytest.raises(UsageError, match="unfinished warmup"):
+        fetch_cache(served.url, tmp_path)
+
+
+def test_two_fetches_into_one_folder_are_refused(served, tmp_path):
+    def again(done, total):
+        with pytest.raises(StoreError, match="another process is fetching"):
+            fetch_cache(served.url, tmp_path)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_cache(served.url, tmp_path, again)
+
+
+def test_a_disk_without_room_is_told_of_before_anything_is_fetched(served, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(StoreError, match="free"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == {}
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "v00-00000.lmdb/../../x"])
+def test_a_hostile_manifest_writes_nowhere(served, tmp_path, name):
+    manifest = served.folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"name": "v00-00000.lmdb"', f'"name": "{name}"'))
+    with pytest.raises(FormatError, match=r"served/manifest\.json: .*no shard is called"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+
+
+def test_an_endless_manifest_is_not_read_to_its_end(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "MAX_MANIFEST_BYTES", 1000)
+    with pytest.raises(FormatError, match="larger than any manifest"):
+        fetch_cache(served.url, tmp_path / "fetched")
+
+
+@pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (503, 7), (429, 7)])
+def test_what_the_server_refuses_is_told_and_what_may_pass_is_tried_again(served, tmp_path, status, asked):
+    served.status = status
+    with pytest.raises(NotACacheError if status == 404 else StoreError, match="served"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert len(served.requests) == asked
+
+
+def test_a_missing_shard_is_named(served, tmp_path):
+    (served.folder / "v01-00000.lmdb").unlink()
+    with pytest.raises(StoreError, match=r"v01-00000\.lmdb: FileNotFoundError"):
+        fetch_cache(served.url, tmp_path / "fetched")
+
+
+def test_no_password_of_a_url_is_shown(cache):
+    with pytest.raises(UsageError) as told:
+        push_cache(cache, "https://ann:secret@example.org/cache")
+    assert "secret" not in str(told.value)
+    assert "https://example.org/cache" in str(told.value)
+
+
+def test_urls_that_cannot_be_opened_are_told_of(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="Protocol not known"):
+        fetch_cache("gopher://x/y", tmp_path)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(DependencyError, match=r"tpucache\[remote\]"):
+        fetch_cache("memory://x", tmp_path)
+
+
+def test_a_url_with_a_library_of_its_own_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(DependencyError, match="s3fs"):
+        fetch_cache("s3://bucket/cache", tmp_path)
+
+
+def test_the_commands_tell_what_came_and_went(cache, tmp_path, capsys):
+    assert main(["push", str(cache), f"file://{tmp_path}/there"]) == 0
+    out, err = capsys.readouterr()
+    assert "600 records" in out
+    assert "push: " in err
+    assert main(["fetch", f"{tmp_path}/there", str(tmp_path / "here"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 600
+    assert contents(tmp_path / "here") == contents(cache)
+    assert main(["fetch", f"{tmp_path}/gone", str(tmp_path / "x")]) == 1
+    assert "gone holds no manifest.json" in capsys.readouterr().err
+    assert main(["push", str(cache), "https://example.org/x"]) == 2
