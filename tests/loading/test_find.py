@@ -106,8 +106,11 @@ def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch):
     place = mount(cache, tmp_path / "small" / SLUG)
     roots = [tmp_path / "large", tmp_path / "small"]
     assert find_cache(SLUG, roots) == place
-    with pytest.raises(NotACacheError, match=r"large has more folders than the 5 looked at"):
+    with pytest.raises(NotACacheError, match=r"large has more, and was left after 5 folders"):
         find_cache("gone", roots)
+    monkeypatch.setattr(find, "_MAX_SECONDS", -1)
+    with pytest.raises(NotACacheError, match=r"small has more, and was left"):
+        find_cache(SLUG, roots)
     assert len(find._folders(tmp_path / "large")) == 8
 
 

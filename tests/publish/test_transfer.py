@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 import random
 import re
 import shutil
@@ -27,7 +26,6 @@ from tpucache import (
     UsageError,
     build_cache,
 )
-from tpucache.cli import main
 from tpucache.publish import remote
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.verify import verify_cache
@@ -348,16 +346,3 @@ def test_a_url_with_a_library_of_its_own_names_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(DependencyError, match="s3fs"):
         fetch_cache("s3://bucket/cache", tmp_path)
-
-
-def test_the_commands_tell_what_came_and_went(cache, tmp_path, capsys):
-    assert main(["push", str(cache), f"file://{tmp_path}/there"]) == 0
-    out, err = capsys.readouterr()
-    assert "600 records" in out
-    assert "push: " in err
-    assert main(["fetch", f"{tmp_path}/there", str(tmp_path / "here"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["records"] == 600
-    assert contents(tmp_path / "here") == contents(cache)
-    assert main(["fetch", f"{tmp_path}/gone", str(tmp_path / "x")]) == 1
-    assert "gone holds no manifest.json" in capsys.readouterr().err
-    assert main(["push", str(cache), "https://example.org/x"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ KAGGLE: Final = "kaggle:"
 _MAX_DEPTH: Final = 7
 _MAX_FOLDERS: Final = 20_000
 _MAX_ENTRIES: Final = 2_000
+_MAX_SECONDS: Final = 30.0  # a root; a mounted drive answers some twenty folders a second
 _NAMED: Final = 10
 _VERSIONS: Final = "versions"
 
@@ -91,9 +93,9 @@ class _Search:
         seen: set[Path] = set()
         for root in self.roots:
             waiting = deque([_Found(root, ())])
-            limit = self.folders + _MAX_FOLDERS
+            limit, until = self.folders + _MAX_FOLDERS, time.monotonic() + _MAX_SECONDS
             while waiting:
-                if self.folders == limit:
+                if self.folders == limit or time.monotonic() > until:
                     self.cut.append(root)
                     break
                 folder = waiting.popleft()
@@ -114,7 +116,8 @@ class _Search:
             f"no cache is called {name!r}. Looked at {self.folders:,} folders, {_MAX_DEPTH} deep at most, in {roots}"
         ]
         if self.cut:
-            lines.append(f"{', '.join(map(str, self.cut))} has more folders than the {_MAX_FOLDERS:,} looked at")
+            bounds = f"{_MAX_FOLDERS:,} folders or {_MAX_SECONDS:.0f} s"
+            lines.append(f"{', '.join(map(str, self.cut))} has more, and was left after {bounds}")
         if refused:
             lines.append("not usable: " + "; ".join(refused[:_NAMED]))
         elif self.others:
