@@ -1,0 +1,91 @@
+"""publish, push and fetch, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from tpucache import CachedDataset, verify_cache
+from tpucache.cli import main
+
+WORDS = ["--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC0-1.0"]
+
+
+@pytest.fixture
+def stored(cache, tmp_path):
+    """The session's cache, linked to a place where folders may be made beside it."""
+    return shutil.copytree(cache, tmp_path / "stored", copy_function=os.link)
+
+
+@pytest.fixture(autouse=True)
+def _no_client(monkeypatch):
+    """A PATH without Kaggle's client."""
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+@pytest.mark.parametrize("command", ["publish", "fetch", "push"])
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
+    assert main(["publish", str(stored), *WORDS, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    folder = stored.with_name("stored.publish")
+    assert len(CachedDataset(folder)) == 150
+    files = [path for path in folder.iterdir() if path.name != "dataset-metadata.json"]
+    assert all(f"{path.stat().st_size:,}  {path.name}\n" in out for path in files)
+    assert f"{sum(path.stat().st_size for path in files):,}  bytes in {len(files)} files, for ann/noise-at-16" in out
+    assert f"command  kaggle datasets create -p {folder}\n" in out
+    assert "this was a dry run" in out
+
+
+def test_without_the_client_the_command_is_told(stored, tmp_path, capsys):
+    assert main(["publish", str(stored), *WORDS, "--public", "--out", str(tmp_path / "out"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["command"] == f"kaggle datasets create -p {tmp_path / 'out'} --public"
+    assert report["uploaded"] is False
+    assert report["bytes"] == sum(report["files"].values())
+    assert "README.md" in err
+    assert main(["publish", str(stored), *WORDS]) == 0
+    assert "the kaggle client is not installed here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (WORDS[:4], "--license is one of CC0-1.0, "),
+        ([*WORDS[:4], "--license", "MIT"], "'MIT' is none of them"),
+        (["--id", "ann/No", *WORDS[2:]], "--id is owner/slug"),
+        ([*WORDS[:2], "--title", "x", *WORDS[4:]], "--title is 6 to 50"),
+        (WORDS[2:], "--id"),
+    ],
+)
+def test_what_kaggle_would_refuse_is_a_usage_error(stored, words, told, capsys):
+    try:
+        status = main(["publish", str(stored), *words])
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert not stored.with_name("stored.publish").exists()
+
+
+def test_push_and_fetch_tell_what_went_and_came(cache, tmp_path, capsys):
+    assert main(["push", str(cache), f"file://{tmp_path}/there"]) == 0
+    out, err = capsys.readouterr()
+    assert "600 records" in out
+    assert "push: " in err
+    assert main(["fetch", f"{tmp_path}/there", str(tmp_path / "here"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 600
+    assert verify_cache(tmp_path / "here") == []
+    assert main(["fetch", f"{tmp_path}/gone", str(tmp_path / "x")]) == 1
+    assert "gone holds no manifest.json" in capsys.readouterr().err
+    assert main(["push", str(cache), "https://example.org/x"]) == 2
