@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import random
 import re
 import shutil
@@ -32,7 +33,7 @@ from tpucache.store.verify import verify_cache
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves a folder; `ranges` honours Range, `break_after` cuts connections off after so many bytes in all."""
+    """Serves a folder; `ranges` honours Range, `break_after` cuts answers off, `short` of them with a wrong length."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -59,20 +60,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
             data = data[first : last + 1]
         else:
             self.send_response(200)
+        if self.state.short:
+            data = data[: self.state.short.pop(0)]  # None: all
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.state.break_after:
-            sent = self.state.break_after.pop(0)
-            self.wfile.write(data[:sent])
-            self.close_connection = True
-            return
-        self.wfile.write(data)
+        sent = self.state.break_after.pop(0) if self.state.break_after else None
+        self.wfile.write(data[:sent])
+        self.close_connection = sent is not None
 
 
 class Server:
     def __init__(self, folder):
         self.folder, self.ranges, self.status = folder, True, 0
-        self.break_after, self.requests = [], []
+        self.break_after, self.short, self.requests = [], [], []
 
 
 @pytest.fixture
@@ -125,12 +125,22 @@ def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, me
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_connections_that_break_at_random_are_gone_on_with(ranges, cache, tmp_path, served):
+@pytest.mark.parametrize("way", ["break_after", "short"])
+def test_connections_that_break_at_random_are_gone_on_with(ranges, way, cache, tmp_path, served, caplog):
     served.ranges = ranges
     draws = random.Random(5)
-    served.break_after = [draws.choice([0, draws.randrange(53_000)]) for _ in range(12)]
-    fetch_cache(served.url, tmp_path / "fetched")
-    assert not served.break_after
+    broken = [draws.choice([None, 0, draws.randrange(9_000)]) for _ in range(16)]
+
+    def start(done, total):
+        if not started:
+            setattr(served, way, broken)
+            started.append(True)
+
+    started = []
+    fetch_cache(served.url, tmp_path / "fetched", start)
+    assert started
+    assert not broken
+    assert "once more" not in caplog.text
     assert contents(tmp_path / "fetched") == contents(cache)
 
 
@@ -145,7 +155,7 @@ def cut_off(limit):
 
 
 @pytest.mark.parametrize("scheme", ["memory", "http", "http without ranges"])
-def test_a_fetch_that_was_cut_off_goes_on_in_the_middle_of_a_file(scheme, cache, tmp_path, served, memory):
+def test_a_fetch_that_was_cut_off_goes_on_in_the_middle_of_a_file(scheme, cache, tmp_path, served, memory, caplog):
     url = memory if scheme == "memory" else served.url
     push_cache(cache, memory)
     served.ranges = scheme == "http"
@@ -160,6 +170,7 @@ def test_a_fetch_that_was_cut_off_goes_on_in_the_middle_of_a_file(scheme, cache,
     served.requests.clear()
     fetch_cache(url, target)
     assert contents(target) == contents(cache)
+    assert "once more" not in caplog.text
     if scheme == "http":
         fetched = [pair for pair in served.requests if pair[1]]
         assert len(fetched) * 10_000 < total
@@ -235,10 +246,11 @@ def test_a_byte_corrupted_here_is_fetched_again(served, cache, tmp_path):
     assert contents(target) == contents(cache)
 
 
-def test_a_part_that_is_too_long_is_begun_again(served, cache, tmp_path):
+def test_a_part_that_is_too_long_is_begun_again(served, cache, tmp_path, caplog):
     (tmp_path / ".index.npy.part").write_bytes(bytes(1_000_000))
     fetch_cache(served.url, tmp_path)
     assert not list(tmp_path.glob(".*"))
+    assert "once more" not in caplog.text
     assert verify_cache(tmp_path) == []
 
 
@@ -324,6 +336,14 @@ def test_what_the_server_refuses_is_told_and_what_may_pass_is_tried_again(served
 def test_a_missing_shard_is_named(served, tmp_path):
     (served.folder / "v01-00000.lmdb").unlink()
     with pytest.raises(StoreError, match=r"v01-00000\.lmdb: FileNotFoundError"):
+        fetch_cache(served.url, tmp_path / "fetched")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_shard_that_is_too_short_there_is_named(served, tmp_path, ranges):
+    served.ranges = ranges
+    os.truncate(served.folder / "v01-00000.lmdb", 25_000)
+    with pytest.raises(StoreError, match=r"v01-00000\.lmdb: EOFError"):
         fetch_cache(served.url, tmp_path / "fetched")
 
 

@@ -60,7 +60,11 @@ def test_the_record_tells_every_file_rightly(tmp_path):
 
 def test_the_same_package_makes_the_same_bytes(tmp_path):
     (tmp_path / "again").mkdir()
-    assert wheel.write_wheel(tmp_path).read_bytes() == wheel.write_wheel(tmp_path / "again").read_bytes()
+    path = wheel.write_wheel(tmp_path)
+    assert path.read_bytes() == wheel.write_wheel(tmp_path / "again").read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    assert {(member.date_time, member.compress_type) for member in members} == {((1980, 1, 1, 0, 0, 0), 0)}
 
 
 def test_a_package_that_was_never_installed_is_told_of(tmp_path, monkeypatch):
