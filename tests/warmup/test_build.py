@@ -13,11 +13,12 @@ import pytest
 
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
+from tpucache.store.format import WORK_NAME
 from tpucache.warmup import spool
 from tpucache.warmup.augment import resolve
 from tpucache.warmup.build import build_chunk, seal_shard
 from tpucache.warmup.fields import record_fields
-from tpucache.warmup.job import WORK_NAME, Job
+from tpucache.warmup.job import Job
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, Chunk
 from tpucache.warmup.presize import presize

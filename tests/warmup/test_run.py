@@ -18,6 +18,7 @@ import pytest
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.codec import Field
+from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader, open_index
 from tpucache.store.samples import open_samples
@@ -25,7 +26,6 @@ from tpucache.store.verify import verify_cache
 from tpucache.warmup import build, finish
 from tpucache.warmup.augment import augment, resolve
 from tpucache.warmup.builder import Standing
-from tpucache.warmup.job import WORK_NAME
 from tpucache.warmup.plan import plan_blocks
 from tpucache.warmup.presize import presize
 from tpucache.warmup.run import build_cache

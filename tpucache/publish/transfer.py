@@ -14,10 +14,9 @@ from typing import Final
 from tpucache.errors import DamageError, NotACacheError, StoreError, UsageError
 from tpucache.publish.remote import Remote
 from tpucache.store.files import append_chunks, read_chunks, rename_durably, sha256_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.stage import check_room
-from tpucache.warmup.build import WORK_NAME
 
 Report = Callable[[int, int], None]
 

@@ -15,6 +15,8 @@ MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"
 SAMPLES_NAME: Final = "samples.npz"
 SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})\.lmdb")
+#: Where warmup keeps unfinished work, inside the cache's folder; nothing of it is part of the cache.
+WORK_NAME: Final = ".warmup"
 #: A cache that was added to has tables of a later generation: the old ones count until the new manifest does.
 TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
 

@@ -19,13 +19,12 @@ from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
 from tpucache.store.codec import Field
 from tpucache.store.files import write_atomically
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, table_name
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
 from tpucache.store.reader import open_index
 from tpucache.store.samples import Column, Strings, encode_columns, open_samples
 from tpucache.warmup.decode import decoder_versions
 from tpucache.warmup.extend import SIZE_COLUMN
-from tpucache.warmup.job import WORK_NAME
 from tpucache.warmup.receipt import SealedShard
 from tpucache.warmup.sources.base import Listing, Sample
 from tpucache.warmup.spool import Note, join

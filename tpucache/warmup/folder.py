@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError
-from tpucache.store.format import MANIFEST_NAME, TABLE_NAME
+from tpucache.store.format import MANIFEST_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.job import WORK_NAME
 
 _REMOVALS: Final = 10
 

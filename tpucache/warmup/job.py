@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -15,9 +15,6 @@ from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.warmup.augment import augment_fields
 from tpucache.warmup.fields import clean_fields
 from tpucache.warmup.sources.base import Item, Sample, Source
-
-#: The folder inside an unfinished cache that holds what only warmup needs; a finished cache has none.
-WORK_NAME: Final = ".warmup"
 
 
 @dataclass(frozen=True)

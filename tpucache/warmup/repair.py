@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.files import rename_durably, sha256_file, write_atomically
+from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import open_index
 from tpucache.store.verify import Damage, is_whole, verify_cache
@@ -22,7 +23,7 @@ from tpucache.warmup.builder import Builder, Standing
 from tpucache.warmup.engine import Engine
 from tpucache.warmup.extend import named, number_samples, put_in_order
 from tpucache.warmup.folder import cache_folder, remove_folder, remove_leftovers
-from tpucache.warmup.job import WORK_NAME, Job
+from tpucache.warmup.job import Job
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256
 from tpucache.warmup.receipt import SealedShard

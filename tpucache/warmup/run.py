@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
+from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.begin import begin, is_begun, make_plan, save_listing
 from tpucache.warmup.builder import Builder, Standing
@@ -24,7 +25,7 @@ from tpucache.warmup.estimate import (
 )
 from tpucache.warmup.finish import finish_cache
 from tpucache.warmup.folder import cache_folder, remove_folder, remove_old_tables
-from tpucache.warmup.job import WORK_NAME, Job
+from tpucache.warmup.job import Job
 from tpucache.warmup.lock import hold
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Source
