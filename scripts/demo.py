@@ -43,7 +43,20 @@ def main() -> None:
     tpucache("verify", cache)
     held = tpucache("inspect", cache, "--json")
     read = tpucache("bench", cache, "--device-rate", "7500", "--json")
-    options = ("--model", "cnn", "--epochs", "12", "--batch-size", "64", "--lr", "0.1", "--valid", "0.2")
+    options = (
+        "--model",
+        "cnn",
+        "--epochs",
+        "12",
+        "--batch-size",
+        "64",
+        "--lr",
+        "0.1",
+        "--valid",
+        "0.2",
+        "--shift",
+        "2",
+    )
     trained = tpucache("train", cache, "--run", run, "--backend", backend, *options, "--json")
 
     pace = trained["pace"]
@@ -53,9 +66,11 @@ def main() -> None:
         ("read rate", f"{read['images_per_second']:,.0f} images/s"),
         ("idle at 7,500 images/s", f"{read['idle']:.1%}"),
         (f"trained on {trained['backend']}", f"{pace['images_per_second']:,.0f} images/s"),
-        ("loop waited for data", f"{pace['waited']:.1%} of the time"),
+        ("idle: waited for data", f"{pace['waited']:.1%} of the time"),
+        ("idle: by the device", f"{pace['device_idle']:.1%}"),
+        ("idle: against a replay", f"{pace['ceiling_idle']:.1%}"),
         ("compiles after warm-up", f"{pace['compiles']}"),
-        ("validation accuracy", f"{trained['validation'][-1]['accuracy']:.3f}"),
+        ("validation accuracy", f"{trained['epochs'][-1]['valid_accuracy']:.3f}"),
         ("all of it took", f"{time.perf_counter() - started:.0f} s"),
     ]
     print()
