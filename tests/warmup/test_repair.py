@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from tpucache import Manifest, Recipe, build_cache, repair_cache, verify_cache
 from tpucache.cli import main
@@ -59,6 +60,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        get_reusable_executor().shutdown(wait=True)  # an earlier test's workers do not know this folder
         yield folder
 
 
