@@ -98,6 +98,26 @@ def test_the_next_iteration_is_another_epoch_and_one_given_up_is_begun_again(cac
     assert seen(dataset, list(other)) == third
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_is_over_with_its_last_batch_asked_for_or_not(cache, drop_last):
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 40, shuffle=True, drop_last=drop_last)
+    orders = []
+    for _ in range(3):
+        iterator = iter(loader)  # as trainers do that count the batches
+        orders.append(seen(dataset, [next(iterator) for _ in range(len(loader))]))
+    assert loader.epoch == 3
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (3, 0)
+    assert orders == [seen(dataset, list(whole)) for whole in epochs_of(dataset, 3, drop_last)]
+
+
+def epochs_of(dataset: CachedDataset, epochs: int, drop_last: bool) -> list[CachedLoader]:
+    loaders = [CachedLoader(dataset, 40, shuffle=True, drop_last=drop_last) for _ in range(epochs)]
+    for epoch, loader in enumerate(loaders):
+        loader.set_epoch(epoch)
+    return loaders
+
+
 def test_kept_batches_stay_as_they_were(cache):
     dataset = CachedDataset(cache)
     loader = CachedLoader(dataset, 10, shuffle=True, seed=5)

@@ -31,8 +31,9 @@ class CachedLoader:
     Images are uint8 (batch, channels, height, width), channels last in memory, over a pooled buffer that nothing
     copied; it is used again once nothing refers to the batch any more, so a batch may be kept as long as wished.
 
-    Each finished iteration is an epoch: the next one has another order, a function of (seed, epoch) alone. One that
-    is abandoned is begun again, or continued in the middle through `state_dict` and `load_state_dict`.
+    Each finished iteration is an epoch: the next one has another order, a function of (seed, epoch) alone. It is
+    finished with its last batch, whether or not the caller asks for one more. One that is abandoned is begun again, or
+    continued in the middle through `state_dict` and `load_state_dict`.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class CachedLoader:
     def _run(self, epoch: int, start: int) -> Generator[Batch, None, None]:
         order = self._epoch_order(epoch)
         pending: deque[tuple[int, Future[Batch]]] = deque()
-        self._position = hinted = start
+        hinted = start
+        self._stand(epoch, start)
         with (
             ThreadPoolExecutor(self._threads, "tpucache-read") as threads,
             ThreadPoolExecutor(1, "tpucache-hint") as hints,
@@ -150,14 +152,21 @@ class CachedLoader:
                     own = order[rank_slice(first, stop, self._rank, self._world_size)]
                     pending.append((stop, threads.submit(self._read, own, epoch)))
                     if len(pending) > self._prefetch:
-                        yield self._next(pending)
+                        yield self._next(pending, epoch)
                 while pending:
-                    yield self._next(pending)
+                    yield self._next(pending, epoch)
             finally:
                 for _, future in pending:
                     future.cancel()
                 hints.shutdown(cancel_futures=True)
-        self.epoch, self._position = epoch + 1, 0
+
+    def _stand(self, epoch: int, position: int) -> None:
+        """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.
+
+        Trainers that know the length never ask for the batch after the last: they must not see the epoch again.
+        """
+        over = next(self._bounds(position), None) is None
+        self.epoch, self._position = (epoch + 1, 0) if over else (epoch, position)
 
     @property
     def _hint_span(self) -> int:
@@ -182,10 +191,10 @@ class CachedLoader:
                 return
             yield first, stop
 
-    def _next(self, pending: deque[tuple[int, Future[Batch]]]) -> Batch:
+    def _next(self, pending: deque[tuple[int, Future[Batch]]], epoch: int) -> Batch:
         stop, future = pending.popleft()
         batch = future.result()
-        self._position = stop
+        self._stand(epoch, stop)
         return batch
 
     def _read(self, indices: Positions, epoch: int) -> Batch:
