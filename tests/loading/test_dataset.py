@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import shutil
@@ -123,6 +124,26 @@ def test_variant_epoch_shows_all_augmented_variants_in_turn(cache):
         assert sorted(shown) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_that_persist_see_each_epoch(cache, method):
+    turning = CachedDataset(cache, "epoch", indices=range(20))
+    loader = DataLoader(turning, 10, num_workers=1, persistent_workers=True, multiprocessing_context=method)
+    here = CachedDataset(cache, "epoch", indices=range(20))
+    for epoch in (0, 1, 5):
+        turning.set_epoch(epoch)
+        here.set_epoch(epoch)
+        assert torch.equal(torch.cat([images for images, _ in loader]), torch.stack([image for image, _ in here]))
+
+
+def test_a_copy_has_an_epoch_of_its_own(cache):
+    turning = CachedDataset(cache, "epoch")
+    turning.set_epoch(2)
+    for copied in (copy.deepcopy(turning), pickle.loads(pickle.dumps(turning)), turning.select(range(3))):
+        assert copied.epoch == 2
+        copied.set_epoch(7)
+        assert turning.epoch == 2
+
+
 def test_a_pickled_dataset_is_small_and_reads_the_same(cache):
     dataset = CachedDataset(cache, variant=3)
     image = dataset[5][0]
@@ -155,11 +176,11 @@ def test_a_folder_without_a_manifest_is_no_cache(tmp_path):
 
 
 def test_a_damaged_index_is_told_of_when_opening(cache, tmp_path):
-    copy = shutil.copytree(cache, tmp_path / "copy")
-    with (copy / "index.npy").open("ab") as file:
+    copied = shutil.copytree(cache, tmp_path / "copy")
+    with (copied / "index.npy").open("ab") as file:
         file.write(b"\0")
     with pytest.raises(DamageError, match=r"index\.npy"):
-        CachedDataset(copy)
+        CachedDataset(copied)
 
 
 def test_labels_of_an_unlabelled_cache_are_minus_one(photos, tmp_path):

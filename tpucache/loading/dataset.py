@@ -67,9 +67,10 @@ class CachedDataset(Dataset[Item]):
         self.directory = locate(cache)
         self.manifest = Manifest.load(self.directory)
         self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
-        self.epoch = 0
         self._variant: int | Literal["epoch"] = variant
         self._check_variant()
+        self._epoch = torch.tensor(0)
+        self._share_epoch()
         self._positions: npt.NDArray[np.int64] | None = None
         if indices is not None:
             self._positions = _check_positions(indices, self.manifest.samples)
@@ -100,11 +101,20 @@ class CachedDataset(Dataset[Item]):
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in ("_index", "_labels")}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_epoch()
+
     def __repr__(self) -> str:
         return (
             f"CachedDataset(samples={len(self)}, variant={self._variant!r}, "
             f"fingerprint={self.manifest.fingerprint[:12]!r})"
         )
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch it is, for variant="epoch"."""
+        return int(self._epoch)
 
     @property
     def names(self) -> list[str]:
@@ -142,12 +152,12 @@ class CachedDataset(Dataset[Item]):
         """Return a dataset of these samples of this one, in this order. Raises UsageError."""
         chosen = self._cache_positions(_check_positions(indices, len(self)))
         selected = CachedDataset(self.directory, self._variant, chosen, in_memory=self._in_memory)
-        selected.epoch = self.epoch
+        selected.set_epoch(self.epoch)
         return selected
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch it is, for variant="epoch". Workers of a DataLoader see it when they are started."""
-        self.epoch = epoch
+        """Say which epoch it is, for variant="epoch". Workers of a DataLoader see it, too, also those that persist."""
+        self._epoch.fill_(epoch)
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int) -> None:
         """Read samples into the first rows of a buffer. Threads may call this at once, with a buffer each.
@@ -188,6 +198,11 @@ class CachedDataset(Dataset[Item]):
         """Return an array (batch, …) as a tensor over the same memory; images become (batch, C, H, W)."""
         tensor = torch.from_numpy(array)
         return tensor.permute(0, 3, 1, 2) if name == IMAGE else tensor
+
+    def _share_epoch(self) -> None:
+        """Keep the epoch where worker processes see it change; only a turning variant needs that."""
+        if self._variant == "epoch":
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @functools.cached_property
     def _index(self) -> Array:
