@@ -1,0 +1,67 @@
+"""A cache made of a .csv, with labels, folds and a column that groups samples; and a Python that runs examples."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tpucache import Recipe, build_cache
+from tpucache.warmup.sources import TableOptions, open_source
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "integrations"
+
+
+@pytest.fixture(scope="session")
+def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 samples of four classes and 25 patients at 32x32, with two augmented variants. Not to be written to."""
+    table = tmp_path_factory.mktemp("table") / "train.csv"
+    paths = sorted(photos.rglob("*.png"), key=lambda path: path.name)
+    with table.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label", "patient"])
+        rows.writerows([path.relative_to(photos), path.parent.name, f"p{at // 6}"] for at, path in enumerate(paths))
+    directory = tmp_path_factory.mktemp("caches") / "patients"
+    source = open_source(table, TableOptions(label_cols=("label",), root=photos))
+    build_cache(source, directory, Recipe(size=32, variants=2), jobs=1)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def needs() -> Callable[[str], None]:
+    """Skip a test where a library is not installed."""
+
+    def check(module: str) -> None:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}: scripts/check_integrations.py installs it and runs this")
+
+    return check
+
+
+@pytest.fixture
+def run_example(tmp_path: Path) -> Callable[..., int]:
+    """Run an example as a user would, and return how many images it says it has seen."""
+
+    def run(name: str, *arguments: str | Path) -> int:
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / name, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = re.search(r"^(\d+) images seen", done.stdout, re.MULTILINE)
+        assert found, done.stdout
+        return int(found[1])
+
+    return run
