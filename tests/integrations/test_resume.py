@@ -56,8 +56,8 @@ def test_lightning_resumes_inside_an_epoch(cache, needs, tmp_path):
 
     before = run(2)[: 150 + 2 * 32]  # five batches an epoch: the seventh is the second epoch's second
     after = run(3, tmp_path / "step=7.ckpt")
-    epochs = [[sample for images, _ in make_loader(cache, epoch) for sample in tell_apart(images)] for epoch in range(3)]
-    assert before + after == sum(epochs, [])
+    loaders = [make_loader(cache, epoch) for epoch in range(3)]
+    assert before + after == [sample for loader in loaders for images, _ in loader for sample in tell_apart(images)]
 
 
 def test_accelerate_keeps_the_place_in_the_epoch(cache, needs, tmp_path):
