@@ -1,0 +1,101 @@
+"""What the pages show is what works: commands parse, Python compiles, calls bind, links lead somewhere.
+
+The quick start is run from top to bottom besides.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tpucache
+from tpucache.cli import _parser, main
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "format.md")
+PAGES = [ROOT / "README.md", *DOCS]
+PROG = "python -m tpucache "
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Return the language and the text of every fenced block, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def spans(page: Path) -> list[str]:
+    """Return every piece of code within a line."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words after `python -m tpucache` of each command; a backslash continues a line."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[3:] for line in lines if line.startswith(PROG)]
+
+
+@each_page
+def test_every_command_parses(page, capsys):
+    shown = [text for language, text in blocks(page) if language == "sh"] + spans(page)
+    for words in (words for text in shown for words in commands(text)):
+        try:
+            _parser().parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{page.name}: {' '.join(words)}: {capsys.readouterr().err.splitlines()[-1]}")
+
+
+@each_page
+def test_every_block_of_python_compiles(page):
+    for language, text in blocks(page):
+        if language == "python":
+            compile(text, page.name, "exec")
+
+
+@each_page
+def test_every_call_shown_binds(page):
+    shown = [text for language, text in blocks(page) if language == "python"]
+    shown += [span for span in spans(page) if re.match(r"[a-zA-Z_]+\(", span) and "…" not in span]
+    for tree in map(ast.parse, shown):
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in tpucache.__all__:
+                signature = inspect.signature(getattr(tpucache, call.func.id))
+                signature.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg})
+
+
+@each_page
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
+    shutil.copytree(photos, tmp_path / "photos" / "train")
+    monkeypatch.chdir(tmp_path)
+    space = {"__name__": "__main__"}
+    for language, text in blocks(ROOT / "docs" / "quickstart.md"):
+        if language == "python":
+            exec(compile(text, "quickstart.md", "exec"), space)
+        for words in commands(text) if language == "sh" else ():
+            assert main(words) == 0, words
+    out = capsys.readouterr().out
+    assert "150 samples x 3 variants = 450 records" in out
+    assert "all sound" in out
+    assert "epoch   2  loss" in out
+
+
+def test_the_pages_hold_what_these_tests_look_for():
+    assert (
+        len(
+            [words for page in PAGES for text in spans(page) + [b for _, b in blocks(page)] for words in commands(text)]
+        )
+        > 15
+    )
+    assert {"quickstart.md", "kaggle.md", "colab.md", "migrate.md", "integrations.md"} <= {page.name for page in DOCS}

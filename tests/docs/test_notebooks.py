@@ -1,0 +1,113 @@
+"""The notebooks run from top to bottom, the second on what the first has left.
+
+A small runner stands in for Jupyter: cells of Python, and the lines that begin with ! or %pip. A notebook's values are
+set as papermill sets them, after the cell tagged "parameters".
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import CachedDataset
+from tpucache.cli import main
+
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
+PARAMETERS = "parameters"
+PROG = ["python", "-m", "tpucache"]
+
+
+def code_cells(name: str) -> list[dict[str, Any]]:
+    """Return a notebook's cells of code."""
+    return [cell for cell in json.loads((FOLDER / name).read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def run_notebook(name: str, **parameters: Any) -> dict[str, Any]:
+    """Run a notebook's cells in order, as papermill does: values for its parameters are put after the tagged cells.
+
+    Return its variables. `%pip` lines are left out: what they install is here already.
+    """
+    space: dict[str, Any] = {"__name__": "__main__", "_shell": _shell}
+    for cell in code_cells(name):
+        source = "".join(cell["source"])
+        tagged = PARAMETERS in cell["metadata"].get("tags", ())
+        exec(compile(_as_python(source), f"{name}:{cell['id']}", "exec"), space)
+        if tagged:
+            space.update({key: value for key, value in parameters.items() if key in space})
+    missing = parameters.keys() - space.keys()
+    assert not missing, f"{name} has no parameters {missing}"
+    return space
+
+
+def _as_python(source: str) -> str:
+    """Return a cell's source with its ! lines as calls and without its %pip lines."""
+    lines = []
+    for line in _joined(source):
+        if line.startswith("!"):
+            lines.append(f"_shell(f{line[1:]!r})")  # IPython fills {names} in, as an f-string does
+        elif line.startswith("%"):
+            assert line.startswith("%pip install "), line
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _joined(source: str) -> list[str]:
+    """Return the lines of a cell, with those of a command that a backslash continues made one."""
+    lines: list[str] = []
+    for line in source.splitlines():
+        if lines and lines[-1].startswith(("!", "%")) and lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1] + line.strip()
+        else:
+            lines.append(line)
+    return lines
+
+
+def _shell(command: str) -> None:
+    """Run a command; tpucache's own in this process, which has imported what it needs."""
+    words = shlex.split(command)
+    if words[:3] == PROG:
+        assert main(words[3:]) == 0, command
+    else:
+        subprocess.run(words, check=True)
+
+
+@pytest.fixture(scope="module")
+def built(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the first notebook leaves: a folder of inputs with a cache in it."""
+    inputs = tmp_path_factory.mktemp("input")
+    run_notebook("01-warmup.ipynb", SOURCE=photos, CACHE=inputs / "my-cache", SIZE=16, VARIANTS=2)
+    return inputs
+
+
+def test_the_first_notebook_leaves_a_cache(built):
+    assert len(CachedDataset(built / "my-cache", "epoch")) == 150
+
+
+def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, capsys):
+    space = run_notebook("02-train.ipynb", INPUT=built, RUN=tmp_path / "run", MODEL="cnn", EPOCHS=2, BATCH=32)
+    out = capsys.readouterr().out
+    assert space["CACHE"] == built / "my-cache"
+    if space["DEVICE"] == "--backend eager":
+        assert "No TPU here" in out
+    assert "epoch 2: loss" in out
+
+
+@pytest.mark.parametrize("name", ["01-warmup.ipynb", "02-train.ipynb"])
+def test_a_notebook_is_committed_as_it_was_written(name):
+    notebook = json.loads((FOLDER / name).read_text())
+    ids = [cell["id"] for cell in notebook["cells"]]
+    assert len(set(ids)) == len(ids)
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(name))
+    (parameters,) = [cell for cell in code_cells(name)[:1] if PARAMETERS in cell["metadata"].get("tags", ())]
+    assert "/kaggle/" in "".join(parameters["source"])
+
+
+def test_a_failing_command_fails_the_notebook(tmp_path):
+    with pytest.raises(AssertionError, match="verify"):
+        _shell(f"python -m tpucache verify {tmp_path}")
