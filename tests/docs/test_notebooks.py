@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,10 @@ def _shell(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the first notebook leaves: a folder of inputs with a cache in it."""
-    inputs = tmp_path_factory.mktemp("input")
-    run_notebook("01-warmup.ipynb", SOURCE=photos, CACHE=inputs / "my-cache", SIZE=16, VARIANTS=2)
+    """What the first notebook publishes: a folder of inputs with a cache in it."""
+    inputs, cache = tmp_path_factory.mktemp("input"), tmp_path_factory.mktemp("working") / "cache"
+    run_notebook("01-warmup.ipynb", SOURCE=photos, CACHE=cache, SIZE=16, VARIANTS=2)
+    shutil.move(cache.with_name("cache.publish"), inputs / "my-cache")
     return inputs
 
 
@@ -89,10 +91,12 @@ def test_the_first_notebook_leaves_a_cache(built):
     assert len(CachedDataset(built / "my-cache", "epoch")) == 150
 
 
-def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, capsys):
+def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TPUCACHE_PATH", str(built))
     space = run_notebook("02-train.ipynb", INPUT=built, RUN=tmp_path / "run", MODEL="cnn", EPOCHS=2, BATCH=32)
     out = capsys.readouterr().out
     assert space["CACHE"] == built / "my-cache"
+    assert space["WHEEL"].parent == built / "my-cache"
     if space["DEVICE"] == "--backend eager":
         assert "No TPU here" in out
     assert "'epoch': 2," in out
