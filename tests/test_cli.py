@@ -11,7 +11,7 @@ import pytest
 
 from tpucache.cli import main
 
-COMMANDS = ("warmup", "verify", "inspect", "bench", "train")
+COMMANDS = ("warmup", "verify", "inspect", "bench", "train", "predict")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

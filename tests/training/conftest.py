@@ -12,6 +12,7 @@ import pytest
 
 Run = subprocess.CompletedProcess[str]
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the processes below
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ def python() -> Callable[..., Run]:
             **os.environ,
             "PJRT_DEVICE": "CPU",
             "CPU_NUM_DEVICES": str(devices),
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         return subprocess.run(
             [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False

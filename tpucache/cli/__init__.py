@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tpucache import __version__
-from tpucache.cli import building, looking, publishing, training
+from tpucache.cli import building, looking, predicting, publishing, training
 from tpucache.cli.terminal import PROG, complain
 from tpucache.errors import TpucacheError, UsageError
 
@@ -39,6 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for group in (building, looking, training, publishing):
+    for group in (building, looking, training, predicting, publishing):
         group.add(commands)
     return parser

@@ -37,6 +37,12 @@ def add_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
 
 
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Add where it is computed: --backend, --cores."""
+    command.add_argument("--backend", choices=["eager", "xla"], default="xla", help="eager is torch on the CPU")
+    command.add_argument("--cores", type=positive, default=1, metavar="N", help="1, or all")
+
+
 def add_reading(command: argparse.ArgumentParser) -> None:
     """Add how a cache is read: --threads, --in-memory, --stage."""
     command.add_argument("--threads", type=positive, default=2, metavar="N", help="threads that read")

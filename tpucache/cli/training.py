@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_reading, in_memory, positive, seconds, staged
+from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, seconds, staged
 from tpucache.cli.terminal import PROG, say, show
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def add(commands: Any) -> None:
     add_cache(command)
     command.add_argument("--run", type=Path, required=True, metavar="RUN", help="the folder for what the run leaves")
     command.add_argument("--valid", metavar="CACHE|FRACTION|fold=N", help="what to validate on after each epoch")
-    command.add_argument("--backend", choices=["eager", "xla"], default="xla", help="eager is torch on the CPU")
-    command.add_argument("--cores", type=positive, default=1, metavar="N", help="1, or all")
+    add_device(command)
     command.add_argument("--resume", action="store_true", help="go on with what RUN holds, if it holds anything")
     command.add_argument("--checkpoint-every", type=positive, metavar="N", help="steps, beside each epoch's end")
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="save and stop before; --resume continues")

@@ -144,6 +144,16 @@ class CachedDataset(Dataset[Item]):
         return [paths[int(position)] for position in self._cache_positions(np.arange(len(self)))]
 
     @property
+    def numbers(self) -> npt.NDArray[np.uint64]:
+        """The samples' numbers, which are their keys in the shards: uint64 (n,)."""
+        return self.table.numbers[self._cache_positions(np.arange(len(self)))]
+
+    @property
+    def variant(self) -> int | Literal["epoch"]:
+        """Which variant is shown."""
+        return self._variant
+
+    @property
     def labels(self) -> torch.Tensor:
         """All labels: int64 (n,), or float32 (n, m)."""
         return self.labels_of(np.arange(len(self)))

@@ -12,7 +12,8 @@ import torch
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
-from tpucache.training.feeder import IMAGE, Feeder, as_named
+from tpucache.training.device import Device
+from tpucache.training.feeder import IMAGE, DeviceBatch, Feeder, as_named
 from tpucache.training.learner import Learner
 from tpucache.training.metrics import mask_metrics
 from tpucache.training.tasks import Mask, Task
@@ -46,18 +47,33 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset) -> None:
 
 
 def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Iterator[tuple[Array, ...]]:
-    """Yield what `reduce` makes of each batch, on the host, in the samples' order and without the padding.
+    """Yield what `reduce` makes of the learner's outputs and the labels of each batch; see `rows`."""
+
+    def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
+        return reduce(learner.predict(batch), learner.labels(batch))
+
+    settings = learner.settings
+    with learner.evaluated():
+        yield from rows(dataset, learner.device, settings.part_size, settings.threads, compute)
+
+
+def rows(
+    dataset: CachedDataset,
+    device: Device,
+    batch_size: int,
+    threads: int,
+    compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
+) -> Iterator[tuple[Array, ...]]:
+    """Yield what `compute` makes of each batch, on the host, in the samples' order and without the padding.
 
     The last batch is padded, so that there is one graph for all.
     """
-    settings, device = learner.settings, learner.device
-    batches = CachedLoader(dataset, settings.part_size, threads=settings.threads)
-    counts = iter([settings.part_size] * (len(dataset) // settings.part_size) + [len(dataset) % settings.part_size])
+    batches = CachedLoader(dataset, batch_size, threads=threads)
+    counts = iter([batch_size] * (len(dataset) // batch_size) + [len(dataset) % batch_size])
     pending: deque[tuple[torch.Tensor, ...]] = deque()
-    with learner.evaluated(), torch.no_grad(), Feeder(pad_last(batches, settings.part_size), device) as feeder:
+    with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
-            rows = reduce(learner.predict(batch), learner.labels(batch))
-            pending.append(tuple(device.whole(tensor) for tensor in rows))
+            pending.append(tuple(device.whole(tensor) for tensor in compute(batch)))
             device.step_end()
             if len(pending) > _BEHIND:
                 yield _to_host(pending.popleft(), next(counts))

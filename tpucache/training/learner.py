@@ -52,8 +52,8 @@ class Learner:
             else task.weights(settings.class_weights, host_labels(task, dataset))
         )
         self._weights = None if weights is None else weights.to(device.torch_device)
-        self._loss = _named(settings.loss)
-        self._train_step, self._eval_step = _named(settings.train_step), _named(settings.eval_step)
+        self._loss = named_callable(settings.loss)
+        self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             self._check(model, dataset)
         self.model = model.to(device.torch_device)
@@ -85,15 +85,8 @@ class Learner:
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the model's outputs for a batch as it is in the cache: float32, the batch first."""
-        inputs = {**batch.fields}
-        if self._augment is not None:
-            inputs[IMAGE] = self._augment.plain(batch.images)
-        with self.device.autocast(self.settings.bf16):
-            if self._eval_step is not None:
-                outputs: torch.Tensor = self._eval_step(self.model, {**inputs, LABEL: batch.labels})
-            else:
-                outputs = forward(self.model, inputs)
-        return outputs.float()
+        normalise = None if self._augment is None else self._augment.plain
+        return outputs_of(self.model, batch, self.device, self.settings.bf16, normalise, self._eval_step)
 
     def labels(self, batch: DeviceBatch) -> torch.Tensor:
         """Return what a batch's outputs are held against."""
@@ -199,6 +192,23 @@ def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tenso
     return outputs
 
 
+def outputs_of(
+    model: nn.Module,
+    batch: DeviceBatch,
+    device: Device,
+    bf16: bool,
+    normalise: Callable[[torch.Tensor], torch.Tensor] | None,
+    eval_step: Callable[..., torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return what a model in evaluation gives for a batch as it is in the cache: float32, the batch first."""
+    inputs = {**batch.fields}
+    if normalise is not None:
+        inputs[IMAGE] = normalise(batch.images)
+    with device.autocast(bf16):
+        outputs = forward(model, inputs) if eval_step is None else eval_step(model, {**inputs, LABEL: batch.labels})
+    return outputs.float()
+
+
 def step_seed(seed: int, number: int) -> int:
     """Return what seeds the device's generator in one step."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
@@ -226,5 +236,6 @@ def _augment(
     return Augment(settings.augment, mean, std, height, width, device.torch_device)
 
 
-def _named(name: str | None) -> Callable[..., Any] | None:
+def named_callable(name: str | None) -> Callable[..., Any] | None:
+    """Return the callable that a setting names, if it names one. Raises UsageError."""
     return None if name is None else load_callable(name)

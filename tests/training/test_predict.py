@@ -1,0 +1,156 @@
+"""Predictions are those of plain torch sample by sample, in order, whatever the count and the backend."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
+from tpucache.cli import main
+from tpucache.training.device import EagerDevice
+from tpucache.training.loop import Conduct, train
+from tpucache.training.predict import predict
+from tpucache.training.predictor import Predictor
+from tpucache.training.settings import TrainSettings
+
+COUNTS = (1, 7, 8, 9, 1000)
+
+
+@pytest.fixture(scope="module")
+def folds(cache, tmp_path_factory):
+    """Two runs of one epoch, which differ in their weights and in the statistics they normalise by."""
+    folder = tmp_path_factory.mktemp("folds")
+    for seed, normalise in enumerate(("cache", "imagenet")):
+        settings = TrainSettings(
+            model="tiny_models:tiny", epochs=1, batch_size=8, lr=0.02, ema=0.5, seed=seed, normalise=normalise
+        )
+        train(folder / str(seed), settings, CachedDataset(cache), None, EagerDevice(), Conduct(replay=False))
+    return folder / "0", folder / "1"
+
+
+def plain(run, dataset):
+    """Probabilities by nothing but torch and what best.pt holds."""
+    best = torch.load(run / "best.pt", weights_only=True)
+    model = tiny_models.tiny(best["outputs"])
+    model.load_state_dict(best["model"])
+    mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
+    images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
+    with torch.no_grad():
+        return model.eval()((images - mean) / std).softmax(1).numpy()
+
+
+def many(cache, count, variant=0):
+    return CachedDataset(cache, variant, np.arange(count) * 7 % 150)
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_values_are_those_of_plain_torch(cache, folds, tmp_path, count):
+    dataset = many(cache, count)
+    predict(Predictor(folds[:1], EagerDevice()), [dataset], tmp_path / "out.csv", 8)
+    (_, _, _, _, *names), *rows = read(tmp_path / "out.csv")
+    assert names == ["ant", "bee", "cat", "dog"]
+    expected = plain(folds[0], dataset)
+    np.testing.assert_allclose(np.float32([row[4:] for row in rows]), expected, atol=1e-6)
+    assert [row[:2] for row in rows] == [
+        [str(number), path] for number, path in zip(dataset.numbers, dataset.paths, strict=True)
+    ]
+    assert [row[2] for row in rows] == [names[label] for label in dataset.labels]
+    assert [row[3] for row in rows] == [names[place] for place in expected.argmax(1)]
+
+
+ON_XLA = """
+import sys
+from pathlib import Path
+import numpy as np
+from tpucache import CachedDataset
+from tpucache.progress import Progress
+from tpucache.training.device import open_device
+from tpucache.training.predict import predict_values
+from tpucache.training.predictor import Predictor
+
+cache, run, cores, output = sys.argv[1:]
+device = open_device("xla", int(cores))
+predictor = Predictor([Path(run)], device)
+found, compiles = {{}}, []
+for count in {counts}:
+    dataset = CachedDataset(cache, 0, np.arange(count) * 7 % 150)
+    found[str(count)] = predict_values(predictor, [dataset], 8, 2, Progress(count, "predict", "images"))
+    compiles.append(device.counters().compiles)
+np.savez(output, compiles=compiles, **found)
+"""
+
+
+@pytest.mark.parametrize("cores", [1, 8])
+def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, folds, python, tmp_path, cores):
+    (tmp_path / "script.py").write_text(ON_XLA.format(counts=COUNTS))
+    done = python(tmp_path / "script.py", cache, folds[0], cores, tmp_path / "found.npz", devices=cores)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    assert set(found["compiles"]) == {found["compiles"][0]}
+    for count in COUNTS:
+        np.testing.assert_allclose(found[str(count)], plain(folds[0], many(cache, count)), atol=1e-5)
+
+
+def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
+    output = tmp_path / "out" / "predictions.csv"
+    arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--backend", "eager", "--json"]
+    assert main([str(argument) for argument in arguments]) == 0
+    expected = np.mean([plain(run, CachedDataset(cache, variant)) for run in folds for variant in range(4)], 0)
+    np.testing.assert_allclose(np.float32([row[4:] for row in read(output)[1:]]), expected, atol=1e-6)
+
+
+def test_the_report_tells_what_was_done_and_what_it_is_worth(cache, folds, tmp_path, capsys):
+    output = tmp_path / "predictions.csv"
+    arguments = ["predict", folds[0], cache, "-o", output, "--variants", "0,2", "--backend", "eager"]
+    assert main([*map(str, arguments), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["samples"], report["runs"], report["variants"]) == (150, 1, [0, 2])
+    rows = read(output)[1:]
+    assert report["metrics"]["accuracy"] == np.mean([row[2] == row[3] for row in rows])
+    assert main([*map(str, arguments)]) == 0
+    assert str(output) in capsys.readouterr().out
+
+
+def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_path):
+    build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
+    dataset = CachedDataset(tmp_path / "flat")
+    report = predict(Predictor(folds[:1], EagerDevice()), [dataset], tmp_path / "out.csv", 8)
+    assert report.metrics == {}
+    assert {row[2] for row in read(tmp_path / "out.csv")[1:]} == {""}
+
+
+def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
+    predictor = Predictor(folds[:1], EagerDevice())
+    build_cache(photos, tmp_path / "larger", Recipe(size=20), jobs=1)
+    with pytest.raises(UsageError, match=r"20, 20, 3"):
+        predict(predictor, [CachedDataset(tmp_path / "larger")], tmp_path / "out.csv", 8)
+    predictor.device.cores = 8
+    with pytest.raises(UsageError, match="divide over 8 cores"):
+        predict(predictor, [CachedDataset(cache)], tmp_path / "out.csv", 12)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_path):
+    build_cache(photos, tmp_path / "cache", Recipe(size=20), jobs=1)
+    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
+    train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, EagerDevice(), Conduct(replay=False))
+    with pytest.raises(UsageError, match="other fields"):
+        Predictor([folds[0], tmp_path / "run"], EagerDevice())
+
+
+def test_a_folder_without_a_finished_epoch_is_told_of(tmp_path):
+    with pytest.raises(TrainingError, match="holds no run"):
+        Predictor([tmp_path], EagerDevice())
+    (tmp_path / "last.pt").write_bytes(b"")
+    with pytest.raises(TrainingError, match="no epoch of it has ended"):
+        Predictor([tmp_path], EagerDevice())

@@ -1,0 +1,47 @@
+"""predict: what training is for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, staged
+from tpucache.cli.terminal import show
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Predict every sample of a cache with the best weights of one run, or the mean of several."""
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.store.manifest import Manifest
+    from tpucache.training.device import open_device
+    from tpucache.training.predict import predict as run_predict
+    from tpucache.training.predictor import Predictor
+
+    cache, held = staged(options), in_memory(options)
+    variants = Manifest.load(cache).variants if options.variants == "all" else options.variants
+    datasets = [CachedDataset(cache, variant, in_memory=held) for variant in variants]
+    predictor = Predictor(options.runs, open_device(options.backend, options.cores))
+    batch_size = options.batch_size or predictor.settings.part_size
+    report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
+    show(options, report.to_dict(), report.lines())
+    return 0
+
+
+def _variants(text: str) -> str | list[int]:
+    """Read "all", or numbers such as 0,1,2."""
+    return text if text == "all" else [int(number) for number in text.split(",")]
+
+
+def add(commands: Any) -> None:
+    """Add predict."""
+    command = add_command(commands, predict, "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all")
+    command.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="folders that train left; their mean counts")
+    add_cache(command)
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the CSV to write")
+    command.add_argument(
+        "--variants", metavar="0,1,2|all", type=_variants, default=[0], help="of each sample; their mean counts"
+    )
+    add_device(command)
+    command.add_argument("--batch-size", type=positive, metavar="B", help="samples at once, all cores' together")
+    add_reading(command)

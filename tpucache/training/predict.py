@@ -1,0 +1,190 @@
+"""A cache -> a CSV with a row a sample: what one run or several predict for it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tpucache.errors import DependencyError, TrainingError, UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.progress import Progress
+from tpucache.store.files import write_atomically
+from tpucache.training.evaluate import rows
+from tpucache.training.feeder import DeviceBatch
+from tpucache.training.learner import MASK
+from tpucache.training.predictor import Predictor
+
+Array = npt.NDArray[Any]
+
+_COLUMNS: Final = ("sample", "path", "label", "prediction")
+_BETWEEN: Final = ";"
+
+_log = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class PredictReport:
+    """What was predicted, and the task's metrics where the cache has the labels that they take."""
+
+    output: str
+    samples: int
+    task: str
+    runs: int
+    variants: Sequence[int | str]
+    metrics: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for people."""
+        told = (
+            f"{self.samples:,} samples, {self.runs} x {len(self.variants)} predictions of each averaged: {self.output}"
+        )
+        return [told, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
+
+
+def predict(
+    predictor: Predictor, datasets: Sequence[CachedDataset], output: Path, batch_size: int, threads: int = 2
+) -> PredictReport:
+    """Write what is predicted for each sample, averaged over the datasets, which are variants of one cache, as a CSV.
+
+    Its columns are `sample` (the sample's number), `path`, `label` (empty where there is none), `prediction`, and a
+    probability a class or a value a column. Class maps are PNG files in a folder beside the CSV, named in `prediction`.
+    Raises UsageError when cache, batch and device do not fit, TrainingError when a file cannot be written.
+    """
+    dataset, task = datasets[0], predictor.task
+    if batch_size % predictor.device.cores:
+        raise UsageError(f"a batch of {batch_size} does not divide over {predictor.device.cores} cores")
+    if task.name == MASK and len(datasets) > 1:
+        raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
+    for each in datasets:
+        predictor.check(each)
+    metrics = {}
+    with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
+        if task.name == MASK:
+            names: list[str] = []
+            values = np.empty((len(dataset), 0), np.float32)
+            predictions = list(_save_maps(predictor, dataset, output, batch_size, threads, progress))
+        else:
+            names = value_names(predictor)
+            values = predict_values(predictor, datasets, batch_size, threads, progress)
+            predictions = [_told(row, names, task.name) for row in values]
+            metrics = _metrics(predictor, dataset, values)
+    _write(output, dataset, _labels(dataset, task.name), predictions, names, values)
+    variants = [each.variant for each in datasets]
+    return PredictReport(str(output), len(dataset), task.name, predictor.runs, variants, metrics)
+
+
+def predict_values(
+    predictor: Predictor, datasets: Sequence[CachedDataset], batch_size: int, threads: int, progress: Progress
+) -> Array:
+    """Return probabilities or values, the mean over the datasets: float32 (samples, outputs), in the samples' order."""
+    total = np.zeros((len(datasets[0]), predictor.task.outputs))
+    for dataset in datasets:
+        parts = []
+        for (part,) in rows(dataset, predictor.device, batch_size, threads, lambda batch: (predictor.predict(batch),)):
+            parts.append(part)
+            progress.advance(len(part))
+        total += np.concatenate(parts)
+    mean: Array = (total / len(datasets)).astype(np.float32)
+    return mean
+
+
+def value_names(predictor: Predictor) -> list[str]:
+    """Return the names of the columns of values: the classes', or value, or value_0, value_1 …."""
+    outputs = predictor.task.outputs
+    if len(predictor.classes) == outputs:
+        return list(predictor.classes)
+    return ["value"] if outputs == 1 else [f"value_{number}" for number in range(outputs)]
+
+
+def _save_maps(
+    predictor: Predictor, dataset: CachedDataset, output: Path, batch_size: int, threads: int, progress: Progress
+) -> Iterator[str]:
+    """Write each sample's class numbers as a PNG; yield the files' names as seen from the CSV."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DependencyError(f"class maps are PNG files: `pip install pillow` to write them ({error})") from error
+    folder = output.with_name(f"{output.stem}_maps")
+
+    def class_map(batch: DeviceBatch) -> tuple[torch.Tensor]:
+        return (predictor.predict(batch).argmax(1).to(torch.uint8),)  # as small as it gets, before it is read back
+
+    numbers = iter(dataset.numbers.tolist())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for (maps,) in rows(dataset, predictor.device, batch_size, threads, class_map):
+            for pixels in maps:
+                path = folder / f"{next(numbers):06d}.png"
+                Image.fromarray(pixels).save(path)
+                yield f"{folder.name}/{path.name}"
+            progress.advance(len(maps))
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be written: {error}") from error
+
+
+def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
+    """Return the task's metrics, or nothing where the labels are not of the task."""
+    if "label" not in dataset.table or dataset.classes != predictor.classes:
+        return {}
+    labels = dataset.labels.numpy()
+    try:
+        predictor.task.check(labels)
+    except UsageError as error:
+        _log.warning("no metrics: %s", error)
+        return {}
+    return predictor.task.metrics(values, labels)
+
+
+def _told(row: Array, names: Sequence[str], task: str) -> str:
+    """Return a sample's class, its classes above 0.5, or its values."""
+    if task == "classes":
+        return names[int(row.argmax())]
+    if task == "multilabel":
+        return _BETWEEN.join(name for name, value in zip(names, row, strict=True) if value > 0.5)
+    return _BETWEEN.join(map(str, row))
+
+
+def _labels(dataset: CachedDataset, task: str) -> list[str]:
+    """Return the cache's own labels in the words of the predictions, empty where there are none."""
+    if "label" not in dataset.table:
+        return [""] * len(dataset)
+    labels = dataset.labels.numpy()
+    if labels.ndim == 1:
+        return [dataset.classes[label] if label >= 0 else "" for label in labels]
+    return [_told(row, dataset.classes, "multilabel" if task == "multilabel" else "regression") for row in labels]
+
+
+def _write(
+    output: Path,
+    dataset: CachedDataset,
+    labels: Sequence[str],
+    predictions: Sequence[str],
+    names: Sequence[str],
+    values: Array,
+) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *names])
+    # str of a float32 is the shortest text that reads back as the same number.
+    for number, path, label, prediction, row in zip(
+        dataset.numbers.tolist(), dataset.paths, labels, predictions, values, strict=True
+    ):
+        writer.writerow([number, path, label, prediction, *map(str, row)])
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, text.getvalue().encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise TrainingError(f"{output} cannot be written: {error}") from error
