@@ -25,6 +25,11 @@ def say(line: str) -> None:
     print(line.encode("utf-8", "backslashreplace").decode())
 
 
+def note(line: str) -> None:
+    """Print a line beside the report, on standard error."""
+    print(f"{PROG}: {line}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+
+
 def complain(error: object, status: int) -> int:
     """Print what went wrong as one line and return the status to end with."""
     message = " ".join(str(error).split())

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, seconds, staged
-from tpucache.cli.terminal import PROG, say, show
+from tpucache.cli.terminal import PROG, note, say, show
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset, InMemory
     from tpucache.training.settings import TrainSettings
+    from tpucache.training.tensorboard import TensorBoard
+
+
+FIND: Final = "find"
 
 
 def train(options: argparse.Namespace) -> int:
@@ -21,20 +26,39 @@ def train(options: argparse.Namespace) -> int:
     from tpucache.training.device import open_device
     from tpucache.training.loop import Conduct
     from tpucache.training.loop import train as run_training
+    from tpucache.training.lr_finder import PNG_NAME, find_lr
 
     settings = _settings(options)
     held = in_memory(options)
     data = CachedDataset(staged(options), in_memory=held)
     train_set, valid_set = _split(data, options.valid, options.seed, held)
     device = open_device(options.backend, options.cores)
-    conduct = Conduct(options.resume, options.checkpoint_every, options.time_limit)
+    if options.lr == FIND:
+        settings = find_lr(options.run, settings, train_set, device, options.resume)
+        note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {options.run} shows why")
     try:
-        report = run_training(options.run, settings, train_set, valid_set, device, conduct)
+        with contextlib.ExitStack() as stack:
+            watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
+            conduct = Conduct(
+                resume=options.resume,
+                checkpoint_every=options.checkpoint_every,
+                time_limit=options.time_limit,
+                curves=True,
+                profile=options.profile,
+                watchers=watchers,
+            )
+            report = run_training(options.run, settings, train_set, valid_set, device, conduct)
     except UnfinishedError as error:
         say(f"{PROG}: {error}")
         return 0
     show(options, report.to_dict(), report.lines())
     return 0
+
+
+def _tensorboard(run: Path) -> TensorBoard:
+    from tpucache.training.tensorboard import TensorBoard
+
+    return TensorBoard(run / "tensorboard")
 
 
 def _settings(options: argparse.Namespace) -> TrainSettings:
@@ -47,9 +71,16 @@ def _settings(options: argparse.Namespace) -> TrainSettings:
     given = vars(options)
     augment = AugmentSettings(**{item.name: given[item.name] for item in fields(AugmentSettings)})
     named = {item.name: given[item.name] for item in fields(TrainSettings) if item.name != "augment"}
+    if options.lr == FIND:
+        del named["lr"]  # until it is found
     if options.per_core:
         named["batch_size"] *= options.cores
     return TrainSettings(**named, augment=augment)
+
+
+def _rate(text: str) -> float | str:
+    """Read "find" or a number."""
+    return text if text == FIND else float(text)
 
 
 def _split(
@@ -83,6 +114,8 @@ def add(commands: Any) -> None:
     command.add_argument("--resume", action="store_true", help="go on with what RUN holds, if it holds anything")
     command.add_argument("--checkpoint-every", type=positive, metavar="N", help="steps, beside each epoch's end")
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="save and stop before; --resume continues")
+    command.add_argument("--tensorboard", action="store_true", help="write scalars to RUN/tensorboard")
+    command.add_argument("--profile", type=Path, metavar="DIR", help="trace a few steps after the warm-up there")
     _add_learning(command)
     _add_augmentation(command)
     add_reading(command)
@@ -116,7 +149,7 @@ def _add_learning(command: argparse.ArgumentParser) -> None:
         default="one-cycle",
         help="of rate, momentum",
     )
-    add("--lr", type=float, default=0.1, metavar="X", help="the highest learning rate")
+    add("--lr", type=_rate, default=0.1, metavar="X|find", help="the highest learning rate; find: by a range test")
     add(
         "--scale",
         choices=["none", "linear", "sqrt"],

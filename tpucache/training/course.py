@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any, Final
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
+from tpucache.training.augment import draw
+from tpucache.training.curves import save_curves
 from tpucache.training.evaluate import compile_evaluation, evaluate
-from tpucache.training.feeder import DeviceBatch
+from tpucache.training.feeder import IMAGE, DeviceBatch, Draw
 from tpucache.training.folder import Stand, save_best, save_run
 from tpucache.training.history import Losses, Row, Watcher
+from tpucache.training.idle import Pace
 from tpucache.training.learner import Learner
 from tpucache.training.schedule import make_schedule
 from tpucache.training.settings import TrainSettings
@@ -96,7 +100,7 @@ class Course:
             self._learner.step(batch, self._schedule(self.steps - 1), self.steps - 1)
         self._learner.device.step_end()
 
-    def end_epoch(self) -> None:
+    def end_epoch(self, pace: Pace) -> None:
         """Evaluate, tell, and save what is best and what is last."""
         self.losses.settle()
         metrics = {} if self._valid_set is None else evaluate(self._learner, self._valid_set)
@@ -108,8 +112,10 @@ class Course:
             **{f"valid_{name}": value for name, value in metrics.items()},
         }
         self.rows.append(row)
+        # The pace is only told: a run that is resumed ends in the same rows.
+        told = {**row, "images_per_second": pace.images_per_second, "waited": pace.waited}
         for watcher in self._watchers:
-            watcher.epoch(row)
+            watcher.epoch(told)
         value = _watched(self._learner.task.name, metrics)
         if value is None or self.best is None or value > self.best:
             self.best = value
@@ -126,10 +132,27 @@ class Course:
         self.losses.settle()
         save_run(self._run, self._learner, self._train_set, Stand(self.done, self.losses.values, self.rows, self.best))
 
+    @contextlib.contextmanager
+    def drawn(self, wanted: bool) -> Iterator[None]:
+        """Leave the run's curves, if they are wanted, however it ends."""
+        try:
+            yield
+        finally:
+            losses = self.losses.values
+            if wanted and losses:
+                save_curves(self._run, losses, [self._schedule(step).lr for step in range(len(losses))], self.rows)
+
     def told(self) -> str:
         """Say where the run is."""
         loss = f", loss {self.losses.values[-1]:.3f}" if self.losses.values else ""
         return f"epoch {-(-self.done // self.per_epoch)} of {self._settings.epochs}{loss}"
+
+
+def drawer(settings: TrainSettings, train_set: CachedDataset) -> Draw | None:
+    """Return what draws the random numbers that go up with each part of a batch; None for records without an image."""
+    if IMAGE not in train_set.names:
+        return None
+    return lambda number: draw(settings.augment, settings.seed, number, settings.part_size)
 
 
 def steps_per_epoch(samples: int, settings: TrainSettings) -> int:

@@ -31,7 +31,7 @@ class Watcher(Protocol):
         ...
 
     def epoch(self, row: Row) -> None:
-        """Be told how an epoch went."""
+        """Be told how an epoch went; beside its row, `images_per_second` and `waited`, a share, of the run so far."""
         ...
 
 

@@ -13,11 +13,10 @@ from tpucache.errors import TrainingError, UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.store.files import write_atomically
-from tpucache.training.augment import draw
 from tpucache.training.check import check_fit, find_task
-from tpucache.training.course import Course
+from tpucache.training.course import Course, drawer
 from tpucache.training.device import Device
-from tpucache.training.feeder import IMAGE, Draw, Feeder
+from tpucache.training.feeder import Feeder
 from tpucache.training.folder import Stand, open_run
 from tpucache.training.history import Watcher
 from tpucache.training.idle import PaceMeter, ceiling
@@ -25,6 +24,7 @@ from tpucache.training.interrupt import StopRequest, stop_on_signals
 from tpucache.training.learner import Learner
 from tpucache.training.report import REPORT_NAME, TrainReport, host_peak_bytes
 from tpucache.training.settings import TrainSettings
+from tpucache.training.tracing import Tracer
 
 # What a time limit leaves for saving and for leaving.
 _MARGIN_SHARE: Final = 0.1
@@ -36,13 +36,16 @@ class Conduct:
     """How a run is carried out; none of it changes a number.
 
     `checkpoint_every` is in steps, beside the end of every epoch. `time_limit` is in seconds. `replay` measures, when
-    training is done, how fast it could have been.
+    training is done, how fast it could have been. `curves` leaves them as a picture, however the run ends. `profile` is
+    the folder for a trace of a few executions after the warm-up, which are slower and count all the same.
     """
 
     resume: bool = False
     checkpoint_every: int | None = None
     time_limit: float | None = None
     replay: bool = True
+    curves: bool = False
+    profile: Path | None = None
     watchers: Sequence[Watcher] = ()
 
     def __post_init__(self) -> None:
@@ -82,8 +85,10 @@ def train(
     total = course.steps * settings.batch_size
     with (
         stop_on_signals() as request,
+        course.drawn(conduct.curves),
+        Tracer(device, conduct.profile) as tracer,
         Feeder(
-            course.parts(), device, draw=_drawer(settings, train_set), first=stand.steps * settings.accumulate
+            course.parts(), device, draw=drawer(settings, train_set), first=stand.steps * settings.accumulate
         ) as feeder,
         Progress(total, "train", "images", stand.steps * settings.batch_size) as progress,
     ):
@@ -94,6 +99,7 @@ def train(
             meter.resume()
             for images in course.epoch(parts):
                 meter.step(settings.steps_per_execution, images)
+                tracer.step()
                 progress.advance(images, f"{course.told()}, waited {meter.waited:.0%}")
                 stops = _stops(request, deadline)
                 if stops or course.due(conduct.checkpoint_every):
@@ -103,7 +109,7 @@ def train(
                         raise _stopped(request, course, run)
                     meter.resume()
             meter.pause()  # a sync point
-            course.end_epoch()
+            course.end_epoch(meter.pace())
             if course.done < course.steps and _stops(request, deadline):
                 raise _stopped(request, course, run)
         pace = meter.pace()
@@ -114,12 +120,6 @@ def train(
     )
     _write(run / REPORT_NAME, report)
     return report
-
-
-def _drawer(settings: TrainSettings, train_set: CachedDataset) -> Draw | None:
-    if IMAGE not in train_set.names:
-        return None
-    return lambda number: draw(settings.augment, settings.seed, number, settings.part_size)
 
 
 def _usable(time_limit: float) -> float:

@@ -39,6 +39,10 @@ class Device(Protocol):
         """Begin a step whose random numbers come from `seed`; they are the same on any number of cores."""
         ...
 
+    def random_kept(self) -> AbstractContextManager[object]:
+        """Return a context after which random numbers, the host's torch's too, go on as if it had not been."""
+        ...
+
     def step_end(self) -> None:
         """End a step: what was recorded since it began is sent to run."""
         ...

@@ -38,6 +38,10 @@ class EagerDevice:
         torch.manual_seed(seed)
         self._began = time.perf_counter()
 
+    def random_kept(self) -> AbstractContextManager[object]:
+        """Keep torch's default generator."""
+        return torch.random.fork_rng(devices=())
+
     def step_end(self) -> None:
         """Count the step's time: it has run."""
         self._execute_seconds += time.perf_counter() - self._began

@@ -82,6 +82,16 @@ class XlaDevice:
         """Seed the device's generator; costs no compile."""
         torch_xla.manual_seed(seed)
 
+    @contextlib.contextmanager
+    def random_kept(self) -> Iterator[None]:
+        """Keep the device's generator and torch's."""
+        state = xm.get_rng_state()
+        try:
+            with torch.random.fork_rng(devices=()):
+                yield
+        finally:
+            xm.set_rng_state(state)
+
     def step_end(self) -> None:
         """Cut the trace here and run it."""
         torch_xla.sync()

@@ -1,0 +1,162 @@
+"""The range test finds a rate, says why, and leaves no trace in what it tested."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, TrainingError, UsageError
+from tpucache.cli import main
+from tpucache.training.augment import AugmentSettings
+from tpucache.training.check import find_task
+from tpucache.training.device import EagerDevice
+from tpucache.training.learner import Learner
+from tpucache.training.lr_finder import find_lr, range_test, suggest
+from tpucache.training.settings import TrainSettings
+
+SETTINGS = TrainSettings(model="cnn", batch_size=30, accumulate=2, ema=0.9, augment=AugmentSettings(flip=True))
+
+
+def learner_for(dataset, **settings):
+    made = TrainSettings(**{**SETTINGS.to_dict(), "augment": SETTINGS.augment, **settings})
+    return Learner(made, dataset, find_task(made, dataset), EagerDevice())
+
+
+def assert_equal(left, right):
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_equal(left[key], right[key])
+    else:
+        assert left == right
+
+
+def test_the_steepest_fall_of_a_curve_is_suggested():
+    rates = np.geomspace(1e-6, 10, 100)
+    falling = 2 - 1 / (1 + np.exp(-4 * (np.log10(rates) + 3)))  # steepest at 1e-3
+    losses = np.where(rates > 0.1, falling + 10 * (rates - 0.1), falling)
+    assert suggest(rates, losses) == pytest.approx(1e-3, rel=0.2)
+
+
+@pytest.mark.parametrize("losses", [[], [2.0] * 100, np.linspace(2, 3, 100), [2.0, 1.0]])
+def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
+    with pytest.raises(TrainingError, match="give --lr a number"):
+        suggest(np.geomspace(1e-6, 10, 100)[: len(losses)], losses)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_learner_and_random_numbers_are_left_exactly_as_they_were(cache, optimizer):
+    dataset = CachedDataset(cache)
+    learner = learner_for(dataset, optimizer=optimizer)
+    torch.manual_seed(5)
+    before, random, numpy_random = copy.deepcopy(learner.state_dict()), torch.get_rng_state(), np.random.get_state()
+    found = range_test(learner, dataset, steps=40)
+    assert len(found.losses) > 20
+    assert_equal(learner.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert_equal(list(np.random.get_state()[2:]), list(numpy_random[2:]))
+    assert learner.model.training
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
+
+
+def test_the_test_ends_soon_after_the_loss_diverges(cache, monkeypatch):
+    dataset, taken = CachedDataset(cache), []
+    learner = learner_for(dataset)
+
+    def step(_batches, rates, number):
+        taken.append(rates.lr)
+        return torch.tensor(float("nan") if number == 30 else 3 - number / 15)
+
+    monkeypatch.setattr(learner, "step", step)
+    found = range_test(learner, dataset)
+    assert len(found.losses) == len(found.rates) == 30
+    assert len(taken) < 50
+    assert taken[1] / taken[0] == pytest.approx(taken[9] / taken[8])
+    assert taken[0] == pytest.approx(1e-6)
+
+
+def test_rates_that_do_not_rise_are_refused(cache):
+    dataset = CachedDataset(cache)
+    with pytest.raises(UsageError, match="rates rise"):
+        range_test(learner_for(dataset), dataset, lowest=1.0, highest=0.1)
+
+
+def test_the_number_found_is_scaled_back_by_the_rule(cache, tmp_path):
+    dataset = CachedDataset(cache)
+    settings = TrainSettings(model="cnn", batch_size=50)
+    plain = find_lr(tmp_path / "plain", settings, dataset, EagerDevice())
+    scaled = find_lr(
+        tmp_path / "scaled", TrainSettings(model="cnn", batch_size=50, scale="linear"), dataset, EagerDevice()
+    )
+    assert scaled.peak_lr == pytest.approx(plain.lr)
+    assert scaled.lr == pytest.approx(plain.lr * 256 / 50)
+    rows = list(csv.DictReader((tmp_path / "plain" / "lr_finder.csv").read_text().splitlines()))
+    assert any(float(row["lr"]) == plain.lr for row in rows)
+    assert float(rows[0]["loss"]) == pytest.approx(float(rows[0]["smoothed"]))
+
+
+def test_train_uses_what_it_finds_and_a_resumed_run_what_it_found(cache, tmp_path, capsys):
+    arguments = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--model", "cnn", "--batch-size", 50]
+    arguments = [*map(str, arguments), "--epochs", "1", "--lr", "find", "--json"]
+    assert main(arguments) == 0
+    assert "learning rate is" in capsys.readouterr().err
+    assert (tmp_path / "run" / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
+    last = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    (tmp_path / "run" / "lr_finder.csv").unlink()
+    assert main([*arguments, "--resume"]) == 0
+    assert not (tmp_path / "run" / "lr_finder.csv").exists()
+    assert torch.load(tmp_path / "run" / "last.pt", weights_only=True)["settings"] == last["settings"]
+    assert main(arguments) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_plot_is_left_out_in_words(cache, tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    find_lr(tmp_path, TrainSettings(model="cnn", batch_size=50), CachedDataset(cache), EagerDevice())
+    assert (tmp_path / "lr_finder.csv").exists()
+    assert not (tmp_path / "lr_finder.png").exists()
+    assert "tpucache[plots]" in caplog.text
+
+
+ON_XLA = """
+import copy, sys
+import torch
+import torch_xla.core.xla_model as xm
+from test_lr_finder import SETTINGS, assert_equal
+from tpucache import CachedDataset
+from tpucache.training.check import find_task
+from tpucache.training.checkpoint import to_host
+from tpucache.training.device import open_device
+from tpucache.training.learner import Learner
+from tpucache.training.lr_finder import range_test
+from tpucache.training.settings import TrainSettings
+
+cache, cores = sys.argv[1], int(sys.argv[2])
+device, dataset = open_device("xla", cores), CachedDataset(cache)
+settings = TrainSettings(model="tiny_models:tiny", batch_size=16, ema=0.9, optimizer="adamw")
+learner = Learner(settings, dataset, find_task(settings, dataset), device)
+xm.set_rng_state(77)
+before, random = to_host(copy.deepcopy(learner.state_dict())), torch.get_rng_state()
+found = range_test(learner, dataset, lowest=1e-4, steps=30)
+assert len(found.losses) > 15
+assert_equal(to_host(learner.state_dict()), before)
+assert torch.equal(torch.get_rng_state(), random)
+assert xm.get_rng_state() == 77
+compiles = device.counters().compiles
+range_test(Learner(settings, dataset, find_task(settings, dataset), device), dataset, lowest=1e-4, steps=30)
+assert device.counters().compiles == compiles, (device.counters().compiles, compiles)
+"""
+
+
+@pytest.mark.parametrize("cores", [1, 8])
+def test_learner_and_random_numbers_on_xla_are_left_exactly_as_they_were(cache, python, tmp_path, cores):
+    (tmp_path / "script.py").write_text(ON_XLA)
+    done = python(tmp_path / "script.py", cache, cores, devices=cores)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,56 @@
+"""Pictures of a run, by matplotlib where it is installed."""
+
+from __future__ import annotations
+
+import functools
+import io
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpucache.errors import TrainingError
+from tpucache.store.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_log = logging.getLogger("tpucache")
+
+
+def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
+    """Write what `paint` paints on a figure of so many inches as a PNG, whole or not at all.
+
+    Without matplotlib there is none, which is said once. Raises TrainingError when it cannot be written.
+    """
+    try:
+        # Figure alone, without pyplot: no window and no state that outlives it.
+        from matplotlib.figure import Figure
+    except ImportError:
+        _say_once(f"{path.name} is left out without matplotlib: `pip install 'tpucache[plots]'`")
+        return
+    figure = Figure(figsize=size, layout="constrained")
+    paint(figure)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=120)
+    try:
+        write_atomically(path, target.getvalue())
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def smooth(values: Sequence[float], decay: float) -> list[float]:
+    """Return the exponential moving average, free of its bias towards 0 (Kingma and Ba, arXiv:1412.6980)."""
+    average, smoothed = 0.0, []
+    for number, value in enumerate(values, 1):
+        average = decay * average + (1 - decay) * value
+        smoothed.append(average / (1 - decay**number))
+    return smoothed
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    _log.warning(message)

@@ -1,0 +1,198 @@
+"""The learning-rate range test: the rate rises until the loss diverges, and what the loss did says which rate to use.
+
+L. Smith, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import csv
+import io
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tpucache.errors import TrainingError, UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+from tpucache.progress import Progress
+from tpucache.store.files import write_atomically
+from tpucache.training.check import check_fit, find_task
+from tpucache.training.checkpoint import LAST_NAME, load_checkpoint, to_host
+from tpucache.training.course import drawer, steps_per_epoch
+from tpucache.training.device import Device
+from tpucache.training.feeder import Feeder
+from tpucache.training.figure import save_figure, smooth
+from tpucache.training.learner import Learner
+from tpucache.training.schedule import constant, scale_lr
+from tpucache.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CSV_NAME: Final = "lr_finder.csv"
+PNG_NAME: Final = "lr_finder.png"
+
+_LAG: Final = 16  # steps after which a loss is read, as the run's own are
+_DECAY: Final = 0.9
+_DIVERGED: Final = 4.0  # times the least loss: fastai's
+_FALL: Final = 0.01
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The rate of each step, its loss, the smoothed loss, and the rate to use."""
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    smoothed: Sequence[float]
+    suggestion: float
+
+
+def find_lr(
+    run: Path, settings: TrainSettings, train_set: CachedDataset, device: Device, resume: bool = False
+) -> TrainSettings:
+    """Return the settings with the rate that a range test suggests, and leave its numbers and its plot in `run`.
+
+    A run that is resumed has its rate already. Raises UsageError when data, settings and device do not fit, or the
+    folder has a run that is not to be resumed, and TrainingError when no rate lets the loss fall.
+    """
+    if (run / LAST_NAME).exists():
+        if not resume:
+            raise UsageError(f"{run} holds a run already: add --resume to go on with it, or give another folder")
+        return replace(settings, lr=load_checkpoint(run / LAST_NAME)["settings"]["lr"])
+    task = find_task(settings, train_set)
+    check_fit(settings, task, train_set, None, device)
+    found = range_test(Learner(settings, train_set, task, device), train_set)
+    _write(run, found)
+    return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale))
+
+
+def range_test(
+    learner: Learner, train_set: CachedDataset, lowest: float = 1e-6, highest: float = 10.0, steps: int = 100
+) -> RangeTest:
+    """Take steps whose rate rises from `lowest` to `highest` by the same factor each, until the loss diverges.
+
+    They are steps of the run's own, with its batches and augmentation. The learner, and all random numbers, are
+    afterwards exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls.
+    """
+    if not 0 < lowest < highest < math.inf or steps < 2:
+        raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
+    rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
+    with kept(learner):
+        losses = _losses(learner, train_set, rates)
+    smoothed = smooth(losses, _DECAY)
+    rates = rates[: len(losses)]
+    return RangeTest(rates, losses, smoothed, suggest(rates, smoothed))
+
+
+def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
+    """Return the rate at which the loss falls most steeply: the middle of the decade of rates whose line falls most.
+
+    This is fastai's rule `steep` (Howard and Gugger, arXiv:2002.04688), with a least-squares line over a decade of
+    rates in place of the difference of two steps, which is mostly noise. Raises TrainingError where the loss falls by
+    less than a hundredth over each decade.
+    """
+    least = int(np.argmin(losses)) + 1 if len(losses) else 0
+    decade = min(least, round((len(rates) - 1) / math.log10(rates[-1] / rates[0]))) if least > 2 else 0
+    if decade > 2:
+        scale = np.log10(rates)
+        windows = [slice(start, start + decade) for start in range(least - decade + 1)]
+        falls = [-np.polyfit(scale[window], losses[window], 1)[0] for window in windows]
+        steepest = int(np.argmax(falls))
+        if falls[steepest] >= _FALL * abs(losses[steepest]):
+            return rates[steepest + decade // 2]
+    raise TrainingError(
+        "the loss falls at none of the rates that were tried: give --lr a number, and look whether model and labels fit"
+    )
+
+
+@contextlib.contextmanager
+def kept(learner: Learner) -> Iterator[None]:
+    """Do what you like with a learner: after it, the learner and all random numbers are exactly what they were."""
+    with learner.device.random_kept():  # first of all: on XLA, waiting alone moves the generator on
+        learner.device.wait()
+        state = copy.deepcopy(to_host(learner.state_dict()))
+        try:
+            yield
+        finally:
+            learner.device.wait()
+            learner.load_state_dict(state)
+
+
+def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float]) -> list[float]:
+    """Return the losses of steps at these rates, up to the one at which they have diverged."""
+    settings, device = learner.settings, learner.device
+    pending: deque[Any] = deque()
+    losses: list[float] = []
+    with (
+        Feeder(_parts(settings, train_set), device, draw=drawer(settings, train_set)) as feeder,
+        Progress(len(rates), "find rate", "steps") as progress,
+    ):
+        parts = iter(feeder)
+        for number, rate in enumerate(rates):
+            pending.append(
+                learner.step(list(itertools.islice(parts, settings.accumulate)), constant(0, 1, rate), number)
+            )
+            device.step_end()
+            progress.advance(1)
+            if len(pending) > _LAG and not _read(losses, pending.popleft()):
+                return losses
+        while pending and _read(losses, pending.popleft()):
+            continue
+    return losses
+
+
+def _read(losses: list[float], loss: Any) -> bool:
+    """Append a loss; return whether to go on: it is finite, and not far above the least."""
+    value = float(loss.cpu())
+    if not math.isfinite(value):
+        return False
+    losses.append(value)
+    smoothed = smooth(losses, _DECAY)
+    return smoothed[-1] <= _DIVERGED * min(smoothed)
+
+
+def _parts(settings: TrainSettings, train_set: CachedDataset) -> Iterator[Any]:
+    """Yield the parts of batches, epoch after epoch."""
+    loader = CachedLoader(
+        train_set, settings.part_size, shuffle=True, seed=settings.seed, drop_last=True, threads=settings.threads
+    )
+    each = steps_per_epoch(len(train_set), settings) * settings.accumulate
+    for epoch in itertools.count():
+        loader.set_epoch(epoch)
+        yield from itertools.islice(loader, each)
+
+
+def _write(run: Path, found: RangeTest) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["lr", "loss", "smoothed"])
+    writer.writerows(zip(found.rates, found.losses, found.smoothed, strict=True))
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        write_atomically(run / CSV_NAME, text.getvalue().encode())
+    except OSError as error:
+        raise TrainingError(f"{run / CSV_NAME} cannot be written: {error}") from error
+    save_figure(run / PNG_NAME, (7, 4.2), lambda figure: _paint(figure, found))
+
+
+def _paint(figure: Figure, found: RangeTest) -> None:
+    axes = figure.subplots()
+    axes.plot(found.rates, found.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
+    axes.plot(found.rates, found.smoothed, color="tab:blue", linewidth=2, label="smoothed")
+    axes.axvline(found.suggestion, color="tab:orange", linestyle="--", label=f"use {found.suggestion:.2g}")
+    low, high = min(found.smoothed), found.smoothed[0]
+    axes.set_ylim(low - 0.2 * (high - low), high + 0.6 * (high - low))  # or where it diverges hides where it falls
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss")
+    axes.set_title("Learning-rate range test")
+    axes.legend()
