@@ -90,7 +90,7 @@ class Learner:
 
     def labels(self, batch: DeviceBatch) -> torch.Tensor:
         """Return what a batch's outputs are held against."""
-        return batch.fields[MASK] if self.task.name == MASK else batch.labels
+        return class_map(batch.fields[MASK]) if self.task.name == MASK else batch.labels
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes: model, optimizer, averaged weights."""
@@ -183,7 +183,12 @@ def host_labels(task: Task, dataset: CachedDataset) -> npt.NDArray[Any]:
     """Return all labels of a dataset, or all its masks: (n, …)."""
     if task.name != MASK:
         return dataset.labels.numpy()
-    return np.stack([dataset[position][MASK].numpy() for position in range(len(dataset))])
+    return np.stack([class_map(dataset[position][MASK]).numpy() for position in range(len(dataset))])
+
+
+def class_map(mask: torch.Tensor) -> torch.Tensor:
+    """Return masks (…, height, width) of those in a cache, which have one channel: (…, height, width, 1)."""
+    return mask[..., 0]
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,110 @@
+"""Generated data, networks, losses and steps of one's own, named as `tiny_tasks:name`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+WORDS, LENGTH, SAMPLES = 40, 12, 200
+
+
+class Generated:
+    """Items made by their number alone."""
+
+    def __init__(self, make: Callable[[np.random.Generator, int], dict[str, Any]], *classes: str) -> None:
+        self._make, self.classes = make, classes
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self._make(np.random.default_rng(number), number)
+
+
+def texts() -> Generated:
+    """Sentences of up to twelve words, which are mostly of the first half of the dictionary or of the second."""
+
+    def make(rng: np.random.Generator, number: int) -> dict[str, Any]:
+        length, label = int(rng.integers(4, LENGTH + 1)), number % 2
+        halves = (rng.random(length) < 0.2) ^ label
+        ids, attention = np.zeros(LENGTH, np.int64), np.zeros(LENGTH, np.uint8)
+        ids[:length] = rng.integers(1, WORDS // 2, length) + halves * (WORDS // 2)
+        attention[:length] = 1
+        return {"ids": ids, "attention": attention, "label": label}
+
+    return Generated(make, "first", "second")
+
+
+def colours() -> Generated:
+    """Images of noise around a colour, labelled by which of its channels are bright."""
+
+    def make(rng: np.random.Generator, _number: int) -> dict[str, Any]:
+        bright = rng.integers(0, 2, 3)
+        image = rng.normal(60 + 120 * bright, 30, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+        return {"image": image, "label": bright.astype(np.float32)}
+
+    return Generated(make, "red", "green", "blue")
+
+
+def greys() -> Generated:
+    """Images of noise around a grey, labelled by how bright it is and by how dark."""
+
+    def make(rng: np.random.Generator, _number: int) -> dict[str, Any]:
+        grey = rng.random()
+        image = rng.normal(40 + 170 * grey, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+        return {"image": image, "label": np.array([3 * grey, -grey], np.float32)}
+
+    return Generated(make)
+
+
+def squares() -> Generated:
+    """A bright rectangle somewhere on a dark ground, with the mask that says where."""
+
+    def make(rng: np.random.Generator, _number: int) -> dict[str, Any]:
+        mask = np.zeros((16, 16), np.uint8)
+        top, left = rng.integers(0, 8, 2)
+        mask[top : top + 8, left : left + 7] = 1
+        image = rng.normal(70 + 110 * mask[..., None], 25, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+        return {"image": image, "mask": mask}
+
+    return Generated(make)
+
+
+class Bag(nn.Module):
+    """The mean of a text's word vectors, and a layer."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8)
+        self.head = nn.Linear(8, outputs)
+
+    def forward(self, ids: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+        weights = attention[..., None].float()
+        scores: torch.Tensor = self.head((self.words(ids) * weights).sum(1) / weights.sum(1))
+        return scores
+
+
+def linear(outputs: int) -> nn.Module:
+    """One layer on a few means of the image."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, outputs))
+
+
+def doubled_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Twice the cross-entropy."""
+    return 2 * functional.cross_entropy(outputs, targets)
+
+
+def doubled_step(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The same as a whole step, by the batch's targets."""
+    return 2 * functional.cross_entropy(model(batch["image"]), batch["target"])
+
+
+def reversed_eval(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The outputs of the classes in the other direction."""
+    outputs: torch.Tensor = model(batch["image"])
+    return outputs.flip(1)
