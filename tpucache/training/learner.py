@@ -56,7 +56,7 @@ class Learner:
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             self._check(model, dataset)
-        self.model = model.to(device.torch_device)
+        self.model = device.place(model)
         self.optimizer = make_optimizer(self.model, settings.optimizer, settings.peak_lr, settings.weight_decay)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
         device.wait()  # or the first graph would also hold the making of weights and buffers, and be used only once
@@ -138,6 +138,7 @@ class Learner:
         targets = self.task.targets(labels, self.settings.smoothing) if soft else labels
         if augment is not None and draws is not None:
             inputs[IMAGE], targets = augment.mix(inputs[IMAGE], targets, draws)
+            inputs[IMAGE] = self.device.laid_out(inputs[IMAGE])
         with self.device.autocast(self.settings.bf16):
             if self._train_step is not None:
                 loss: torch.Tensor = self._train_step(self.model, {**inputs, LABEL: batch.labels, TARGET: targets})

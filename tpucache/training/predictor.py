@@ -91,7 +91,7 @@ def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:
         model.load_state_dict(content["model"])
     except RuntimeError as error:
         raise TrainingError(f"{run / BEST_NAME} does not fit the model {settings.model!r}: {error}") from error
-    model = model.to(device.torch_device).eval()
+    model = device.place(model).eval()
     normalise = None
     if any(field["name"] == IMAGE for field in content["fields"]):
         normalise = Normalise(content["mean"], content["std"], device.torch_device)

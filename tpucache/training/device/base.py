@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 
 class Counters(NamedTuple):
@@ -29,6 +30,14 @@ class Device(Protocol):
 
         When it returns, or at the latest when the host tensor dies, the host's memory may be used again.
         """
+        ...
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Return a model with its weights on the device, laid out as the device computes fastest."""
+        ...
+
+    def laid_out(self, images: torch.Tensor) -> torch.Tensor:
+        """Return images (batch, channels, height, width) on the device, laid out as the device computes fastest."""
         ...
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:

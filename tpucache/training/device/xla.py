@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.training.device.base import Counters
@@ -71,6 +72,14 @@ class XlaDevice:
             spec = xs.ShardingSpec(self._mesh, ("data", *[None] * (batch.dim() - 1)))
         sent: torch.Tensor = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
         return sent
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Send the weights; XLA chooses layouts itself."""
+        return model.to(self.torch_device)
+
+    def laid_out(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the images: XLA chooses layouts itself."""
+        return images
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """Gather it in the step's own graph: read as it is split, each read would compile a gathering of its own."""
