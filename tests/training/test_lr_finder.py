@@ -66,17 +66,18 @@ def test_learner_and_random_numbers_are_left_exactly_as_they_were(cache, optimiz
     assert all(parameter.grad is None for parameter in learner.model.parameters())
 
 
-def test_the_test_ends_soon_after_the_loss_diverges(cache, monkeypatch):
+@pytest.mark.parametrize(("loss", "kept"), [(float("nan"), 30), (1000.0, 31)])
+def test_the_test_ends_soon_after_the_loss_diverges(cache, monkeypatch, loss, kept):
     dataset, taken = CachedDataset(cache), []
     learner = learner_for(dataset)
 
     def step(_batches, rates, number):
         taken.append(rates.lr)
-        return torch.tensor(float("nan") if number == 30 else 3 - number / 15)
+        return torch.tensor(loss if number == 30 else 4 - number / 15)
 
     monkeypatch.setattr(learner, "step", step)
     found = range_test(learner, dataset)
-    assert len(found.losses) == len(found.rates) == 30
+    assert len(found.losses) == len(found.rates) == kept
     assert len(taken) < 50
     assert taken[1] / taken[0] == pytest.approx(taken[9] / taken[8])
     assert taken[0] == pytest.approx(1e-6)

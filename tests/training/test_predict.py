@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -103,22 +102,10 @@ def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, 
 
 def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
     output = tmp_path / "out" / "predictions.csv"
-    arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--backend", "eager", "--json"]
+    arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--backend", "eager"]
     assert main([str(argument) for argument in arguments]) == 0
     expected = np.mean([plain(run, CachedDataset(cache, variant)) for run in folds for variant in range(4)], 0)
     np.testing.assert_allclose(np.float32([row[4:] for row in read(output)[1:]]), expected, atol=1e-6)
-
-
-def test_the_report_tells_what_was_done_and_what_it_is_worth(cache, folds, tmp_path, capsys):
-    output = tmp_path / "predictions.csv"
-    arguments = ["predict", folds[0], cache, "-o", output, "--variants", "0,2", "--backend", "eager"]
-    assert main([*map(str, arguments), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["samples"], report["runs"], report["variants"]) == (150, 1, [0, 2])
-    rows = read(output)[1:]
-    assert report["metrics"]["accuracy"] == np.mean([row[2] == row[3] for row in rows])
-    assert main([*map(str, arguments)]) == 0
-    assert str(output) in capsys.readouterr().out
 
 
 def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_path):

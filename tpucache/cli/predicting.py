@@ -19,8 +19,8 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.training.predictor import Predictor
 
     cache, held = staged(options), in_memory(options)
-    variants = Manifest.load(cache).variants if options.variants == "all" else options.variants
-    datasets = [CachedDataset(cache, variant, in_memory=held) for variant in variants]
+    shown = Manifest.load(cache).variants if options.variants == "all" else options.variants
+    datasets = [CachedDataset(cache, variant, in_memory=held) for variant in shown]
     predictor = Predictor(options.runs, open_device(options.backend, options.cores))
     batch_size = options.batch_size or predictor.settings.part_size
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
@@ -28,7 +28,7 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _variants(text: str) -> str | list[int]:
+def variants(text: str) -> str | list[int]:
     """Read "all", or numbers such as 0,1,2."""
     return text if text == "all" else [int(number) for number in text.split(",")]
 
@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
     add_cache(command)
     command.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the CSV to write")
     command.add_argument(
-        "--variants", metavar="0,1,2|all", type=_variants, default=[0], help="of each sample; their mean counts"
+        "--variants", metavar="0,1,2|all", type=variants, default=[0], help="of each sample; their mean counts"
     )
     add_device(command)
     command.add_argument("--batch-size", type=positive, metavar="B", help="samples at once, all cores' together")

@@ -78,7 +78,7 @@ def _settings(options: argparse.Namespace) -> TrainSettings:
     return TrainSettings(**named, augment=augment)
 
 
-def _rate(text: str) -> float | str:
+def rate(text: str) -> float | str:
     """Read "find" or a number."""
     return text if text == FIND else float(text)
 
@@ -149,7 +149,7 @@ def _add_learning(command: argparse.ArgumentParser) -> None:
         default="one-cycle",
         help="of rate, momentum",
     )
-    add("--lr", type=_rate, default=0.1, metavar="X|find", help="the highest learning rate; find: by a range test")
+    add("--lr", type=rate, default=0.1, metavar="X|find", help="the highest learning rate; find: by a range test")
     add(
         "--scale",
         choices=["none", "linear", "sqrt"],

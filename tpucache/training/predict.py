@@ -64,8 +64,10 @@ def predict(
     Raises UsageError when cache, batch and device do not fit, TrainingError when a file cannot be written.
     """
     dataset, task = datasets[0], predictor.task
-    if batch_size % predictor.device.cores:
-        raise UsageError(f"a batch of {batch_size} does not divide over {predictor.device.cores} cores")
+    cores = predictor.device.cores
+    if batch_size % cores:
+        fits = -(-batch_size // cores) * cores
+        raise UsageError(f"a batch of {batch_size} does not divide over {cores} cores: give --batch-size {fits}")
     if task.name == MASK and len(datasets) > 1:
         raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
     for each in datasets:

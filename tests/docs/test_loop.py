@@ -1,0 +1,36 @@
+"""The loop in docs/loop.md runs as it stands there, on plain torch and on all cores."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
+EAGER = 'open_device("eager")'
+
+
+@pytest.mark.parametrize("device", ['open_device("eager")', 'open_device("xla", 8)'])
+def test_the_loop_of_the_page_trains(cache, tmp_path, device):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert EAGER in code
+    (tmp_path / "loop.py").write_text(code.replace(EAGER, device))
+    (tmp_path / "cache").mkdir()
+    for name in ("train", "valid"):
+        (tmp_path / "cache" / name).symlink_to(cache)
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    done = subprocess.run(
+        [sys.executable, "loop.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *epochs, accuracy = done.stdout.splitlines()
+    assert len(epochs) == 5
+    assert float(accuracy.split()[1]) > 0.6
+    assert accuracy.endswith("of 150")
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)["model"]
+    assert all(tensor.device.type == "cpu" for tensor in weights.values())
