@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tpucache.cli import main
+from tpucache.report.bench import run_bench
 
 COMMANDS = ("warmup", "verify", "inspect", "bench", "train", "predict")
 
@@ -22,7 +23,9 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys):
+def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys, monkeypatch):
+    for name, value in (("rounds", 1), ("seconds", 0.05)):
+        monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
     cache = str(tmp_path / "cache")
     assert main(["warmup", str(photos), cache, "--size", "16", "--variants", "1", "--jobs", "1"]) == 0
     assert "150 samples x 2 variants = 300 records" in capsys.readouterr().out

@@ -17,15 +17,17 @@ sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the
 
 @pytest.fixture(scope="session")
 def python() -> Callable[..., Run]:
-    """Run Python with these arguments on XLA's CPU client of so many devices."""
+    """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found."""
 
-    def run(*arguments: str | Path, devices: int = 1) -> Run:
+    def run(*arguments: str | Path, devices: int = 1, asked: bool = True) -> Run:
         environment = {
             **os.environ,
             "PJRT_DEVICE": "CPU",
             "CPU_NUM_DEVICES": str(devices),
             "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
+        if not asked:
+            del environment["PJRT_DEVICE"]
         return subprocess.run(
             [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
         )

@@ -169,8 +169,11 @@ def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python
     assert not (tmp_path / "run" / "last.pt").exists()
 
 
-def test_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
-    done = python("-m", "tpucache", "train", cache, "--run", tmp_path, "--cores", 4, "--batch-size", 8, devices=8)
+def test_a_missing_tpu_is_told_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
+    done = python(
+        "-m", "tpucache", "train", cache, "--run", tmp_path, "--cores", 4, "--batch-size", 8, devices=8, asked=False
+    )
     assert done.returncode == 2
-    assert "8" in done.stderr
+    assert "no TPU found" in done.stderr
+    assert "this machine has 8" in done.stderr
     assert "Traceback" not in done.stderr

@@ -24,6 +24,9 @@ from tpucache.training.device.base import Counters
 # XLA's C++ side warns of its own coming changes at every compile; its errors stay.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# Importing torch_xla sets it where it is not set.
+_ASKED: Final = "PJRT_DEVICE" in os.environ
+
 try:
     import torch_xla
     import torch_xla.core.xla_model as xm
@@ -52,16 +55,22 @@ class XlaDevice:
             _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
         self.cores = cores
         self._mesh: Any = None
-        if cores != 1:
-            xr.use_spmd()
-            available = xr.global_runtime_device_count()
-            if cores != available:
-                raise UsageError(
-                    f"cores is 1 or all: this machine has {available} ({xr.device_type()}), not {cores}. "
-                    "XLA's CPU client has as many as CPU_NUM_DEVICES says"
+        with _told():
+            if xr.device_type() == "CPU" and not _ASKED:
+                _log.warning(
+                    "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
+                    "eager, which is faster there; `python -m tpucache doctor` says what this machine has"
                 )
-            self._mesh = xs.Mesh(np.arange(cores), (cores,), ("data",))
-        self.torch_device = torch_xla.device()
+            if cores != 1:
+                xr.use_spmd()
+                available = xr.global_runtime_device_count()
+                if cores != available:
+                    raise UsageError(
+                        f"cores is 1 or all: this machine has {available} ({xr.device_type()}), not {cores}. "
+                        "XLA's CPU client has as many as CPU_NUM_DEVICES says"
+                    )
+                self._mesh = xs.Mesh(np.arange(cores), (cores,), ("data",))
+            self.torch_device = torch_xla.device()
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a host batch, split along its first dimension. Raises UsageError when it does not divide."""
@@ -141,6 +150,18 @@ class XlaDevice:
             yield
         finally:
             xp.stop_trace()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Say in words what the runtime's errors at its start mean. Raises UsageError."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise UsageError(
+            f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE')} has no device here: {error}. See what this machine has with "
+            "`python -m tpucache doctor`, set PJRT_DEVICE=CPU, or use --backend eager"
+        ) from error
 
 
 def _metric(name: str) -> tuple[int, float]:
