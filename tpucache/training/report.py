@@ -63,6 +63,6 @@ def _epoch_line(row: Row) -> str:
     shown = [
         f"{name.removeprefix('valid_')} {value:.4f}"
         for name, value in row.items()
-        if name == "train_loss" or name.startswith("valid_")
+        if name == "train_loss" or (name.startswith("valid_") and name != "valid_samples")
     ]
     return f"epoch {row['epoch']:>3}  {'  '.join(shown)}"
