@@ -13,6 +13,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
+from tpucache.loading.split import stratified_split
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluate import evaluate
 from tpucache.training.learner import Learner
@@ -48,16 +49,21 @@ def train_here(cache, run, **settings):
     )
 
 
-def test_a_text_classifier_trains_from_cached_ids_and_masks(caches, python, tmp_path):
-    shared = ["--model", "tiny_tasks:Bag", "--epochs", 8, "--batch-size", 20, "--lr", 0.1, "--optimizer", "adamw"]
-    for backend in ("eager", "xla"):
-        arguments = [caches / "texts", "--run", tmp_path / backend, "--backend", backend, "--valid", 0.25, *shared]
-        done = python("-m", "tpucache", "train", *arguments)
-        assert done.returncode == 0, done.stderr
-    eager, xla = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("eager", "xla"))
-    assert eager["epochs"][-1]["valid_accuracy"] > 0.85
-    assert xla["losses"] == pytest.approx(eager["losses"], abs=1e-4)
+def test_a_text_classifier_trains_from_cached_ids_and_masks_and_is_traced(caches, python, tmp_path):
+    shared = {"model": "tiny_tasks:Bag", "epochs": 8, "batch_size": 20, "lr": 0.1, "optimizer": "adamw"}
+    data = CachedDataset(caches / "texts")
+    split = stratified_split(data.labels.numpy(), 0.25, 0)
+    parts = data.select(split.train), data.select(split.valid)
+    eager = train(tmp_path / "eager", TrainSettings(**shared), *parts, EagerDevice(), QUICK)
+    assert eager.epochs[-1]["valid_accuracy"] > 0.85
+    options = [text for name, value in shared.items() for text in (f"--{name.replace('_', '-')}", value)]
+    options += ["--run", tmp_path / "xla", "--valid", 0.25, "--profile", tmp_path / "trace"]
+    done = python("-m", "tpucache", "train", caches / "texts", "--backend", "xla", *options)
+    assert done.returncode == 0, done.stderr
+    xla = json.loads((tmp_path / "xla" / "report.json").read_text())
+    assert xla["losses"] == pytest.approx(eager.losses, abs=1e-4)
     assert xla["pace"]["compiles"] == 0
+    assert [path for path in (tmp_path / "trace").rglob("*.xplane.pb") if path.stat().st_size]
     output = tmp_path / "out.csv"
     arguments = ["predict", tmp_path / "xla", caches / "texts", "-o", output, "--backend", "eager"]
     assert main([str(argument) for argument in arguments]) == 0

@@ -116,12 +116,3 @@ def test_tensorboard_that_is_missing_is_an_error_in_words(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(DependencyError, match=r"tpucache\[tensorboard\]"):
         TensorBoard(tmp_path)
-
-
-def test_a_trace_of_xla_is_written(cache, python, tmp_path):
-    done = python(
-        "-m", "tpucache", "train", cache, "--run", tmp_path / "run", "--backend", "xla", "--model", "tiny_models:tiny",
-        "--epochs", 1, "--batch-size", 10, "--profile", tmp_path / "trace",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert [path for path in (tmp_path / "trace").rglob("*.xplane.pb") if path.stat().st_size]
