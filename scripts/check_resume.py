@@ -33,7 +33,10 @@ def killed(self, batches, rates, number):
 Learner.step = killed
 sys.exit(main(sys.argv[2:]))
 """
-OPTIONS = "--model cnn --batch-size 16 --epochs 2 --checkpoint-every 3 --valid 0.2 --optimizer adamw --lr 0.01 --ema 0.99 --flip --mixup 0.3 --resume"
+OPTIONS = (
+    "--model cnn --batch-size 16 --epochs 2 --checkpoint-every 3 --valid 0.2 --optimizer adamw --lr 0.01 --ema 0.99 "
+    "--flip --mixup 0.3 --resume"
+)
 
 
 def leaves(tree: Any, path: str = "") -> list[tuple[str, Any]]:
