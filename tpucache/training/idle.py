@@ -59,8 +59,13 @@ class Pace:
                 f"Data limits the run ({self.waited:.0%} of the time): keep the cache in memory (--in-memory yes), "
                 "stage it to a faster disk (--stage), or give more --threads."
             )
-        if (self.ceiling_idle or 0.0) > _MUCH or self.device_idle > 2 * _MUCH:
+        if self.device_idle > _MUCH:
             return "The host's own work between steps limits the run: try --steps-per-execution 4, or a larger batch."
+        if (self.ceiling_idle or 0.0) > _MUCH:
+            return (
+                f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the loop never waits: "
+                "reading, uploading or other programs share the processor with them; try fewer --threads."
+            )
         return "The device limits the run: data is never late, so only a faster step (--bf16, a smaller model) helps."
 
 
