@@ -3,8 +3,8 @@
     python scripts/bench_train.py CACHE --backend xla --cores 1 --model cnn --batch-size 64
 
 Rounds take turns. The bare loop is nothing but the model, its loss and its optimizer, over and over on one batch that
-is on the device. Then the data is slowed down so that the device must wait a known share of its time, and the three
-idle figures are put beside it.
+is on the device. Then a model that only sleeps, so that its steps take a known time, is fed by data that is slowed down
+to make it wait a known share of that, and the three idle figures are put beside it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import statistics
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from tpucache import CachedDataset
@@ -31,6 +33,20 @@ from tpucache.training.idle import Pace
 from tpucache.training.loop import Conduct, train
 from tpucache.training.models import build_model
 from tpucache.training.settings import TrainSettings
+
+STEP_SECONDS = 0.02
+
+
+class Sleeper(nn.Module):
+    """Takes a known time, whatever the machine does beside."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, outputs)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(STEP_SECONDS)
+        return self.head(images.mean((2, 3)))
 
 
 class SlowedDataset(CachedDataset):
@@ -91,7 +107,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2, help="of one round")
-    parser.add_argument("--share", type=float, default=0.6, help="of its time that the slowed device waits")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0.0, 0.3, 0.6, 0.9], help="of its time that the slowed device waits"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -121,20 +139,16 @@ def main() -> None:
     )
     print(f"waited    {found['waited']:>9.1%}; idle by the device's account {found['device_idle']:.1%}")
 
-    slowed = SlowedDataset(options.cache, in_memory=True)
-    step = options.batch_size / found["bare loop"]
-    SlowedDataset.interval = step / (1 - options.share)
-    pace = harness(slowed, settings, device, replay=True)
-    found["slowed"] = {
-        "share": options.share,
-        "waited": pace.waited,
-        "device_idle": pace.device_idle,
-        "ceiling_idle": pace.ceiling_idle,
-    }
-    print(
-        f"slowed to {options.share:.0%}: waited {pace.waited:.1%}, "
-        f"idle by the device's account {pace.device_idle:.1%}, against the ceiling {pace.ceiling_idle or 0:.1%}"
-    )
+    eager = open_device("eager")
+    settings = replace(settings, model="bench_train:Sleeper")
+    free = harness(SlowedDataset(options.cache, in_memory=True), settings, eager)
+    found["slowed"] = []
+    for share in options.shares:
+        SlowedDataset.interval = free.step_seconds / (1 - share) if share else 0.0
+        pace = harness(SlowedDataset(options.cache, in_memory=True), settings, eager, replay=True)
+        figures = {"waited": pace.waited, "device_idle": pace.device_idle, "ceiling_idle": pace.ceiling_idle or 0.0}
+        found["slowed"].append({"share": share, **figures})
+        print(f"slowed to {share:.0%}: " + ", ".join(f"{name} {value:.1%}" for name, value in figures.items()))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
