@@ -24,7 +24,7 @@ from tpucache.warmup.run import build_cache
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 96  # so that a shard of 1 MiB holds 37 images
-_KILLS = 10  # of runs with workers
+_KILLS = 4  # of runs with workers
 _FORKED_KILLS = 32  # of runs in one process; every fourth is killed three times in a row: 48 in all
 
 # Slow in the killed runs only, so that they spend their time on samples and not on starting.
