@@ -7,7 +7,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
 
@@ -58,13 +58,12 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 def _metadata_files() -> Iterator[tuple[str, bytes]]:
     """Yield the files of the installation's .dist-info that belong into a wheel, METADATA first."""
-    try:
-        found = distribution(_NAME)
-    except PackageNotFoundError as error:
+    found = next((each for each in distributions(name=_NAME) if each.read_text("METADATA")), None)
+    if found is None:  # what building leaves in a checkout, an .egg-info, is no installation
         raise DependencyError(
             "tpucache runs from a folder that was never installed, so its metadata is missing: `pip install` it first"
-        ) from error
-    metadata = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+        )
+    metadata = found.read_text("METADATA") or ""
     # An editable installation goes on to tell the version it was installed at.
     yield "METADATA", re.sub(r"(?m)^Version: .*$", f"Version: {tpucache.__version__}", metadata, count=1).encode()
     yield from sorted(_others(found))
