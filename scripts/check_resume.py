@@ -34,7 +34,7 @@ Learner.step = killed
 sys.exit(main(sys.argv[2:]))
 """
 OPTIONS = (
-    "--model cnn --batch-size 16 --epochs 2 --checkpoint-every 3 --valid 0.2 --optimizer adamw --lr 0.01 --ema 0.99 "
+    "--batch-size 16 --epochs 2 --checkpoint-every 3 --valid 0.2 --optimizer adamw --lr 0.01 --ema 0.99 "
     "--flip --mixup 0.3 --resume"
 )
 
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("cache", type=Path)
     parser.add_argument("--backend", choices=["eager", "xla"], default="xla")
     parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--model", default="cnn")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -59,6 +60,7 @@ def main() -> int:
 
     def run(folder: Path, kill_at: int) -> None:
         words = ["train", options.cache, "--run", folder, "--backend", options.backend, "--cores", options.cores]
+        words += ["--model", options.model]
         command = [sys.executable, "-c", KILLED, kill_at, *words, *OPTIONS.split()]
         done = subprocess.run(map(str, command), env=environment, capture_output=True, text=True, check=False)
         if done.returncode != (0 if kill_at < 0 else -signal.SIGKILL):

@@ -89,7 +89,7 @@ CHECK_RESUME = Path(__file__).parents[2] / "scripts" / "check_resume.py"
 
 
 def test_a_run_that_is_killed_ends_in_the_same_bits(cache, python):
-    done = python(CHECK_RESUME, cache, "--backend", "xla", "--cores", 8, "--kills", 1)
+    done = python(CHECK_RESUME, cache, "--backend", "xla", "--cores", 8, "--kills", 1, "--model", "tiny_models:tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 differ" in done.stdout
 
