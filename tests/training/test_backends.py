@@ -60,12 +60,12 @@ def test_losses_are_those_of_plain_torch(runs, name, optimizer):
 
 @pytest.mark.parametrize("name", ["one", "eight"])
 def test_weights_are_those_of_plain_torch(runs, name):
-    # By SGD: AdamW makes a whole step of the rounding error that is all the gradient a bias before BatchNorm has.
+    # By SGD alone, for the reason given below.
     expected, weights = runs["eager", "sgd"][1]["model"], runs[name, "sgd"][1]["model"]
     for key, value in expected.items():
         assert weights[key].device.type == "cpu"
-        # XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of 16 images of 8x8 pixels.
-        relative = 1 / (16 * 8 * 8 - 1) if key.endswith("running_var") else 0
+        # XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of 16 images of 16x16 pixels.
+        relative = 1 / (16 * 16 * 16 - 1) if key.endswith("running_var") else 0
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=relative)
 
 
@@ -75,8 +75,9 @@ def test_validation_metrics_are_those_of_plain_torch(runs, name, optimizer):
     for expected, found in pairs:
         assert found["valid_samples"] == expected["valid_samples"] == 30
         assert found["valid_accuracy"] == pytest.approx(expected["valid_accuracy"], abs=1e-9)
-        # Less alike than the losses of the steps: evaluation goes by BatchNorm's running variance.
-        assert found["valid_loss"] == pytest.approx(expected["valid_loss"], abs=1e-3)
+        # AdamW makes a whole step of the rounding error that is all the gradient a bias before BatchNorm has.
+        bound = {"sgd": 1e-4, "adamw": 1e-3}[optimizer]
+        assert found["valid_loss"] == pytest.approx(expected["valid_loss"], abs=bound)
 
 
 @ALIKE
