@@ -73,15 +73,14 @@ class RecordLayout:
     def join(self, parts: Sequence[bytes]) -> bytes:
         """Return the record made of the fields' encoded bytes, in field order."""
         lengths = [len(p) for f, p in zip(self.fields, parts, strict=True) if not f.fixed]
-        return struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(parts)
+        return struct.pack(self._lengths, *lengths) + b"".join(parts)
 
     def split(self, record: memoryview) -> list[memoryview]:
         """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""
-        variable = sum(not field.fixed for field in self.fields)
-        at = 4 * variable
+        at = struct.calcsize(self._lengths)
         if len(record) < at:
-            raise DamageError(f"a record of {len(record)} bytes cannot hold {variable} lengths")
-        lengths = iter(struct.unpack_from(f"<{variable}I", record))
+            raise DamageError(f"a record of {len(record)} bytes cannot hold its lengths, {at} bytes")
+        lengths = iter(struct.unpack_from(self._lengths, record))
         parts = []
         for field in self.fields:
             size = field.nbytes if field.fixed else next(lengths)
@@ -90,6 +89,11 @@ class RecordLayout:
         if at != len(record):
             raise DamageError(f"a record of {len(record)} bytes should have {at}")
         return parts
+
+    @functools.cached_property
+    def _lengths(self) -> str:
+        """The struct format of the lengths that a record begins with."""
+        return f"<{sum(not field.fixed for field in self.fields)}I"
 
 
 def encode(field: Field, array: Array, quality: int | None = None) -> bytes:
@@ -123,13 +127,9 @@ def decode_into(field: Field, data: memoryview, out: Array) -> None:
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
         return
     try:
-        decoded = _DECODERS[field.codec](field, data, out)
+        _DECODERS[field.codec](field, data, out)
     except (ValueError, OSError, SyntaxError) as error:
         raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
-    if decoded.shape != field.shape:
-        raise DamageError(f"field {field.name!r} decodes to {decoded.shape}, not {field.shape}")
-    if not np.may_share_memory(decoded, out):
-        out[...] = decoded
 
 
 def _encode_image(data: Array, codec: str, quality: int | None) -> bytes:
@@ -145,16 +145,17 @@ def _encode_image(data: Array, codec: str, quality: int | None) -> bytes:
     return target.getvalue()
 
 
-def _decode_jpeg(field: Field, data: memoryview, out: Array) -> Array:
+def _decode_jpeg(field: Field, data: memoryview, out: Array) -> None:
     simplejpeg = _simplejpeg()
     if simplejpeg is None:
-        return _decode_image(field, data, out)
+        _decode_image(field, data, out)
+        return
     grey = field.shape[2] == 1
-    if (simplejpeg.decode_jpeg_header(data)[2] == "Gray") != grey:  # it would convert without a word
-        raise ValueError(f"its colours do not fit {field.shape[2]} channels")
-    colours = "GRAY" if grey else "RGB"
-    decoded: Array = simplejpeg.decode_jpeg(data, colours, buffer=out)
-    return decoded
+    if grey and simplejpeg.decode_jpeg_header(data)[2] != "Gray":  # it would drop the colours without a word
+        raise ValueError("an image in colours, not in grey")
+    found = simplejpeg.decode_jpeg(data, "GRAY" if grey else "RGB", buffer=out).shape
+    if found != field.shape:
+        raise ValueError(f"an image of {found}, not of {field.shape}")
 
 
 @functools.cache
@@ -168,7 +169,7 @@ def _simplejpeg() -> Any:
     return simplejpeg
 
 
-def _decode_image(field: Field, data: memoryview, out: Array) -> Array:
+def _decode_image(field: Field, data: memoryview, out: Array) -> None:
     try:
         from PIL import Image
     except ImportError as error:
@@ -179,11 +180,10 @@ def _decode_image(field: Field, data: memoryview, out: Array) -> Array:
         found = (image.height, image.width, image.mode)
         if found != (*field.shape[:2], "L" if field.shape[2] == 1 else "RGB"):
             raise ValueError(f"an image of {found}, not of {field.shape}")
-        decoded = np.asarray(image)
-    return decoded[..., None] if decoded.ndim == 2 else decoded
+        out[...] = np.asarray(image).reshape(field.shape)
 
 
-def _decode_zstd(field: Field, data: memoryview, out: Array) -> Array:
+def _decode_zstd(field: Field, data: memoryview, out: Array) -> None:
     zstandard = _zstandard()
     try:
         size = zstandard.frame_content_size(data)
@@ -192,10 +192,10 @@ def _decode_zstd(field: Field, data: memoryview, out: Array) -> Array:
         plain = zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
-    return np.frombuffer(plain, field.dtype).reshape(field.shape)
+    out[...] = np.frombuffer(plain, field.dtype).reshape(field.shape)
 
 
-_DECODERS: Final[dict[str, Callable[[Field, memoryview, Array], Array]]] = {
+_DECODERS: Final[dict[str, Callable[[Field, memoryview, Array], None]]] = {
     "jpeg": _decode_jpeg,
     "png": _decode_image,
     "zstd": _decode_zstd,
