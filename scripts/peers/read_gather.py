@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from worker import BATCH, Batches, load, repeated, run
 
+from tpucache.loading.gather import gather
+
 
 def batches(data: Path, _folder: Path, threads: int) -> Batches:
     images, labels = load(data, mode=None)
@@ -15,7 +17,7 @@ def batches(data: Path, _folder: Path, threads: int) -> Batches:
     order = _rows(len(images))
 
     def fill(slot: int, rows: np.ndarray) -> np.ndarray:
-        np.take(images, rows, axis=0, out=targets[slot], mode="clip")
+        gather(images, rows, targets[slot])
         return rows
 
     with ThreadPoolExecutor(threads) as pool:

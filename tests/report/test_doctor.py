@@ -27,6 +27,7 @@ VERSIONS = {
     "torch_xla": "2.9.0",
     "libtpu": "0.0.21",
     "simplejpeg": "1.9.0",
+    "llvmlite": "0.47.0",
     "albumentations": "2.0.8",
 }
 TPU = Tpu("v5e", 8, ("accel0",))
@@ -81,6 +82,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
         (facts(without(albumentationsx="2.1.0")), "AGPL", "uninstall -y albumentationsx"),
         (facts(without(albumentations="1.4.0")), "albumentations 1.4.0", "albumentations==2.0.8"),
         (facts(without("simplejpeg")), "decoded by Pillow", "pip install simplejpeg"),
+        (facts(without("llvmlite")), "copied by numpy", "pip install llvmlite"),
     ],
 )
 def test_each_trouble_is_told_with_its_remedy(found, what, remedy):

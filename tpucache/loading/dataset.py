@@ -310,7 +310,7 @@ class _Scratch(threading.local):
         """Return memory of these lengths, side by side; the next call of the same thread takes it back."""
         ends = list(itertools.accumulate(lengths))
         if ends and ends[-1] > len(self._block):
-            self._block = memoryview(np.empty(ends[-1] + ends[-1] // 4, np.uint8))
+            self._block = np.empty(ends[-1] + ends[-1] // 4, np.uint8).data
         return [self._block[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 

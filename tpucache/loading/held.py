@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.loading.gather import gather
 from tpucache.store.codec import Field
 
 Array = npt.NDArray[Any]
@@ -53,5 +54,4 @@ class Held:
     def gather(self, slots: Slots, arrays: Sequence[Array]) -> None:
         """Copy filled slots into the first rows of arrays (batch, *shape)."""
         for source, target in zip(self.arrays, arrays, strict=True):
-            # "clip" is what lets numpy write into the target at once; the slots are in range.
-            np.take(source, slots, axis=0, out=target[: len(slots)], mode="clip")
+            gather(source, slots, target[: len(slots)])

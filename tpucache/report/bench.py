@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.gather import gather
 from tpucache.loading.loader import CachedLoader
 
 _GATHER_BYTES: Final = 512 << 20
@@ -58,7 +59,7 @@ def run_bench(
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
     loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads)
-    gather = _Gather(dataset.manifest.layout.nbytes, batch_size, threads)
+    reference = _Gather(dataset.manifest.layout.nbytes, batch_size, threads)
     if dataset.in_memory:
         for _ in CachedLoader(dataset, batch_size, threads=threads):
             pass  # every record is there then
@@ -66,7 +67,7 @@ def run_bench(
     read, limit, idle = [], [], []
     for _ in range(rounds):
         read.append(_rate(_batches(loader), batch_size, seconds))
-        limit.append(_rate(gather.batches(), batch_size, seconds))
+        limit.append(_rate(reference.batches(), batch_size, seconds))
         if device_rate is not None:
             idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     return BenchResult(
@@ -142,7 +143,8 @@ class _Gather:
 
     def _fill(self, target: npt.NDArray[np.uint8], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
         rows = rng.integers(len(self._source), size=self._batch_size)
-        return np.take(self._source, rows, axis=0, out=target, mode="clip")
+        gather(self._source, rows, target)
+        return target
 
 
 def _batches(loader: CachedLoader) -> Iterator[Any]:

@@ -14,6 +14,7 @@ _USES: Final = {
     "libtpu": "reaching a TPU",
     "pillow": "warmup, preview, report, PNG records",
     "simplejpeg": "decoding JPEG fast",
+    "llvmlite": "copying large batches fast",
     "zstandard": "zstd records",
     "lmdb": "warmup",
     "joblib": "warmup",
