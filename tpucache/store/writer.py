@@ -171,7 +171,8 @@ class ShardWriter:
                     file.seek(extent.offset)
                     data = file.read(extent.length)
                     crc = zlib.crc32(data)
-                    if extent.key != bytes(key) or data != value or crc != self._crcs[position]:
+                    # As bytes: memory views are compared value by value, which takes longer than all else here.
+                    if extent.key != bytes(key) or data != bytes(value) or crc != self._crcs[position]:
                         raise BuildError(
                             f"{self._path}: record {position} is not where its pages say. "
                             "The disk or LMDB failed: run warmup again."
