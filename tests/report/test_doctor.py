@@ -161,13 +161,13 @@ def test_a_program_that_is_not_there_is_told_too():
 
 
 def test_caches_are_found_within_bounds_and_what_is_none_is_passed_over(plain, tmp_path):
-    for place in ("a", "b/c/d/e/f", "b/c/d/e/f2/g", ".hidden"):
+    for place in ("a", "b/c/d/e/f/g/h", "b/c/d/e/f/g/i/j", ".hidden"):
         shutil.copytree(plain, tmp_path / place)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "manifest.json").write_text("{}")
     (tmp_path / "loop").symlink_to(tmp_path)
     mount = look_into(tmp_path)
     assert mount is not None
-    assert [Path(path).relative_to(tmp_path).as_posix() for path, _ in mount.caches] == ["a", "b/c/d/e/f"]
+    assert [Path(path).relative_to(tmp_path).as_posix() for path, _ in mount.caches] == ["a", "b/c/d/e/f/g/h"]
     assert mount.writable == os.access(tmp_path, os.W_OK)
     assert look_into(tmp_path / "none") is None

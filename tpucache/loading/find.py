@@ -23,7 +23,7 @@ KAGGLE: Final = "kaggle:"
 _MAX_DEPTH: Final = 7
 _MAX_FOLDERS: Final = 20_000
 _MAX_ENTRIES: Final = 2_000
-_MAX_SECONDS: Final = 30.0  # a root; a mounted drive answers some twenty folders a second
+_MAX_SECONDS: Final = 30.0  # a mounted drive answers some twenty folders a second
 _NAMED: Final = 10
 _VERSIONS: Final = "versions"
 
@@ -45,7 +45,7 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     Raises UsageError for what is no name, and where several caches have it; NotACacheError where none does.
     """
     wanted = _wanted(name)
-    search = _Search([Path(root) for root in roots] if roots is not None else usual_roots())
+    search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
     named = [found for found in search.caches() if any(_holds(found.parts, parts) for parts in wanted)]
     refused: list[str] = []
     caches: dict[Path, Manifest] = {}
@@ -72,7 +72,7 @@ def usual_roots() -> list[Path]:
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A folder with a manifest: where it is, and its names below the root."""
 
     path: Path
@@ -80,20 +80,21 @@ class _Found:
 
 
 @dataclass
-class _Search:
+class Search:
     """A walk through the roots, level by level, that stops at manifests and at its limits; it remembers what it saw."""
 
     roots: list[Path]
+    seconds: float  # a root, at most
     folders: int = 0
     others: list[Path] = field(default_factory=list)
     cut: list[Path] = field(default_factory=list)
 
-    def caches(self) -> Iterator[_Found]:
+    def caches(self) -> Iterator[Found]:
         """Yield each folder with a manifest once, root by root."""
         seen: set[Path] = set()
         for root in self.roots:
-            waiting = deque([_Found(root, ())])
-            limit, until = self.folders + _MAX_FOLDERS, time.monotonic() + _MAX_SECONDS
+            waiting = deque([Found(root, ())])
+            limit, until = self.folders + _MAX_FOLDERS, time.monotonic() + self.seconds
             while waiting:
                 if self.folders == limit or time.monotonic() > until:
                     self.cut.append(root)
@@ -107,7 +108,7 @@ class _Search:
                         self.others.append(folder.path)
                         yield folder
                 elif len(folder.parts) < _MAX_DEPTH:
-                    waiting.extend(_Found(folder.path / name, (*folder.parts, name)) for name in _folders(folder.path))
+                    waiting.extend(Found(folder.path / name, (*folder.parts, name)) for name in _folders(folder.path))
 
     def explain(self, name: str, refused: Sequence[str]) -> str:
         """Say what was looked at, what was found instead, and what to do."""
@@ -116,7 +117,7 @@ class _Search:
             f"no cache is called {name!r}. Looked at {self.folders:,} folders, {_MAX_DEPTH} deep at most, in {roots}"
         ]
         if self.cut:
-            bounds = f"{_MAX_FOLDERS:,} folders or {_MAX_SECONDS:.0f} s"
+            bounds = f"{_MAX_FOLDERS:,} folders or {self.seconds:.0f} s"
             lines.append(f"{', '.join(map(str, self.cut))} has more, and was left after {bounds}")
         if refused:
             lines.append("not usable: " + "; ".join(refused[:_NAMED]))
@@ -146,9 +147,9 @@ def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
     return any(tuple(names[at : at + len(wanted)]) == tuple(wanted) for at in range(len(names)))
 
 
-def _latest(found: Sequence[_Found]) -> list[_Found]:
+def _latest(found: Sequence[Found]) -> list[Found]:
     """Keep the latest where kagglehub has several versions of one dataset."""
-    best: dict[tuple[Path, tuple[str, ...]], tuple[int, _Found]] = {}
+    best: dict[tuple[Path, tuple[str, ...]], tuple[int, Found]] = {}
     for one in found:
         at = one.parts.index(_VERSIONS) + 1 if _VERSIONS in one.parts[:-1] else 0
         version = int(one.parts[at]) if at and one.parts[at].isdecimal() else -1

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tpucache.errors import TpucacheError
+from tpucache.loading.find import Search
 from tpucache.machine import Space, measure_space
 from tpucache.store.manifest import Manifest
 
 USUAL: Final = ("/kaggle/input", "/kaggle/working", "/content")
 
-# /kaggle/input/datasets/OWNER/SLUG/FOLDER is the deepest that is usual; folders of photographs lie there, too.
-_DEPTH: Final = 5
-_ENTRIES: Final = 20_000
+_SECONDS: Final = 5.0  # a folder; a mounted drive may hold more than anyone waits for
 
 
 @dataclass(frozen=True)
@@ -29,32 +29,14 @@ class Mount:
 
 
 def look_into(folder: Path) -> Mount | None:
-    """Look for caches in a folder, five deep and through 20,000 names at most; None where there is no such folder."""
+    """Look for caches in a folder, as `find_cache` does but not as long; None where there is no such folder."""
     space = measure_space(folder)
     if space is None:
         return None
-    return Mount(space, os.access(folder, os.W_OK), tuple(_caches(folder)))
+    return Mount(space, os.access(folder, os.W_OK), tuple(sorted(_caches(folder))))
 
 
-def _caches(root: Path) -> list[tuple[str, int]]:
-    found: list[tuple[str, int]] = []
-    waiting = deque([(root, 0)])
-    left = _ENTRIES
-    while waiting and left > 0:
-        folder, depth = waiting.popleft()
-        try:
-            found.append((str(folder), Manifest.load(folder).samples))
-            continue
-        except TpucacheError:  # no cache, or a file of another kind called like its manifest
-            pass
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    left -= 1
-                    if left <= 0:
-                        break
-                    if depth < _DEPTH and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                        waiting.append((Path(entry.path), depth + 1))
-        except OSError:  # not for us to read
-            continue
-    return sorted(found)
+def _caches(root: Path) -> Iterator[tuple[str, int]]:
+    for found in Search([root], _SECONDS).caches():
+        with contextlib.suppress(TpucacheError):  # others call a file manifest.json, too
+            yield str(found.path), Manifest.load(found.path).samples
