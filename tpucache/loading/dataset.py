@@ -301,7 +301,7 @@ class CachedDataset(Dataset[Item]):
 
 
 class _Scratch(threading.local):
-    """Memory for the encoded records of a batch, kept from one to the next: new pages cost a tenth of decoding JPEG."""
+    """Memory for the encoded records of a batch, kept from one to the next: new memory is cleared before it is read."""
 
     def __init__(self) -> None:
         self._block = memoryview(b"")

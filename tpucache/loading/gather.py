@@ -2,7 +2,7 @@
 
 An ordinary store reads from memory the line it is about to overwrite, and leaves it in the cache, where it displaces
 another: of a batch larger than the cache, the first rows are gone when the last are written. A non-temporal store
-does neither, and copies such a batch 1.7 times as fast. numpy has none; llvmlite compiles a loop of them where it is
+does neither, and copies such a batch nearly twice as fast. numpy has none; llvmlite compiles a loop of them where it is
 installed, as it is wherever numba is.
 """
 
