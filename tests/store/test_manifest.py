@@ -293,6 +293,7 @@ TABLES: list[dict[str, Any]] = content()["tables"]
         refused("not ascending", variants=[0, 0, 1]),
         refused("not ascending", variants=[]),
         refused("starts at sample 1", shards=[{**SHARDS[0], "first": 1}, *SHARDS[1:]]),
+        refused("the tables are not", tables=[]),
         refused("the tables are not", tables=TABLES[:1]),
         refused("the tables are not", tables=[TABLES[0], TABLES[0]]),
         refused("more than the limit", tables=[*TABLES, TABLES[0]]),

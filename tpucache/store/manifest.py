@@ -336,7 +336,7 @@ def _check_whole(manifest: Manifest) -> None:
         raise FormatError("there are no fields, or two of one name")
     tables = sorted(entry.name for entry in manifest.tables)
     generations = [re.sub(r"\D", "", name) or "0" for name in tables]
-    if tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES] or len(set(generations)) != 1:
+    if len(set(generations)) != 1 or tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES]:
         raise FormatError(f"the tables are not {' and '.join(_TABLES)}, or a later generation of them")
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
