@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,15 +35,20 @@ def runs(cache, python, tmp_path_factory):
     """Fifty-six steps and eight evaluations of each optimizer on each backend: the report and the checkpoint."""
     script = tmp_path_factory.mktemp("script") / "runs.py"
     script.write_text(RUNS.format(optimizers=OPTIMIZERS))
-    found = {}
-    for name, (backend, cores) in BACKENDS.items():
-        folder = tmp_path_factory.mktemp(name)
-        done = python(script, cache, folder, backend, cores, devices=cores)
+    folders = {name: tmp_path_factory.mktemp(name) for name in BACKENDS}
+
+    def train(name):
+        backend, cores = BACKENDS[name]
+        done = python(script, cache, folders[name], backend, cores, devices=cores)
         assert done.returncode == 0, done.stderr
-        for optimizer in OPTIMIZERS:
-            run = folder / optimizer
-            report = json.loads((run / "report.json").read_text())
-            found[name, optimizer] = report, torch.load(run / "last.pt", weights_only=True)["learner"]
+
+    with ThreadPoolExecutor(2) as threads:  # two at once: most of it is compiling, by one thread each
+        list(threads.map(train, BACKENDS))
+    found = {}
+    for name, optimizer in itertools.product(BACKENDS, OPTIMIZERS):
+        run = folders[name] / optimizer
+        report = json.loads((run / "report.json").read_text())
+        found[name, optimizer] = report, torch.load(run / "last.pt", weights_only=True)["learner"]
     return found
 
 
