@@ -221,7 +221,7 @@ class Bench:
         if listed.returncode:
             return {}
         rows = {row["name"].lower().replace("_", "-"): row["version"] for row in json.loads(listed.stdout)}
-        own = ["tpucache", "torch", "numpy", "simplejpeg", "llvmlite"]
+        own = ["tpucache", "torch", "numpy", "simplejpeg", "cykooz-resizer", "llvmlite"]
         return {name: rows[name] for name in (peer.packages or own) if name in rows}
 
     @staticmethod

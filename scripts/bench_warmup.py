@@ -5,11 +5,12 @@ Each of these is given the same photographs in each round, in another order each
 - seed: one process, whole decode by Pillow, Lanczos, a random flip, one torch.save a sample;
 - FFCV: its DatasetWriter with raw pixels, of images that its dataset decodes and resizes with Pillow;
 - pyvips: its thumbnail_buffer alone, one thread a process, nothing written;
+- Pillow: its scaled decode and Lanczos alone, nothing written;
 - presize: tpucache's own decode and resize alone, nothing written;
 - tpucache: build_cache, the clean images or variants too.
 
 What a user pays for each time is counted, what he pays for once is not: imports are done before the clock starts, and
-the processes of pyvips and presize live and have worked. tpucache's first figure is of the whole of build_cache in a
+the processes of pyvips, Pillow and presize live and have worked. tpucache's first figure is of the whole of build_cache in a
 fresh process, the start of its workers included; "steady" is of the next one there, which finds them alive. Photographs
 are in the page cache; what another has written is on the disk before a turn, what is written within it need not be.
 
@@ -104,13 +105,15 @@ def contest(jobs: int) -> tuple[list[Contender], list[Ratio]]:
     seed = Contender("seed", "seed")
     ffcv = Contender("FFCV's writer", "ffcv", _FFCV, jobs)
     pyvips = Contender("pyvips alone", "pyvips", _PYVIPS, jobs, strict=True)
+    pillow = Contender("Pillow alone", "pillow", jobs=jobs)
     alone = Contender("presize alone", "presize", jobs=jobs)
     single, full = ours("1 job", 1), ours(f"{jobs} jobs", jobs)
     one, eight = ours(f"{jobs} jobs, 1 variant", jobs, 1), ours(f"{jobs} jobs, 8 variants", jobs, 8)
-    return [seed, ffcv, pyvips, alone, single, full, one, eight], [
+    return [seed, ffcv, pyvips, pillow, alone, single, full, one, eight], [
         Ratio(f"{jobs} jobs / seed", full, seed, 8.0, camera=True),
         Ratio(f"{jobs} jobs / FFCV's writer", full, ffcv, 3.0, camera=True),
         Ratio(f"{jobs} jobs / pyvips alone", full, pyvips, 1.0),
+        Ratio(f"{jobs} jobs / Pillow alone", full, pillow, 0.85),
         Ratio(f"{jobs} jobs / presize alone", full, alone, 0.85),
         Ratio(f"{jobs} jobs / 1 job", full, single, 1.85 if jobs == 2 else None),
         Ratio("8 variants / 1, images", eight, one),

@@ -23,7 +23,18 @@ from PIL import Image
 
 SLUG = "offline-check"
 # What warmup and publish use; none of it may be importable there.
-ABSENT = ("lmdb", "PIL", "joblib", "albumentations", "cv2", "tqdm", "sklearn", "torch_xla", "simplejpeg")
+ABSENT = (
+    "lmdb",
+    "PIL",
+    "joblib",
+    "albumentations",
+    "cv2",
+    "tqdm",
+    "sklearn",
+    "torch_xla",
+    "simplejpeg",
+    "cykooz_resizer",
+)
 
 READ = f"""
 import socket, sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +13,10 @@ from tpucache import Recipe, build_cache
 
 CLASSES = ("ant", "bee", "cat", "dog")
 SAMPLES = 150
+
+# The same examples in every run, however long a busy machine takes; --hypothesis-profile default looks for others.
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("steady")
 
 
 def write_photos(folder: Path, samples: int, classes: tuple[str, ...] = CLASSES, side: int = 24) -> Path:

@@ -33,7 +33,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(recipes())
 def test_a_recipe_comes_back_from_json(recipe: Recipe) -> None:
     content = json.loads(json.dumps(recipe.to_dict()))

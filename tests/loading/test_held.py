@@ -16,7 +16,7 @@ from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cach
 from tpucache.loading import dataset as dataset_module
 from tpucache.store.reader import ShardReader
 
-few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
 
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def seen(dataset: CachedDataset, batches: list) -> list[bytes]:

@@ -27,6 +27,7 @@ VERSIONS = {
     "torch_xla": "2.9.0",
     "libtpu": "0.0.21",
     "simplejpeg": "1.9.0",
+    "cykooz-resizer": "4.0.1",
     "llvmlite": "0.47.0",
     "albumentations": "2.0.8",
 }
@@ -82,6 +83,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
         (facts(without(albumentationsx="2.1.0")), "AGPL", "uninstall -y albumentationsx"),
         (facts(without(albumentations="1.4.0")), "albumentations 1.4.0", "albumentations==2.0.8"),
         (facts(without("simplejpeg")), "decoded by Pillow", "pip install simplejpeg"),
+        (facts(without("cykooz-resizer")), "resizes by Pillow", "pip install cykooz-resizer"),
         (facts(without("llvmlite")), "copied by numpy", "pip install llvmlite"),
     ],
 )

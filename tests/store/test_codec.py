@@ -23,7 +23,7 @@ from tpucache.store.codec import DTYPES, Field, RecordLayout, decode_into, encod
 
 Array = npt.NDArray[np.generic]
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 IMAGES = st.tuples(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 3])).flatmap(
     lambda shape: hnp.arrays(np.uint8, shape)
@@ -191,7 +191,7 @@ def test_only_the_fields_own_codec_is_tried(codec: str, other: str) -> None:
         decode(field_of(image, codec), encode(field_of(image, other), image))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(CODED), st.data())
 def test_damaged_bytes_decode_or_are_damage(codec: str, data: st.DataObject) -> None:
     image = smooth(12, 10, 3)

@@ -21,7 +21,7 @@ from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, St
 
 Path_ = tuple[Any, ...]
 
-QUICK = settings(max_examples=30, deadline=None)
+QUICK = settings(max_examples=30)
 SHA = "0123456789abcdef" * 4
 TABLE_NAMES = ("index.npy", "samples.npz")
 ARABIC_NAME = "v\u0660\u0660-\u0660\u0660\u0660\u0660\u0660.lmdb"
@@ -166,7 +166,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_hostile_mutations_raise_nothing_but_format_errors(data: st.DataObject) -> None:
     whole = content()
@@ -192,7 +192,7 @@ def test_hostile_mutations_raise_nothing_but_format_errors(data: st.DataObject) 
         assert entry.name.isascii()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of(st.text(max_size=60), st.binary(max_size=60), json_values.map(json.dumps)))
 def test_text_that_is_no_manifest_is_refused(text: str | bytes) -> None:
     with pytest.raises(FormatError):

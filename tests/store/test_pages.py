@@ -21,7 +21,7 @@ PAGE = 4096
 ROOT_AT = 16 + 24 + 48 + 40  # in a meta page: after its header, the meta's head, the free list's record
 LAST_PAGE_AT = ROOT_AT + 8
 
-QUICK = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 SIZES = st.one_of(st.integers(0, 64), st.integers(1900, 2100), st.integers(0, 20_000))
 TRANSACTIONS = st.lists(st.dictionaries(st.integers(0, 400), SIZES, max_size=12), max_size=4)
 
@@ -189,7 +189,7 @@ PLACES = st.one_of(HEADS, st.integers(0, 200), st.integers(PAGE, PAGE + 200))
 PAGE_SIZE_AT = 16 + 24
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(changes=[(PAGE + PAGE_SIZE_AT + 1, b"\0")], length=16 * PAGE)
 @given(
     changes=st.lists(st.tuples(PLACES, st.binary(min_size=1, max_size=2)), max_size=4),

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns, open_samples
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 #: What os.fsdecode gives: text, and bytes that are not UTF-8 as lone surrogates DC80-DCFF.
 NAMES = st.one_of(
     st.binary(max_size=12).map(lambda data: data.decode("utf-8", "surrogateescape")),

@@ -18,7 +18,7 @@ from tpucache.store import writer as writer_module
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.writer import SealedShard, ShardWriter
 
-QUICK = settings(max_examples=25, deadline=None)
+QUICK = settings(max_examples=25)
 SIZES = st.one_of(st.integers(0, 64), st.integers(1900, 2100), st.integers(0, 20_000))
 RECORDS = st.dictionaries(
     st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1)),

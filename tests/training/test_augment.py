@@ -61,7 +61,7 @@ any_settings = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(any_settings, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 40))
 def test_draws_follow_from_seed_and_step_and_keep_their_ranges(chosen, seed, step, batch):
     draws = draw(chosen, seed, step, batch)

@@ -14,7 +14,7 @@ from tpucache import UsageError
 from tpucache.training.schedule import SCHEDULES, Rates, constant, make_schedule, one_cycle, scale_lr, warmup_cosine
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(4, 120), st.floats(1e-4, 2.0))
 def test_rates_are_those_of_torchs_one_cycle(steps, peak):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
@@ -32,7 +32,6 @@ def near(rates):
     return Rates(*(rate * (1 - 2**-22) for rate in rates))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(SCHEDULES),
     st.integers(1, 200),

@@ -279,7 +279,7 @@ def test_points_out_of_view_are_not_visible_and_keep_their_place(fit: Any) -> No
     fit=st.sampled_from(_FITS),
     turn=st.sampled_from(list(_TURNS)),
 )
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 def test_the_corners_of_what_is_kept_are_the_corners_of_what_is_shown(
     size: tuple[int, int], target: tuple[int, int], fit: Any, turn: int
 ) -> None:

@@ -33,7 +33,7 @@ _recipes = st.builds(
     shard_mb=st.integers(1, 6),
     variants=st.integers(0, 3),
 )
-_quietly = settings(max_examples=120, deadline=None, derandomize=True, database=None)
+_quietly = settings(max_examples=120)
 
 
 @given(count=st.integers(0, len(_SAMPLES)), recipe=_recipes)

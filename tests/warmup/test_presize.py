@@ -17,7 +17,9 @@ from PIL import Image, ImageOps
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.presize import placement, presize
+from tpucache.warmup import presize as presizing
+from tpucache.warmup.presize import placement, presize, slow_parts
+from tpucache.warmup.resize import resize
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -96,15 +98,15 @@ def test_exact_is_at_least_as_near_as_the_scaled_decode(fit: Any, smooth_image: 
 def test_a_scaled_decode_is_of_at_least_twice_the_size(
     fit: Any, share: float, smooth_image: Any, encode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, decoded, resize = encode(smooth_image(1200, 800)), [], Image.Image.resize
+    data, decoded = encode(smooth_image(1200, 800)), []
 
-    def spy(image: Image.Image, *arguments: Any, **options: Any) -> Image.Image:
-        decoded.append(image.size)
-        return resize(image, *arguments, **options)
+    def spy(pixels: Pixels, *arguments: Any) -> Pixels:
+        decoded.append(pixels.shape[1])
+        return resize(pixels, *arguments)
 
-    monkeypatch.setattr(Image.Image, "resize", spy)
+    monkeypatch.setattr(presizing, "resize", spy)
     presize(data, Recipe(size=64, fit=fit), "a.jpg")
-    ((width, _),) = decoded
+    (width,) = decoded
     assert 2 * 1200 * share <= width < 1200
 
 
@@ -119,7 +121,7 @@ def test_a_tiny_image_is_enlarged(shape: tuple[int, int], fit: Any, smooth_image
 @given(
     width=st.integers(1, 6000), height=st.integers(1, 6000), size=st.tuples(st.integers(1, 600), st.integers(1, 600))
 )
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=500)
 def test_the_part_that_is_kept_lies_inside_the_image(width: int, height: int, size: tuple[int, int]) -> None:
     for fit in _FITS:
         place = placement((0.0, 0.0, float(width), float(height)), size, fit)
@@ -300,9 +302,6 @@ def _mutations(draw: st.DrawFn) -> tuple[int, list[tuple[float, bytes, int]], fl
 @given(mutation=_mutations(), fit=st.sampled_from(_FITS))
 @settings(
     max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_damaged_files_decode_to_the_size_or_are_sample_errors(
@@ -343,10 +342,28 @@ def test_only_the_wanted_pixels_are_turned_as_pillow_turns_them(
     )
 
 
+@pytest.mark.usefixtures("pillow_alone")
 @pytest.mark.parametrize("fit", _FITS)
-def test_without_simplejpeg_a_photograph_is_as_near(
-    fit: Any, smooth_image: Any, encode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tpucache.warmup.decode._simplejpeg", lambda: None)
+def test_by_pillow_alone_a_photograph_is_as_near(fit: Any, smooth_image: Any, encode: Any) -> None:
     data, recipe = encode(smooth_image(1200, 800), orientation=6), Recipe(size=64, fit=fit)
     assert _psnr(presize(data, recipe, "a.jpg"), _reference(data, recipe)) >= 40
+
+
+@pytest.mark.usefixtures("pillow_alone")
+def test_what_pillow_does_more_slowly_is_told_with_its_remedy() -> None:
+    decoding, resizing = slow_parts()
+    assert "pip install simplejpeg" in decoding
+    assert "pip install cykooz-resizer" in resizing
+
+
+def test_with_both_libraries_nothing_is_slow() -> None:
+    for name in ("simplejpeg", "cykooz_resizer"):
+        pytest.importorskip(name)
+    assert slow_parts() == []
+
+
+@pytest.fixture
+def pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have neither simplejpeg nor cykooz_resizer."""
+    monkeypatch.setattr("tpucache.warmup.decode._simplejpeg", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.resize._cykooz_resizer", lambda: None)

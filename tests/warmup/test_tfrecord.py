@@ -202,7 +202,7 @@ def test_a_record_that_went_away_is_a_sample_error(tmp_path: Path) -> None:
         source.load(last)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     ints=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=5),
     floats=st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=5),
@@ -303,7 +303,7 @@ def test_an_empty_label_is_a_sample_error() -> None:
         read_example(_example({"image": [JPEG]}) + empty, "a#0")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=60))
 def test_data_that_is_no_example_is_a_sample_error(data: bytes) -> None:
     with pytest.raises(SampleError):

@@ -125,6 +125,8 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
         )
     if facts.version("simplejpeg") is None:
         yield Advice("JPEG is decoded by Pillow, which is slower", "`pip install simplejpeg`")
+    if facts.version("cykooz-resizer") is None:
+        yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
     if facts.version("llvmlite") is None:
         yield Advice("batches kept in memory are copied by numpy, which is slower", "`pip install llvmlite`")
 

@@ -14,6 +14,7 @@ _USES: Final = {
     "libtpu": "reaching a TPU",
     "pillow": "warmup, preview, report, PNG records",
     "simplejpeg": "decoding JPEG fast",
+    "cykooz-resizer": "resizing fast in warmup",
     "llvmlite": "copying large batches fast",
     "zstandard": "zstd records",
     "lmdb": "warmup",

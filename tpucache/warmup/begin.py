@@ -63,6 +63,8 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
         _check_recipe(cache, before, told)
         listing = number_samples(listing, cache, before)
         blocks = _missing_blocks(listing, recipe, cache, before)
+        if blocks and (other := version_differences(before.created_by)):
+            _log.warning("%s was made with other versions, and what is added may differ: %s", cache, "; ".join(other))
     description = {
         "recipe": told,
         "source": {
@@ -196,6 +198,7 @@ def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> None:
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:
-    """Name each version that is another one now, as `pillow 12.0.0, now 12.1.0`."""
+    """Name each version that is another one now, as `pillow 12.0.0, now 12.1.0` or `simplejpeg none, now 1.9.0`."""
     now = versions()
-    return [f"{name} {old}, now {now.get(name)}" for name, old in before.items() if old != now.get(name)]
+    pairs = {name: (before.get(name) or "none", now.get(name) or "none") for name in {**before, **now}}
+    return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]

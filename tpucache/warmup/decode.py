@@ -60,9 +60,9 @@ _BROKEN: Final = (
 
 
 class Decoded(NamedTuple):
-    """Pixels, grey (L) or RGB, and their scale: that many pixels for each one of the image as stored."""
+    """Pixels, uint8 (height, width) of grey or (height, width, 3), and their scale: how many for one as stored."""
 
-    pixels: Image.Image
+    pixels: npt.NDArray[np.uint8]
     scale: float
 
 
@@ -102,7 +102,7 @@ def decode(image: Image.Image, data: bytes | Array, least: tuple[int, int] | Non
             return decoded
     width = image.width
     drafted = image.draft(None, least) if least and isinstance(image, ImageFile.ImageFile) else None
-    return Decoded(_to_colours(image), 1.0 if drafted is None else drafted[1][2] / width)
+    return Decoded(np.asarray(_to_colours(image)), 1.0 if drafted is None else drafted[1][2] / width)
 
 
 def decode_mask(data: bytes | Array, path: str) -> npt.NDArray[np.uint8]:
@@ -173,7 +173,7 @@ def _decode_jpeg(image: Image.Image, data: bytes, least: tuple[int, int] | None)
         return None
     if pixels.shape[:2] != (height, width):
         return None
-    return Decoded(Image.fromarray(pixels[..., 0] if image.mode == "L" else pixels), eighths / _JPEG_SCALES)
+    return Decoded(pixels[..., 0] if image.mode == "L" else pixels, eighths / _JPEG_SCALES)
 
 
 def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:

@@ -26,6 +26,7 @@ from tpucache.store.samples import Column, Strings, encode_columns, open_samples
 from tpucache.warmup.decode import decoder_versions
 from tpucache.warmup.extend import SIZE_COLUMN
 from tpucache.warmup.receipt import SealedShard
+from tpucache.warmup.resize import resizer_versions
 from tpucache.warmup.sources.base import Listing, Sample
 from tpucache.warmup.spool import Note, join
 
@@ -81,6 +82,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
         **decoder_versions(),
+        **resizer_versions(),
     }
 
 

@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from tpucache.recipe import Fit, Recipe
-from tpucache.warmup.decode import decode, opened, orientation
+from tpucache.warmup.decode import decode, decoder_versions, opened, orientation
+from tpucache.warmup.resize import resize, resizer_versions
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -129,8 +129,18 @@ def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pix
         view = view_of(image.size, orientation(image), recipe)
         pixels, scale = decode(image, data, None if recipe.exact else view.least())
         left, top, right, bottom = (side * scale for side in view.box)
-        resized = pixels.resize(view.size, Image.Resampling.LANCZOS, (left, top, right, bottom)).convert("RGB")
-    return view.place(np.asarray(resized)), view
+        resized = resize(pixels, (left, top, right, bottom), view.size)
+    return view.place(resized if resized.ndim == 3 else np.repeat(resized[..., None], 3, axis=2)), view
+
+
+def slow_parts() -> list[str]:
+    """Say what takes longer than it must because a library is not installed: a line for each."""
+    lines = {
+        "simplejpeg": "JPEG files are decoded by Pillow: `pip install simplejpeg` decodes them faster",
+        "cykooz_resizer": "images are resized by Pillow: `pip install cykooz-resizer` does it several times faster",
+    }
+    versions = {**decoder_versions(), **resizer_versions()}
+    return [line for name, line in lines.items() if not versions[name]]
 
 
 def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> View:

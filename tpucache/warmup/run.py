@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +28,15 @@ from tpucache.warmup.finish import finish_cache
 from tpucache.warmup.folder import cache_folder, remove_folder, remove_old_tables
 from tpucache.warmup.job import Job
 from tpucache.warmup.lock import hold
+from tpucache.warmup.presize import slow_parts
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Source
 
 # What a time limit leaves for the tasks that are running and for the cleaning up after them.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
+
+_log: Final = logging.getLogger("tpucache")
 
 
 def build_cache(
@@ -80,6 +84,9 @@ def build_cache(
         work.mkdir(exist_ok=True)
         with hold(work) as run:
             changed = begin(work, plan)
+            if plan.fields[0].name == "image":
+                for line in slow_parts():
+                    _log.warning("%s", line)
             augmentation = plan.told["recipe"]["augmentation"]
             job = Job(source, recipe, augmentation, plan.fields, work, cache, on_error == "skip", run)
             deadline = None if time_limit is None else began + _usable(time_limit)
