@@ -10,9 +10,10 @@ Each of these is given the same photographs in each round, in another order each
 - tpucache: build_cache, the clean images or variants too.
 
 What a user pays for each time is counted, what he pays for once is not: imports are done before the clock starts, and
-the processes of pyvips, Pillow and presize live and have worked. tpucache's first figure is of the whole of build_cache in a
-fresh process, the start of its workers included; "steady" is of the next one there, which finds them alive. Photographs
-are in the page cache; what another has written is on the disk before a turn, what is written within it need not be.
+the processes of pyvips, Pillow and presize live and have worked. tpucache's first figure is of the whole of
+build_cache in a fresh process, the start of its workers included; "steady" is of the next one there, which finds them
+alive. Photographs are in the page cache; what another has written is on the disk before a turn, what is written within
+it need not be.
 
 Photographs that one of them refuses, as libvips does damaged ones that Pillow reads, are given to nobody. A turn is as
 many photographs as take about `--seconds`, so a small set is repeated and of a large one a share is taken,

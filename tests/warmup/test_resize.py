@@ -47,6 +47,14 @@ def test_both_libraries_make_nearly_the_same(case: Any) -> None:
     assert np.abs(resized.astype(int) - expected).max() <= 2
 
 
+@given(_cases())
+def test_no_pixel_that_the_filter_sees_is_left_out(case: Any) -> None:
+    whole = resize(*case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resizing, "_LOBES", 1000)
+        np.testing.assert_array_equal(resize(*case), whole)
+
+
 @pytest.mark.parametrize("shape", [(37, 61), (37, 61, 3)], ids=str)
 def test_any_instructions_make_the_same_bits(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)

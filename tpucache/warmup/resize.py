@@ -7,6 +7,7 @@ elsewhere, which takes several times as long and differs by a level here and the
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from importlib.metadata import version
 from typing import Any, Final
@@ -18,6 +19,7 @@ from PIL import Image
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
+_LOBES: Final = 3  # of the filter, to either side
 _threads: Final = threading.local()
 
 
@@ -40,20 +42,31 @@ def _by_pillow(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
 
 
 def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
-    height, width = pixels.shape[:2]
-    left, top, right, bottom = box
+    columns, left, across = _within_reach(box[0], box[2], size[0], pixels.shape[1])
+    rows, top, down = _within_reach(box[1], box[3], size[1], pixels.shape[0])
+    pixels = pixels[rows, columns]
     kind = library.PixelType.U8 if pixels.ndim == 2 else library.PixelType.U8x3
     target = library.ImageData(*size, kind)
     _kept(library).resize(
-        library.ImageData(width, height, kind, pixels.tobytes()),
+        library.ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes()),
         target,
         library.ResizeOptions(
             resize_alg=library.ResizeAlg.convolution(library.FilterType.lanczos3),
-            # Not a rounding error wider than what there is, which would be refused.
-            crop_box=library.CropBox(left, top, min(right - left, width - left), min(bottom - top, height - top)),
+            crop_box=library.CropBox(left, top, across, down),
         ),
     )
     return np.frombuffer(target.get_buffer(), np.uint8).reshape(*size[::-1], *pixels.shape[2:])
+
+
+def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
+    """Return which of `length` pixels the filter sees when those from start to stop become `count`.
+
+    The others need not be copied. Behind it: where among them it starts, and how many it takes.
+    """
+    reach = _LOBES * max(1.0, (stop - start) / count) + 1
+    first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
+    start -= first
+    return slice(first, last), start, min(stop - first - start, last - first - start)  # never wider than there is
 
 
 def _kept(library: Any) -> Any:
