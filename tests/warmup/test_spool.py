@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpucache import Recipe, SampleError, build_cache
+from tpucache import Recipe, build_cache
 from tpucache.store.samples import Strings, open_samples
 from tpucache.warmup.sources.base import Item, Listing, Sample
 from tpucache.warmup.spool import Note, join
@@ -38,20 +38,6 @@ def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tm
     remarks = table["remark"]
     assert isinstance(remarks, Strings)
     assert list(remarks) == [""] * 151 + ["late"] * 49
-
-
-class Negative(Uneven):
-    """Arrays of which one has a label that is none."""
-
-    def load(self, sample: Sample) -> Item:
-        return Item({"tokens": np.arange(4)}, -1 if sample.number == 7 else 0)
-
-
-def test_a_negative_class_is_told_at_its_sample_and_can_be_skipped(tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match="'7': has the label -1: class numbers begin at 0"):
-        build_cache(Negative(), tmp_path, Recipe(size=8), jobs=1)
-    manifest = build_cache(Negative(), tmp_path, Recipe(size=8), jobs=1, on_error="skip")
-    assert [skipped.number for skipped in manifest.skipped] == [7]
 
 
 @pytest.mark.parametrize("cut", range(5))

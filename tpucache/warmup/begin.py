@@ -18,15 +18,16 @@ from tpucache.store.codec import Field
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column as TableColumn
-from tpucache.store.samples import SampleTable, Strings, encode_columns
+from tpucache.store.samples import SampleTable, Strings, encode_columns, open_samples
 from tpucache.warmup.augment import PRESETS, resolve
 from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, order_of, sample_difference
 from tpucache.warmup.fields import record_fields
 from tpucache.warmup.finish import sizes_of, versions
 from tpucache.warmup.folder import remove_leftovers
+from tpucache.warmup.labels import LabelRule
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
-from tpucache.warmup.sources.base import Listing, Sample, Source
+from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source
 
 PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
@@ -44,6 +45,7 @@ class Plan:
     listing: Listing
     blocks: Sequence[Block]
     fields: tuple[Field, ...]
+    labels: LabelRule | None
     before: Manifest | None
 
 
@@ -52,7 +54,11 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     before: Manifest | None = None
     with contextlib.suppress(NotACacheError):
         before = Manifest.load(cache)
-    fields = before.fields if before else _fields(source, listing, recipe)
+    if before is None:
+        first = _first_item(source, listing)
+        fields, label = record_fields(first, recipe), first.label
+    else:
+        fields, label = before.fields, _label_of(before, cache)
     if recipe.variants and fields[0].name != "image":
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
     told = {**recipe.to_dict(), "augmentation": _augmentation(recipe, fields, before)}
@@ -76,7 +82,9 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
         "before": manifest_sha256(before) if before else "",
         "versions": versions(),
     }
-    return Plan(json.loads(json.dumps(description)), listing, blocks, fields, before)
+    listed_labels = any(sample.label is not None for sample in listing.samples)
+    labels = None if listed_labels else LabelRule(label, len(listing.classes))
+    return Plan(json.loads(json.dumps(description)), listing, blocks, fields, labels, before)
 
 
 def begin(work: Path, plan: Plan) -> list[Sample]:
@@ -160,15 +168,24 @@ def _missing_blocks(listing: Listing, recipe: Recipe, cache: Path, before: Manif
     return [*blocks, *plan_blocks(listing.samples[known:], before.fields, recipe, first)]
 
 
-def _fields(source: Source, listing: Listing, recipe: Recipe) -> tuple[Field, ...]:
-    """Return what a record holds, by the first sample that can be read."""
+def _first_item(source: Source, listing: Listing) -> Item:
+    """Return the first sample that can be read: by it goes what all records and labels are."""
     errors: list[SampleError] = []
     for sample in listing.samples:
         try:
-            return record_fields(source.load(sample), recipe)
+            return source.load(sample)
         except SampleError as error:
             errors.append(error)
     raise SourceError(f"none of the {len(errors)} samples could be used; {errors[0]}")
+
+
+def _label_of(manifest: Manifest, cache: Path) -> Label:
+    """Return the label of a finished cache's first sample."""
+    labels = open_samples(cache, manifest.samples, manifest.table.name).labels
+    if labels is None or not len(labels):
+        return None
+    label = labels[0].tolist()
+    return label if isinstance(label, int) else tuple(label)
 
 
 def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> None:

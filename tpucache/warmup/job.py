@@ -9,17 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.warmup.augment import augment_fields
 from tpucache.warmup.fields import clean_fields
+from tpucache.warmup.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Sample, Source
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks of a run share; `shards` is where sealed shards go, `run` the name of the run."""
+    """What all tasks of a run share.
+
+    `shards` is where sealed shards go, `run` the name of the run; `labels` is what samples' own labels must be, None
+    where they do not count.
+    """
 
     source: Source
     recipe: Recipe
@@ -29,6 +33,7 @@ class Job:
     shards: Path
     skip_errors: bool
     run: str
+    labels: LabelRule | None = None
 
 
 class Made(NamedTuple):
@@ -42,8 +47,8 @@ class Made(NamedTuple):
 def make_records(job: Job, sample: Sample, variants: Sequence[int]) -> Made:
     """Load and decode a sample once, and encode these variants of it. Raises SampleError, RecipeError."""
     item = job.source.load(sample)
-    if isinstance(item.label, int) and item.label < 0:  # else it would be found when all is built
-        raise SampleError(sample.path, f"has the label {item.label}: class numbers begin at 0")
+    if job.labels is not None:
+        job.labels.check(item.label, sample.path)
     clean = clean_fields(item, job.fields, job.recipe, sample.path)
     layout = RecordLayout(job.fields)
     quality = {"image": job.recipe.quality}

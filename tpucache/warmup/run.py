@@ -88,7 +88,7 @@ def build_cache(
                 for line in slow_parts():
                     _log.warning("%s", line)
             augmentation = plan.told["recipe"]["augmentation"]
-            job = Job(source, recipe, augmentation, plan.fields, work, cache, on_error == "skip", run)
+            job = Job(source, recipe, augmentation, plan.fields, work, cache, on_error == "skip", run, plan.labels)
             deadline = None if time_limit is None else began + _usable(time_limit)
             builder = Builder(job, plan.blocks, report, deadline)
             if changed:
