@@ -23,11 +23,12 @@ from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader, open_index
 from tpucache.store.samples import open_samples
 from tpucache.store.verify import verify_cache
-from tpucache.warmup import build, finish
+from tpucache.warmup import build, finish, resize
 from tpucache.warmup.augment import augment, resolve
 from tpucache.warmup.builder import Standing
 from tpucache.warmup.plan import plan_blocks
 from tpucache.warmup.presize import presize
+from tpucache.warmup.resize import resizer_versions
 from tpucache.warmup.run import build_cache
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item, Listing
@@ -459,3 +460,26 @@ def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
     assert {"tpucache", "numpy", "pillow", "libjpeg", "lmdb"} <= manifest.created_by.keys()
     assert Recipe.from_dict(manifest.recipe) == _CLEAN
     assert json.loads(manifest.to_json())["source"]["samples"] == 150
+
+
+def test_what_is_slow_for_want_of_a_library_is_said_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resize, "_cykooz_resizer", lambda: None)
+    for _ in range(2):  # what is finished needs no resizing
+        build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    (message,) = [record.message for record in caplog.records if "resized" in record.message]
+    assert "pip install cykooz-resizer" in message
+
+
+def test_additions_by_other_versions_are_told_of(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    made = resizer_versions()["cykooz_resizer"] or "none"
+    monkeypatch.setattr(finish, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    assert not caplog.records
+    build_cache(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1), jobs=1)
+    (message,) = [record.message for record in caplog.records]
+    assert message.endswith(f"what is added may differ: cykooz_resizer {made}, now 99.0")
