@@ -65,8 +65,7 @@ def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[s
     """
     reach = _LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
-    start -= first
-    return slice(first, last), start, min(stop - first - start, last - first - start)  # never wider than there is
+    return slice(first, last), start - first, (stop - first) - (start - first)
 
 
 def _kept(library: Any) -> Any:
