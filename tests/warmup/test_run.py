@@ -24,6 +24,7 @@ from tpucache.store.reader import ShardReader, open_index
 from tpucache.store.samples import open_samples
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import build, finish, resize
+from tpucache.warmup import presize as presizing
 from tpucache.warmup.augment import augment, resolve
 from tpucache.warmup.builder import Standing
 from tpucache.warmup.plan import plan_blocks
@@ -477,7 +478,7 @@ def test_additions_by_other_versions_are_told_of(
 ) -> None:
     build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
     made = resizer_versions()["cykooz_resizer"] or "none"
-    monkeypatch.setattr(finish, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
+    monkeypatch.setattr(presizing, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
     build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
     assert not caplog.records
     build_cache(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1), jobs=1)

@@ -56,9 +56,11 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
         before = Manifest.load(cache)
     if before is None:
         first = _first_item(source, listing)
-        fields, label = record_fields(first, recipe), first.label
+        fields, like = record_fields(first, recipe), first.label
     else:
-        fields, label = before.fields, _label_of(before, cache)
+        fields, like = before.fields, _label_of(before, cache)
+    told_by_listing = any(sample.label is not None for sample in listing.samples)  # then the samples' own do not count
+    labels = None if told_by_listing else LabelRule(like, len(listing.classes))
     if recipe.variants and fields[0].name != "image":
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
     told = {**recipe.to_dict(), "augmentation": _augmentation(recipe, fields, before)}
@@ -82,8 +84,6 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
         "before": manifest_sha256(before) if before else "",
         "versions": versions(),
     }
-    listed_labels = any(sample.label is not None for sample in listing.samples)
-    labels = None if listed_labels else LabelRule(label, len(listing.classes))
     return Plan(json.loads(json.dumps(description)), listing, blocks, fields, labels, before)
 
 

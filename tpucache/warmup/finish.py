@@ -23,10 +23,9 @@ from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLE
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
 from tpucache.store.reader import open_index
 from tpucache.store.samples import Column, Strings, encode_columns, open_samples
-from tpucache.warmup.decode import decoder_versions
 from tpucache.warmup.extend import SIZE_COLUMN
+from tpucache.warmup.presize import image_versions
 from tpucache.warmup.receipt import SealedShard
-from tpucache.warmup.resize import resizer_versions
 from tpucache.warmup.sources.base import Listing, Sample
 from tpucache.warmup.spool import Note, join
 
@@ -81,8 +80,7 @@ def versions() -> dict[str, str]:
         "tpucache": tpucache.__version__,
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
-        **decoder_versions(),
-        **resizer_versions(),
+        **image_versions(),
     }
 
 

@@ -133,13 +133,18 @@ def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pix
     return view.place(resized if resized.ndim == 3 else np.repeat(resized[..., None], 3, axis=2)), view
 
 
+def image_versions() -> dict[str, str]:
+    """Return the versions of what decodes and resizes, on which pixels depend; "" for what is not there."""
+    return {**decoder_versions(), **resizer_versions()}
+
+
 def slow_parts() -> list[str]:
     """Say what takes longer than it must because a library is not installed: a line for each."""
     lines = {
         "simplejpeg": "JPEG files are decoded by Pillow: `pip install simplejpeg` decodes them faster",
         "cykooz_resizer": "images are resized by Pillow: `pip install cykooz-resizer` does it several times faster",
     }
-    versions = {**decoder_versions(), **resizer_versions()}
+    versions = image_versions()
     return [line for name, line in lines.items() if not versions[name]]
 
 
