@@ -191,3 +191,16 @@ def test_labels_of_an_unlabelled_cache_are_minus_one(photos, tmp_path):
     assert dataset.classes == ()
     assert set(dataset.labels.tolist()) == {-1}
     assert np.asarray(dataset[0][0]).shape == (3, 8, 8)
+
+
+def test_a_digest_covers_the_variant_the_selection_and_its_order(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    others = [
+        CachedDataset(cache, 1),
+        CachedDataset(cache, "epoch"),
+        dataset.select([0, 1, 2]),
+        dataset.select([2, 1, 0]),
+    ]
+    digests = [dataset.digest, *(other.digest for other in others)]
+    assert len(set(digests)) == len(digests)
+    assert CachedDataset(cache).digest == dataset.digest == pickle.loads(pickle.dumps(dataset)).digest

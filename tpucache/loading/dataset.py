@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +103,8 @@ class CachedDataset(Dataset[Item]):
         return [self.pack(row) for row in zip(*columns, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_index", "_labels", "_scratch")}
+        derived = ("_index", "_labels", "_scratch", "digest")
+        return {key: value for key, value in self.__dict__.items() if key not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -132,6 +136,28 @@ class CachedDataset(Dataset[Item]):
         """Bytes a record takes on disk, on average."""
         shards = self.manifest.shards
         return max(1, sum(entry.bytes for entry in shards) // max(1, self.manifest.records))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of all that decides the samples: records, labels, selection and its order.
+
+        Only the variants in use count, so adding variants to a cache leaves the digest of variant 0 as it is. Loaders
+        and runs are resumed only where it is the same.
+        """
+        used = [v for v in self.manifest.variants if v == self._variant or (self._variant == "epoch" and v)]
+        shards = sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda e: e.name)
+        facts = {
+            "variant": self._variant,
+            "fields": [dataclasses.asdict(field) for field in self.manifest.fields],
+            "classes": self.manifest.classes,
+            "shards": [(entry.name, entry.first, entry.records, entry.records_sha256) for entry in shards],
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        labels = self._labels if self._labels is not None else np.empty(0)
+        for array in (labels, np.empty(0) if self._positions is None else self._positions):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @property
     def classes(self) -> tuple[str, ...]:

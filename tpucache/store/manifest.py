@@ -92,6 +92,14 @@ class Manifest:
     created_by: Mapping[str, Any]
 
     @property
+    def identity(self) -> str:
+        """SHA-256, in hexadecimal, of the whole manifest: two caches share it only when all their bytes are the same.
+
+        `fingerprint` compares recipes and clean records only; this also covers labels, variants and skipped samples.
+        """
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
     def layout(self) -> RecordLayout:
         """How the fields lie in a record."""
         return RecordLayout(self.fields)

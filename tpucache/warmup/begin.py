@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
             "order": order_of(listing, listed),
         },
         "fields": [dataclasses.asdict(field) for field in fields],
-        "before": manifest_sha256(before) if before else "",
+        "before": before.identity if before else "",
         "versions": versions(),
     }
     return Plan(json.loads(json.dumps(description)), listing, blocks, fields, labels, before)
@@ -116,7 +115,7 @@ def is_begun(work: Path, manifest: Manifest) -> bool:
             told = json.loads((work / PLAN_NAME).read_bytes())
         except FileNotFoundError:
             return False
-        return bool(told["before"] == manifest_sha256(manifest))
+        return bool(told["before"] == manifest.identity)
 
 
 def save_listing(work: Path, plan: Plan) -> None:
@@ -124,11 +123,6 @@ def save_listing(work: Path, plan: Plan) -> None:
     samples = plan.listing.samples
     paths: TableColumn = Strings.pack([sample.path for sample in samples])
     write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
-
-
-def manifest_sha256(manifest: Manifest) -> str:
-    """Return a hash that tells a cache from what it becomes by an addition."""
-    return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
 def _augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None) -> dict[str, Any]:
