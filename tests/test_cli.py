@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -95,6 +97,33 @@ def test_what_cannot_be_done_ends_in_one_line(arguments, status, tmp_path):
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert "tpucache" in done.stderr.splitlines()[-1]
+
+
+def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(photos, tmp_path, capsys):
+    command = ["warmup", str(photos), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]
+    assert main([*command, "--time-limit", "0"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Run the same command again to continue" in err.splitlines()[-1]
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_with_status_three(number, monkeypatch, capsys):
+    monkeypatch.setattr("tpucache.store.manifest.Manifest.load", lambda _: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["inspect", "anywhere"]) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run the same command again" in line
+
+
+def test_training_stopped_by_a_time_limit_ends_with_status_three(cache, tmp_path, capsys):
+    arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
+    assert main([*arguments, "--epochs", "1", "--batch-size", "32", "--time-limit", "0"]) == 3
+    assert "--resume" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_training_on_a_folder_of_ones_own_cache_works(cache, tmp_path, capsys):

@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from tpucache import __version__
 from tpucache.cli import building, looking, predicting, publishing, training
 from tpucache.cli.terminal import PROG, complain
-from tpucache.errors import TpucacheError, UsageError
+from tpucache.errors import TpucacheError, UnfinishedError, UsageError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return 0, 1 for an expected failure told in one line, or 2 for a wrong usage."""
+    """Run one command and return its exit status.
+
+    0: done. 1: an expected failure, explained in one line on standard error. 2: wrong usage. 3: stopped in good order
+    before it was done, by a time limit, Ctrl-C or SIGTERM; the same command continues.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     try:
@@ -24,11 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except UsageError as error:
         return complain(error, 2)
+    except UnfinishedError as error:
+        return complain(error, 3)
     except TpucacheError as error:
         return complain(error, 1)
     except KeyboardInterrupt as stop:
-        return complain(stop if stop.args else "interrupted: run the same command again to go on", 1)
-    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
+        return complain(stop if stop.args else "interrupted: run the same command again to continue", 3)
+    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to read a message
         sys.stderr.close()
         return 1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.options import add_cache, add_command, positive, seconds, size
-from tpucache.cli.terminal import PROG, complain, say, show
+from tpucache.cli.terminal import complain, say, show
 
 if TYPE_CHECKING:
     from tpucache.progress import Progress
@@ -23,7 +23,6 @@ _TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root",
 
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
-    from tpucache.errors import UnfinishedError
     from tpucache.recipe import Recipe
     from tpucache.warmup.engine import Engine
     from tpucache.warmup.estimate import Estimate
@@ -65,9 +64,6 @@ def warmup(options: argparse.Namespace) -> int:
             report=progress.report,
             announce=announce,
         )
-    except UnfinishedError as error:
-        say(f"{PROG}: {error}")
-        return 0
     finally:
         progress.close()
     say(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, seconds, staged
-from tpucache.cli.terminal import PROG, note, say, show
+from tpucache.cli.terminal import note, show
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset, InMemory
@@ -21,7 +21,6 @@ FIND: Final = "find"
 
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
-    from tpucache.errors import UnfinishedError
     from tpucache.loading.dataset import CachedDataset
     from tpucache.training.device import open_device
     from tpucache.training.loop import Conduct
@@ -36,21 +35,17 @@ def train(options: argparse.Namespace) -> int:
     if options.lr == FIND:
         settings = find_lr(options.run, settings, train_set, device, options.resume)
         note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {options.run} shows why")
-    try:
-        with contextlib.ExitStack() as stack:
-            watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
-            conduct = Conduct(
-                resume=options.resume,
-                checkpoint_every=options.checkpoint_every,
-                time_limit=options.time_limit,
-                curves=True,
-                profile=options.profile,
-                watchers=watchers,
-            )
-            report = run_training(options.run, settings, train_set, valid_set, device, conduct)
-    except UnfinishedError as error:
-        say(f"{PROG}: {error}")
-        return 0
+    with contextlib.ExitStack() as stack:
+        watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
+        conduct = Conduct(
+            resume=options.resume,
+            checkpoint_every=options.checkpoint_every,
+            time_limit=options.time_limit,
+            curves=True,
+            profile=options.profile,
+            watchers=watchers,
+        )
+        report = run_training(options.run, settings, train_set, valid_set, device, conduct)
     show(options, report.to_dict(), report.lines())
     return 0
 
