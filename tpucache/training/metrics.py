@@ -1,94 +1,129 @@
-"""What predictions are worth, over all samples at once: exact for any number of them.
+"""What predictions are worth, over all samples at once: exact for any number of them, by NumPy alone.
 
-Accuracy, the root of the mean squared error and IoU are a few lines of NumPy. F1 and AUC are scikit-learn's; without it
-they are left out, which is said once.
+Metrics of predictions that are not all finite are NaN: no rank or class follows from such a number.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+_NAMED_CLASSES: Final = 10  # in a warning, at most
+
 _log = logging.getLogger("tpucache")
 
 
 def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
-    """Return accuracy, macro F1 and one-vs-rest macro AUC of (n, classes) against class numbers (n,)."""
+    """Return accuracy, macro F1 and one-vs-rest macro AUC of (n, classes) against class numbers (n,).
+
+    F1 is over the classes that are among the labels or the predictions, AUC over those that some samples are of and
+    some are not. A label of -1 is none: its sample counts nowhere.
+    """
+    labelled = labels >= 0
+    if not labelled.all():
+        probabilities, labels = probabilities[labelled], labels[labelled]
+    if not _is_measurable(probabilities):
+        return _unknown("accuracy", "f1", "auc")
+    classes = probabilities.shape[1]
     predicted = probabilities.argmax(1)
-    metrics = {"accuracy": _share(predicted == labels)}
-    sklearn = _sklearn()
-    if sklearn is not None:
-        metrics["f1"] = float(sklearn.f1_score(labels, predicted, average="macro", zero_division=0.0))
-        metrics.update(_auc(sklearn, probabilities, labels[:, None] == np.arange(probabilities.shape[1])))
-    return metrics
+    right = predicted == labels
+    true, found, hit = (np.bincount(numbers, minlength=classes) for numbers in (labels, predicted, labels[right]))
+    present = true + found > 0
+    return {
+        "accuracy": _share(right),
+        "f1": float(np.mean(2 * hit[present] / (true + found)[present])),
+        **_mean_auc(probabilities, lambda number: labels == number),
+    }
 
 
 def multilabel_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
-    """Return the share of right answers at 0.5, macro F1 and AUC of (n, classes) against 0 and 1 of that shape."""
+    """Return the share of right answers at 0.5, macro F1 and AUC of (n, classes) against 0 and 1 of that shape.
+
+    F1 is 0 for a class that is neither among the labels nor predicted; AUC is over the classes that some samples have
+    and some have not.
+    """
+    if not _is_measurable(probabilities):
+        return _unknown("accuracy", "f1", "auc")
     predicted, truth = probabilities > 0.5, labels > 0.5
-    metrics = {"accuracy": _share(predicted == truth)}
-    sklearn = _sklearn()
-    if sklearn is not None:
-        metrics["f1"] = float(
-            np.mean([_binary_f1(sklearn, truth[:, c], predicted[:, c]) for c in range(truth.shape[1])])
-        )
-        metrics.update(_auc(sklearn, probabilities, truth))
-    return metrics
+    answers = predicted.sum(0) + truth.sum(0)
+    f1 = 2 * (predicted & truth).sum(0) / np.maximum(answers, 1)
+    auc = _mean_auc(probabilities, lambda number: truth[:, number])
+    return {"accuracy": _share(predicted == truth), "f1": float(f1.mean()), **auc}
 
 
 def regression_metrics(values: Array, labels: Array) -> dict[str, float]:
     """Return the root of the mean squared error over all (n, m), summed in float64."""
+    if not _is_measurable(values):
+        return _unknown("rmse")
     return {"rmse": float(np.sqrt(np.mean(np.square(values.astype(np.float64) - labels))))}
 
 
 def mask_metrics(confusion: Array) -> dict[str, float]:
     """Return pixel accuracy and mean IoU from counts (classes, classes), a row a true class.
 
-    The mean is over the classes that are in the truth or in the predictions.
+    The mean is over the classes that are in the truth or in the predictions. Without a pixel both are NaN.
     """
     counts = confusion.astype(np.float64)
+    total = counts.sum()
+    if not (np.isfinite(total) and total):
+        return _unknown("accuracy", "iou")
     right = counts.diagonal()
     union = counts.sum(0) + counts.sum(1) - right
     present = union > 0
-    iou = float(np.mean(right[present] / union[present])) if present.any() else float("nan")
-    total = counts.sum()
-    return {"accuracy": float(right.sum() / total) if total else float("nan"), "iou": iou}
+    return {"accuracy": float(right.sum() / total), "iou": float(np.mean(right[present] / union[present]))}
 
 
-def _auc(sklearn: ModuleType, probabilities: Array, truth: Array) -> dict[str, float]:
-    """Return the mean AUC over the classes that have both samples in them and samples not; nothing where none has."""
-    members = truth.sum(0)
-    known = np.flatnonzero((members > 0) & (members < len(truth)))
-    if len(known) < truth.shape[1]:
-        missing = sorted(set(range(truth.shape[1])) - set(known.tolist()))
-        _say_once(f"AUC leaves out class {', '.join(map(str, missing))}: the samples are all, or none, of it")
-    if not len(known):
-        return {}
-    return {"auc": float(np.mean([sklearn.roc_auc_score(truth[:, c], probabilities[:, c]) for c in known]))}
+def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float]:
+    """Return the mean AUC over the classes that have both samples in them and samples not; nothing where none has.
+
+    `scores` are (n, classes); `members` gives for a class whether each sample is in it.
+    """
+    aucs = {}
+    for number, column in enumerate(scores.T):
+        is_member = members(number)
+        inside, outside = column[is_member], column[~is_member]
+        if len(inside) and len(outside):
+            aucs[number] = _auc(inside, outside)
+    missing = sorted(set(range(scores.shape[1])) - set(aucs))
+    if missing:
+        _say_once(f"AUC leaves out class {_listed(missing)}: the samples are all, or none, of it")
+    return {"auc": float(np.mean(list(aucs.values())))} if aucs else {}
 
 
-def _binary_f1(sklearn: ModuleType, truth: Array, predicted: Array) -> float:
-    return float(sklearn.f1_score(truth, predicted, zero_division=0.0))
+def _auc(inside: Array, outside: Array) -> float:
+    """Return how often a score inside is above one outside, of all pairs, where equal scores count half.
+
+    This is the Mann-Whitney statistic, and the area under the ROC curve.
+    """
+    inside, outside = np.sort(inside), np.sort(outside)
+    wins = np.searchsorted(outside, inside, "left").sum()
+    wins_and_ties = np.searchsorted(outside, inside, "right").sum()
+    return float(wins + wins_and_ties) / (2 * len(inside) * len(outside))
+
+
+def _is_measurable(predictions: Array) -> bool:
+    return bool(len(predictions) and np.isfinite(predictions).all())
+
+
+def _unknown(*names: str) -> dict[str, float]:
+    return dict.fromkeys(names, float("nan"))
 
 
 def _share(right: Array) -> float:
-    return float(np.count_nonzero(right) / right.size) if right.size else float("nan")
+    return float(np.count_nonzero(right) / right.size)
 
 
-def _sklearn() -> ModuleType | None:
-    try:
-        import sklearn.metrics
-    except ImportError:
-        _say_once("F1 and AUC are left out without scikit-learn: `pip install 'tpucache[metrics]'`")
-        return None
-    return sklearn.metrics  # type: ignore[no-any-return]  # scikit-learn has no types
+def _listed(classes: Sequence[int]) -> str:
+    """Return class numbers as text, of many the first."""
+    more = len(classes) - _NAMED_CLASSES
+    return ", ".join(map(str, classes[:_NAMED_CLASSES])) + (f" and {more:,} more" if more > 0 else "")
 
 
 @functools.cache

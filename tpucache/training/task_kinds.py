@@ -64,7 +64,7 @@ class Classes:
         return outputs.float().softmax(1)
 
     def metrics(self, predictions: Array, labels: Array) -> dict[str, float]:
-        """Return accuracy, and by scikit-learn F1 and AUC."""
+        """Return accuracy, F1 and AUC."""
         return class_metrics(predictions, labels)
 
 
@@ -107,7 +107,7 @@ class Multilabel:
         return outputs.float().sigmoid()
 
     def metrics(self, predictions: Array, labels: Array) -> dict[str, float]:
-        """Return the share of right answers, and by scikit-learn F1 and AUC."""
+        """Return the share of right answers, F1 and AUC."""
         return multilabel_metrics(predictions, labels)
 
 
