@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 
 import pytest
 
-from tpucache import DamageError, StoreError
+from tpucache import DamageError, Manifest, StoreError, UsageError
 from tpucache.store import stage
 from tpucache.store.stage import stage_cache
-from tpucache.store.verify import verify_cache
+from tpucache.store.verify import is_whole, verify_cache
 
 
 def test_a_staged_cache_is_whole_and_is_used_again(cache, tmp_path):
@@ -63,3 +64,89 @@ def test_a_place_without_room_is_refused_before_anything_is_copied(cache, tmp_pa
     with pytest.raises(StoreError, match="free"):
         stage_cache(cache, tmp_path / "fast")
     assert not list((tmp_path / "fast").glob("*/*"))
+
+
+@pytest.fixture
+def relabelled(cache, tmp_path):
+    """Another cache of the same records and the same sizes, with another table of samples."""
+    source = shutil.copytree(cache, tmp_path / "relabelled")
+    manifest = (source / "manifest.json").read_text()
+    samples = (source / "samples.npz").read_bytes()
+    changed = bytearray(samples)
+    changed[samples.index(b".png") - 1] ^= 1
+    (source / "samples.npz").write_bytes(changed)
+    old, new = (hashlib.sha256(data).hexdigest() for data in (samples, changed))
+    (source / "manifest.json").write_text(manifest.replace(old, new))
+    assert all(is_whole(source, entry) for entry in Manifest.load(source).files)
+    return source
+
+
+def test_a_staged_copy_belongs_to_its_own_cache(cache, relabelled, tmp_path):
+    places = [stage_cache(source, tmp_path / "fast") for source in (cache, relabelled, cache)]
+    for source, place in zip((cache, relabelled), places, strict=False):
+        assert (place / "samples.npz").read_bytes() == (source / "samples.npz").read_bytes()
+        assert Manifest.load(place) == Manifest.load(source)
+    assert places[0] == places[2] != places[1]
+
+
+def test_an_interrupted_copy_is_not_continued_by_another_cache(cache, relabelled, tmp_path, monkeypatch):
+    """Even where both would use one folder."""
+    monkeypatch.setattr(stage, "_folder_name", lambda manifest: "one-folder", raising=False)
+    copy = stage.copy_file
+    copied = []
+
+    def copy_tables(source, target, entry):
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+        copied.append(entry.name)
+        copy(source, target, entry)
+
+    monkeypatch.setattr(stage, "copy_file", copy_tables)
+    with pytest.raises(KeyboardInterrupt):
+        stage_cache(cache, tmp_path / "fast")
+    monkeypatch.setattr(stage, "copy_file", copy)
+    with pytest.raises(UsageError, match="holds another cache"):
+        stage_cache(relabelled, tmp_path / "fast")
+    assert verify_cache(stage_cache(cache, tmp_path / "fast")) == []
+
+
+@pytest.mark.parametrize("name", ["index.npy", "samples.npz", "v01-00001.lmdb"])
+def test_a_staged_file_that_was_altered_is_copied_again(cache, tmp_path, name):
+    target = stage_cache(cache, tmp_path)
+    data = bytearray((target / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (target / name).write_bytes(data)
+    assert stage_cache(cache, tmp_path) == target
+    assert verify_cache(target) == []
+    assert {path.name for path in target.iterdir()} == {path.name for path in cache.iterdir()}
+
+
+def test_a_folder_of_someone_else_is_not_written_into(cache, tmp_path):
+    target = stage_cache(cache, tmp_path)
+    names = sorted(path.name for path in target.iterdir())
+    (target / "manifest.json").unlink()
+    (target / "index.npy").write_bytes(b"mine")
+    with pytest.raises(UsageError, match="no cache that could be continued"):
+        stage_cache(cache, tmp_path)
+    assert (target / "index.npy").read_bytes() == b"mine"
+    assert sorted(path.name for path in target.iterdir()) == [name for name in names if name != "manifest.json"]
+
+
+def test_a_staged_copy_staged_once_more_is_itself(cache, tmp_path):
+    target = stage_cache(cache, tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert stage_cache(target, tmp_path / "link").samefile(target)
+    assert verify_cache(target) == []
+
+
+def test_a_place_inside_the_cache_is_refused(cache, tmp_path):
+    source = shutil.copytree(cache, tmp_path / "source")
+    with pytest.raises(UsageError, match="inside the cache"):
+        stage_cache(str(source), str(source))
+    assert sorted(source.iterdir()) == [source / path.name for path in sorted(cache.iterdir())]
+
+
+def test_a_place_may_be_a_file_url_and_no_other(cache, tmp_path):
+    assert stage_cache(str(cache), f"file://{tmp_path}/fast").parent == tmp_path / "fast"
+    with pytest.raises(UsageError, match="gs://"):
+        stage_cache(cache, "gs://bucket/fast")

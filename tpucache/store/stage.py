@@ -10,8 +10,19 @@ from pathlib import Path
 
 from tpucache.errors import DamageError, StoreError
 from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
+from tpucache.store.folders import (
+    Claim,
+    check_apart,
+    check_ours,
+    claim_folder,
+    folder_path,
+    is_same_folder,
+    read_claims,
+    remove_claim,
+)
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.verify import is_whole
 
 
 def stage_cache(
@@ -19,36 +30,49 @@ def stage_cache(
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
-    Every file's SHA-256 is checked while it is copied; what an earlier call copied is used as it stands, so an
-    interrupted copy goes on. `report` is called with the bytes done and all bytes. Raises StoreError when there is no
-    room, DamageError when the copy differs from the manifest, and what `Manifest.load` raises.
+    The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
+    which an earlier call copied is checked again, so an interrupted copy continues and an altered one is made anew.
+    `report` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when the
+    cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load` raises.
     """
-    source = Path(cache)
+    source, below = Path(cache), folder_path(place)
     manifest = Manifest.load(source)
-    target = Path(place) / f"tpucache-{manifest.fingerprint[:16]}-{len(manifest.variants)}"
+    target = below / _folder_name(manifest)
+    if is_same_folder(source, target):
+        return target
+    check_apart(source, target)
     try:
-        if (target / MANIFEST_NAME).exists() and Manifest.load(target) == manifest:
-            report(manifest.total_bytes, manifest.total_bytes)
-            return target
-        target.mkdir(parents=True, exist_ok=True)
-        missing = [entry for entry in manifest.files if not _stands(target, entry)]
-        check_room(target, sum(entry.bytes for entry in missing))
-        done = manifest.total_bytes - sum(entry.bytes for entry in missing)
-        report(done, manifest.total_bytes)
-        for entry in missing:
-            copy_file(source, target, entry)
-            done += entry.bytes
-            report(done, manifest.total_bytes)
-        write_atomically(target / MANIFEST_NAME, (source / MANIFEST_NAME).read_bytes())
+        _copy_cache(source, manifest, target, report)
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target
 
 
-def _stands(target: Path, entry: FileEntry) -> bool:
-    """Tell whether a file was copied before: only a copy whose hash was right has its name."""
-    path = target / entry.name
-    return path.exists() and path.stat().st_size == entry.bytes
+def _folder_name(manifest: Manifest) -> str:
+    return f"tpucache-{manifest.identity[:16]}"
+
+
+def _copy_cache(source: Path, manifest: Manifest, target: Path, report: Callable[[int, int], None]) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    claim = Claim.of("stage", manifest)
+    check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
+    done, missing = 0, []
+    for entry in manifest.files:
+        if is_whole(target, entry):
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    if missing or not (target / MANIFEST_NAME).exists():
+        check_room(target, sum(entry.bytes for entry in missing))
+        report(done, manifest.total_bytes)
+        claim_folder(target, claim)
+        for entry in missing:
+            copy_file(source, target, entry)
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
+    remove_claim(target)
 
 
 def check_room(target: Path, needed: int) -> None:

@@ -1,0 +1,197 @@
+"""The rule for folders: a command writes only into what is empty or provably its own, and never into what it reads.
+
+Names, sizes and counts prove nothing. Two things do: a manifest, which has an identity, and a claim, a small file that
+is written before anything else and names the command and the cache that a folder is being filled with. A command
+
+1. proves that source and target are different folders: `check_apart`,
+2. holds the target against other processes: `hold_folder`,
+3. proves that it is empty, or a copy of the same cache, finished or not: `check_ours` of `read_claims`,
+4. claims it: `claim_folder`,
+5. writes each file aside and renames it, the manifest last, then removes the claim: `remove_claim`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import StoreError, UsageError
+from tpucache.store.files import write_atomically
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, WORK_NAME
+from tpucache.store.manifest import Manifest
+
+CLAIM_NAME: Final = "tpucache-unfinished.json"
+MAX_CLAIM_BYTES: Final = 256 << 20
+_CLAIM_ASIDE: Final = re.compile(rf"\.{re.escape(CLAIM_NAME)}\.\d+\.tmp")
+_FORMAT: Final = "tpucache claim"
+_NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a folder is being filled with: the command, the cache's identity, and the SHA-256 of each file by name."""
+
+    command: str
+    identity: str
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, command: str, manifest: Manifest) -> Claim:
+        """Return the claim of a command that copies a cache."""
+        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in manifest.files})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Claim | None:
+        """Return the claim that a text holds, None for a text that no tpucache wrote."""
+        try:
+            content = json.loads(text)
+            claim = cls(content["command"], content["identity"], dict(content["files"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        texts = (claim.command, claim.identity, *claim.files, *claim.files.values())
+        is_ours = content.get("format") == _FORMAT and all(isinstance(text, str) for text in texts)
+        return claim if is_ours else None
+
+    def to_json(self) -> str:
+        """Return the claim as JSON text, with a note for people."""
+        return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
+
+    def precedes(self, other: Claim) -> bool:
+        """Tell whether this is the other's cache, or one to which shards were added to make the other."""
+        if self.identity == other.identity:
+            return True
+        shards = [name for name in self.files if SHARD_NAME.fullmatch(name)]
+        kept = all(other.files.get(name, digest) == digest for name, digest in self.files.items())
+        return bool(shards) and kept and all(name in other.files for name in shards)
+
+
+def folder_path(place: str | Path) -> Path:
+    """Return a local folder that is given as a path or a file:// URL. Raises UsageError for any other URL."""
+    text = os.fspath(place)
+    scheme, separator, rest = text.partition("://")
+    if not text.strip() or "\0" in text:
+        raise UsageError(f"{text!r} names no folder")
+    if not separator or "/" in scheme:
+        return Path(place)
+    if scheme != "file":
+        raise UsageError(f"a folder of this machine is needed, not a {scheme}:// URL")
+    return Path(rest.removeprefix("localhost"))
+
+
+def check_apart(source: Path, target: Path) -> None:
+    """Raise UsageError when a cache and the folder to write are the same one, or one is inside the other.
+
+    Symbolic links, relative paths and folders that are mounted twice are seen through; neither has to exist.
+    """
+    real_source, real_target = _resolve(source), _resolve(target)
+    if _is_same(real_source, real_target):
+        raise UsageError(f"{target} is the cache itself: give another folder")
+    if any(_is_same(real_source, parent) for parent in real_target.parents):
+        raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
+    if any(_is_same(real_target, parent) for parent in real_source.parents):
+        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Tell whether two paths lead to one folder, through whatever links or mounts."""
+    return _is_same(_resolve(one), _resolve(other))
+
+
+def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
+    """Raise UsageError unless a place is empty, or holds the wanted cache or one it was made of by adding to it.
+
+    `names` are all that is there, `claims` what it says of itself: of its unfinished copy, its manifest, or both.
+    """
+    there = {name for name in names if not _CLAIM_ASIDE.fullmatch(name)}
+    if not there:
+        return
+    if WORK_NAME in there:
+        raise UsageError(f"{where} holds an unfinished warmup: finish it, or use another folder")
+    if not claims:
+        raise UsageError(
+            f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove what is "
+            "there if nobody needs it, or use another folder"
+        )
+    if not all(claim.precedes(wanted) for claim in claims):
+        raise UsageError(f"{where} holds another cache: remove that one first, or use another place")
+    foreign = there & wanted.files.keys() - {name for claim in claims for name in claim.files}
+    if foreign:
+        raise UsageError(f"{where} holds {named(foreign)} of another origin: move that away, or use another folder")
+
+
+def read_claims(folder: Path) -> list[Claim]:
+    """Return what a folder says of itself: its unfinished copy's claim, its manifest's, both or neither.
+
+    Raises UsageError for a file called as a claim that is none, and what `Manifest.load` raises but NotACacheError.
+    """
+    claims = []
+    path = folder / CLAIM_NAME
+    if path.exists():
+        claims.append(parse_claim(path.read_bytes(), str(path)))
+    if (folder / MANIFEST_NAME).exists():
+        claims.append(Claim.of("finished", Manifest.load(folder)))
+    return claims
+
+
+def parse_claim(text: bytes, where: str) -> Claim:
+    """Return the claim that a file holds. Raises UsageError."""
+    claim = Claim.from_json(text)
+    if claim is None:
+        raise UsageError(f"{where} is not a file that tpucache wrote: move it away, or use another folder")
+    return claim
+
+
+def claim_folder(folder: Path, claim: Claim) -> None:
+    """Claim a folder that `check_ours` let pass. Raises OSError."""
+    write_atomically(folder / CLAIM_NAME, claim.to_json().encode())
+
+
+def remove_claim(folder: Path) -> None:
+    """End the claim of a folder whose manifest is written. Raises OSError."""
+    (folder / CLAIM_NAME).unlink(missing_ok=True)
+
+
+@contextmanager
+def hold_folder(folder: Path, doing: str) -> Iterator[None]:
+    """Make a folder and hold it for this process; the kernel lets go of it in whatever way the process ends.
+
+    Raises StoreError when another process holds it, OSError when it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"another process is {doing} {folder}: wait for it or stop it") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def named(names: Collection[str]) -> str:
+    """Name the first few of many names."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more
+
+
+def _resolve(path: Path) -> Path:
+    try:
+        return path.expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one == other or one.samefile(other)
+    except OSError:  # one of them does not exist
+        return False
