@@ -79,6 +79,8 @@ def _broken(photo: Image.Image) -> Files:
     yield "claims-65500x65500.jpg", _resized_header(jpeg, 65_500)
     yield "claims-65535x65535.gif", b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + _encoded(photo, "GIF")[10:]
     yield "no-pixels.png", _png(0, 0, 8, _RGB)
+    yield "float-of-no-numbers.tif", _encoded(Image.fromarray(_no_numbers()), "TIFF")
+    yield "12-bits-in-16.png", _encoded(Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 16), "PNG")
     yield "text-bomb.png", _with_chunk(png, b"zTXt", b"Comment\0\0" + zlib.compress(bytes(1 << 26)))
 
 
@@ -130,7 +132,6 @@ def _fine_modes(photo: Image.Image) -> Files:
     yield "16-bit.tif", _encoded(Image.fromarray(grey.astype(np.uint16) * 257), "TIFF")
     yield "32-bit.tif", _encoded(Image.fromarray(grey.astype(np.int32) * 257), "TIFF")
     yield "float.tif", _encoded(Image.fromarray(grey.astype(np.float32) / 255), "TIFF")
-    yield "float-of-no-numbers.tif", _encoded(Image.fromarray(_no_numbers()), "TIFF")
     yield "lab.tif", _encoded(photo.convert("LAB"), "TIFF")
     yield "cmyk.tif", _encoded(photo.convert("CMYK"), "TIFF")
     for name in ("BMP", "TGA", "PPM", "ICO", "DIB"):

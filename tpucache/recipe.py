@@ -13,6 +13,7 @@ from tpucache.errors import RecipeError
 
 Fit = Literal["crop", "pad", "stretch"]
 ImageCodec = Literal["raw", "jpeg", "png", "zstd"]
+Coordinates = Literal["displayed", "stored"]
 
 MAX_SIDE: Final = 16384
 MAX_VARIANTS: Final = 1000
@@ -20,6 +21,9 @@ DEFAULT_SHARD_MB: Final = 128
 
 #: Parts that say how much is built and in how many files, not what a record is: changing them rebuilds nothing.
 EXTENT: Final = ("variants", "max_blocks", "shard_mb")
+
+#: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
+_ADDED: Final[Mapping[str, Any]] = {"coordinates": None, "white_level": None}
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class Recipe:
     and zstd's compression level. `shard_mb` is the size of a shard in MiB that the layout aims at. `exact` decodes
     whole images instead of the smallest JPEG scale of at least twice the size. `max_boxes` is how many boxes a record
     has room for, where the source has boxes. `max_blocks` is how many shards a variant has at most, however large.
+
+    `coordinates` says what masks, boxes and keypoints lie on: the image as `displayed`, turned by its EXIF orientation,
+    or as `stored`. None: samples for which it makes a difference are refused. `white_level` is the number that is white
+    in images of more than 8 bits; None: images whose numbers do not show it are refused.
 
     Raises RecipeError for values that no cache can have.
     """
@@ -48,6 +56,8 @@ class Recipe:
     exact: bool = False
     max_boxes: int = 100
     max_blocks: int | None = None
+    coordinates: Coordinates | None = None
+    white_level: int | None = None
 
     def __post_init__(self) -> None:
         size = tuple(self.size) if isinstance(self.size, (tuple, list)) else (self.size, self.size)
@@ -64,6 +74,10 @@ class Recipe:
         self._check("max_boxes", _whole(self.max_boxes, 1, 1 << 16), "1 to 65536")
         fine = self.max_blocks is None or _whole(self.max_blocks, 1, 1 << 20)
         self._check("max_blocks", fine, "1 to 1048576, or left out")
+        fine = self.coordinates is None or self.coordinates in get_args(Coordinates)
+        self._check("coordinates", fine, "one of " + ", ".join(get_args(Coordinates)) + ", or left out")
+        fine = self.white_level is None or _whole(self.white_level, 1, 2**31 - 1)
+        self._check("white_level", fine, "1 to 2147483647, or left out")
         low, high = {"jpeg": (1, 100), "png": (0, 9), "zstd": (1, 22)}.get(self.codec, (0, -1))
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
@@ -103,12 +117,17 @@ class Recipe:
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a recipe's dictionary without its extent: equal for recipes of equal records."""
-    content = {name: value for name, value in recipe.items() if name not in EXTENT}
+    content = {name: value for name, value in recipe.items() if name not in EXTENT and not _is_default(name, value)}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _is_default(name: str, value: object) -> bool:
+    return name in _ADDED and value == _ADDED[name]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name each part in which two recipe dictionaries differ, as `seed 0, now 1`; their extent does not count."""
+    before, now = {**_ADDED, **before}, {**_ADDED, **now}
     names = sorted({*before, *now}.difference(EXTENT))
     return [
         f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names if before.get(name) != now.get(name)

@@ -169,7 +169,7 @@ def test_no_boxes_are_rows_of_minus_one(boxes: Array) -> None:
 @pytest.mark.parametrize("turn", _TURNS)
 def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit: Any, encode: Any) -> None:
     mask = np.random.default_rng(turn).integers(0, 256, (49, 81), np.uint8)  # odd: no middle lies between two pixels
-    recipe = Recipe(size=(23, 31), fit=fit)
+    recipe = Recipe(size=(23, 31), fit=fit, coordinates="stored")
     image = encode(Image.new("RGB", (81, 49)), "PNG", orientation=turn)
     got = _clean(Item({"image": image, "mask": mask}), recipe)["mask"][..., 0]
     with Image.open(io.BytesIO(encode(Image.fromarray(mask), "PNG", orientation=turn))) as opened:
@@ -188,7 +188,7 @@ def test_a_mask_is_what_pillow_makes_of_it_with_the_nearest_pixel(turn: int, fit
 def test_a_mask_lies_on_the_pixels_of_its_image(turn: int, fit: Any, exact: bool, encode: Any) -> None:
     """At every scale that the image is decoded at: a mask out by one pixel would fit worse."""
     drawn = _blocks(637, 403)
-    recipe = Recipe(size=(90, 120), fit=fit, exact=exact)
+    recipe = Recipe(size=(90, 120), fit=fit, exact=exact, coordinates="stored")
     clean = _clean(Item({"image": encode(Image.fromarray(drawn), orientation=turn), "mask": drawn}), recipe)
     mask, seen = clean["mask"][..., 0] > 0, clean["image"][..., 1] > 127
 
@@ -206,10 +206,11 @@ def test_a_mask_as_shown_is_the_same_as_one_as_stored(turn: int, fit: Any, encod
     with Image.open(io.BytesIO(encode(Image.fromarray(stored), "PNG", orientation=turn))) as opened:
         shown = np.asarray(ImageOps.exif_transpose(opened))
     image = encode(Image.new("RGB", (80, 48)), "PNG", orientation=turn)
-    recipe = Recipe(size=(23, 31), fit=fit)
-    masks = [_clean(Item({"image": image, "mask": mask}), recipe)["mask"] for mask in (stored, shown)]
-    if turn >= 5:  # else both have the same size, and a mask counts as stored
-        np.testing.assert_array_equal(*masks)
+    recipes = [Recipe(size=(23, 31), fit=fit, coordinates=stated) for stated in ("stored", "displayed")]
+    items = [Item({"image": image, "mask": mask}) for mask in (stored, shown)]
+    np.testing.assert_array_equal(*(_clean(item, by)["mask"] for item, by in zip(items, recipes, strict=True)))
+    if turn >= 5:  # else both have the same size, which cannot show what a mask lies on
+        np.testing.assert_array_equal(*(_clean(item, Recipe(size=(23, 31), fit=fit))["mask"] for item in items))
 
 
 @pytest.mark.parametrize("fit", _FITS)
@@ -227,7 +228,7 @@ def test_a_box_and_a_point_lie_where_the_mask_of_the_object_does(turn: int, fit:
             "keypoints": np.array([middle]),
         }
     )
-    clean = _clean(item, Recipe(size=(100, 120), fit=fit))
+    clean = _clean(item, Recipe(size=(100, 120), fit=fit, coordinates="stored"))
     box, extent = clean["boxes"][0], _extent(clean["mask"][..., 0])
     np.testing.assert_allclose(box[:4], extent, atol=0.51)
     assert box[4] == 7

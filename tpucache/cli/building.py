@@ -41,6 +41,8 @@ def warmup(options: argparse.Namespace) -> int:
         shard_mb=options.shard_mb,
         exact=options.exact,
         max_boxes=options.max_boxes,
+        coordinates=options.coordinates,
+        white_level=options.white_level,
     )
     engine = Engine(options.backend, options.jobs, options.scheduler)
     progress = _Progress("warmup")
@@ -161,6 +163,14 @@ def add(commands: Any) -> None:
     command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
     _add_table(command)
     command.add_argument("--max-boxes", type=positive, default=100, metavar="N", help="boxes a record has room for")
+    command.add_argument(
+        "--coordinates",
+        choices=["displayed", "stored"],
+        help="what masks, boxes and keypoints lie on where EXIF turns an image; refused there if not given",
+    )
+    command.add_argument(
+        "--white-level", type=positive, metavar="N", help="what is white in images of more than 8 bits, such as 4095"
+    )
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="stop cleanly before; run again to continue")
     command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 48 files")
     command.add_argument(

@@ -5,12 +5,14 @@ This is the whole policy on what files mean:
 - first frame: of an animation, or of several pictures in a file, the first is taken.
 - size: more pixels than Pillow's limit (about 89 million) are refused; so is whatever Pillow would not decode in full,
   such as a file cut short.
-- colours: alpha is laid over white; palette, grey and CMYK become RGB; 16 and 32 bit grey is scaled by 1/257 from
-  0..65535, float grey from 0..1; embedded colour profiles are not applied.
-- orientation: the EXIF tag says how the image is turned; one whose EXIF cannot be read is as it is stored.
+- colours: alpha is laid over white; palette, grey and CMYK become RGB; embedded colour profiles are not applied.
+- depth: grey of 16 and 32 bits is scaled by 1/257 from 0..65535, float grey from 0..1, or either from 0 to a stated
+  white level. Refused where the numbers do not show that this is their range (`depth.py`).
+- orientation: the EXIF tag says how the image is turned; one whose EXIF cannot be read is as it is stored. Pixels are
+  always returned as they are stored.
 - masks are numbers, not colours: 8-bit grey is kept, a palette image gives its indices whatever their colours, grey of
   1, 2 or 4 bits is spread over 0..255 (1 bit: 0 and 255), 16-bit grey is kept where no number is above 255. Alpha,
-  RGB and anything else are refused. A mask's own EXIF and transparency count for nothing.
+  RGB and anything else are refused. A mask's transparency counts for nothing.
 
 JPEGs are decoded by simplejpeg where it is installed, and by Pillow where it is not or refuses.
 """
@@ -22,21 +24,33 @@ import io
 import math
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import PIL
-from PIL import Image, ImageFile, UnidentifiedImageError, features
+from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, features
 
 from tpucache.errors import SampleError
+from tpucache.warmup.depth import WHITE_16, UncertainRangeError, check_high_bytes, to_8_bits
+from tpucache.warmup.turn import TURNS, turn_back
 
 Array = npt.NDArray[Any]
 
 _EXIF_ORIENTATION: Final = 0x0112
+_TIFF_WIDTH: Final = 256
+_TIFF_HEIGHT: Final = 257
+_TIFF_BITS: Final = 258
+_TIFF_PHOTOMETRIC: Final = 262
+_WHITE_IS_ZERO: Final = 0
+_PNG_BITS_AT: Final = 24
 _JPEG_SCALES: Final = 8
+#: Pillow's names of 16-bit colours in a PNG, of which it keeps the first byte, and of those in the other byte order.
+_OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
+#: Modes in which Pillow has colours of 16 bits, cut to 8.
+_COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
 
 # What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
 _BROKEN: Final = (
@@ -60,7 +74,7 @@ _BROKEN: Final = (
 
 
 class Decoded(NamedTuple):
-    """Pixels, uint8 (height, width) of grey or (height, width, 3), and their scale: how many for one as stored."""
+    """Pixels as stored, uint8 (height, width) of grey or (height, width, 3), and how many there are for one stored."""
 
     pixels: npt.NDArray[np.uint8]
     scale: float
@@ -85,16 +99,21 @@ def opened(data: bytes | Array, path: str, what: str = "") -> Iterator[Image.Ima
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SampleError(path, f"{what}too many pixels: {error}") from error
+    except UncertainRangeError as error:
+        raise SampleError(path, f"{what}{error}") from error
     except UnidentifiedImageError as error:
         raise SampleError(path, f"{what}not an image Pillow can identify") from error
     except _BROKEN as error:
         raise SampleError(path, f"{what}does not decode: {type(error).__name__}: {error}") from error
 
 
-def decode(image: Image.Image, data: bytes | Array, least: tuple[int, int] | None = None) -> Decoded:
+def decode(
+    image: Image.Image, data: bytes | Array, least: tuple[int, int] | None = None, white: int | None = None
+) -> Decoded:
     """Return the pixels of what `opened` yielded for `data`, by the policy in the module's docstring.
 
     A JPEG is decoded at the smallest of its scales that gives at least `least` (width, height); None is in full.
+    `white` is the number that is white in images of more than 8 bits, None where the numbers have to show it.
     """
     if image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and isinstance(data, bytes):
         decoded = _decode_jpeg(image, data, least)
@@ -102,37 +121,54 @@ def decode(image: Image.Image, data: bytes | Array, least: tuple[int, int] | Non
             return decoded
     width = image.width
     drafted = image.draft(None, least) if least and isinstance(image, ImageFile.ImageFile) else None
-    return Decoded(np.asarray(_to_colours(image)), 1.0 if drafted is None else drafted[1][2] / width)
+    as_stored = _undo(image)
+    if isinstance(data, bytes) and image.mode in _COLOUR_MODES and _bits(image, data) == 16:
+        check_high_bytes(_highest_byte(image, data), white)
+    pixels = np.asarray(_to_colours(image, white))
+    return Decoded(as_stored(pixels), 1.0 if drafted is None else drafted[1][2] / width)
 
 
 def decode_mask(data: bytes | Array, path: str) -> npt.NDArray[np.uint8]:
-    """Return a mask as uint8 (height, width). Raises SampleError when it cannot be one."""
+    """Return a mask as it is stored, uint8 (height, width). Raises SampleError when it cannot be one."""
+    return decode_turned_mask(data, path)[0]
+
+
+def decode_turned_mask(data: bytes | Array, path: str) -> tuple[npt.NDArray[np.uint8], int]:
+    """Return a mask as it is stored, uint8 (height, width), and its EXIF orientation, 1 to 8. Raises SampleError."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 2:
             raise SampleError(path, f"the mask is uint8 (height, width), not {data.dtype} {data.shape}")
-        return data
+        return data, 1
     with opened(data, path, "the mask: ") as image:
+        turned, as_stored = orientation(image), _undo(image)
         if image.mode in ("L", "P"):
-            return np.asarray(image)
+            return as_stored(np.asarray(image)), turned
         if image.mode == "1":
-            return np.asarray(image.convert("L"))
+            return as_stored(np.asarray(image.convert("L"))), turned
         if not image.mode.startswith("I"):
             raise SampleError(path, f"the mask is a {image.mode} image: save it as grey or palette, a number a pixel")
-        numbers = np.asarray(image)
+        numbers = as_stored(np.asarray(image))
     if numbers.min() < 0 or numbers.max() > 255:
         raise SampleError(
             path, f"the mask holds {numbers.min()} to {numbers.max()}, but numbers are kept from 0 to 255"
         )
-    return numbers.astype(np.uint8)
+    return numbers.astype(np.uint8), turned
 
 
 def orientation(image: Image.Image) -> int:
-    """Return an image's EXIF orientation, 1 to 8; 1 where it has none that can be read."""
+    """Return the EXIF orientation of an image that is not decoded yet, 1 to 8; 1 where it has none that can be read."""
     try:
-        value = int(image.getexif().get(_EXIF_ORIENTATION, 1))
+        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+        return int(value) if value in TURNS else 1
     except _BROKEN:
         return 1
-    return value if 1 <= value <= 8 else 1
+
+
+def stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the (width, height) that an image is stored with."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # its `size` is as displayed
+        return int(image.tag_v2[_TIFF_WIDTH]), int(image.tag_v2[_TIFF_HEIGHT])
+    return image.size
 
 
 def decoder_versions() -> dict[str, str]:
@@ -157,6 +193,14 @@ def _from_array(data: Array, path: str, what: str) -> Image.Image:
             path, f"{what}an image is uint8 (height, width, 3) or (height, width), not {data.dtype} {data.shape}"
         )
     return Image.fromarray(data)
+
+
+def _undo(image: Image.Image) -> Callable[[Array], Array]:
+    """Return what makes pixels that Pillow decodes the stored ones: it turns a TIFF, and nothing else, on its own."""
+    if image.format != "TIFF":
+        return lambda pixels: pixels
+    turned = TURNS[orientation(image)]
+    return lambda pixels: np.ascontiguousarray(turn_back(pixels, turned))
 
 
 def _decode_jpeg(image: Image.Image, data: bytes, least: tuple[int, int] | None) -> Decoded | None:
@@ -192,23 +236,57 @@ def _scaled(side: int, eighths: int) -> int:
     return math.ceil(side * eighths / _JPEG_SCALES)
 
 
-def _to_colours(image: Image.Image) -> Image.Image:
+def _bits(image: Image.Image, data: bytes) -> int:
+    """Return the bits of a channel as a file has them; 8 for formats of which Pillow knows no more."""
+    if image.format == "PNG":
+        return data[_PNG_BITS_AT]
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(max(image.tag_v2.get(_TIFF_BITS, (1,))))
+    return 8
+
+
+def _highest_byte(image: Image.Image, data: bytes) -> int:
+    """Return the highest byte of colours of 16 bits, but their transparency, that were cut to their high bytes."""
+    pixels = np.asarray(image)
+    colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
+    highest = int(colours.max())
+    return 255 if not highest and _is_black_png(data) else highest  # black whatever is white
+
+
+def _is_black_png(data: bytes) -> bool:
+    """Return whether a PNG has colours of 16 bits whose low bytes are all 0; False where that cannot be read."""
+    with Image.open(io.BytesIO(data)) as image:
+        tiles: Any = image.tile  # tuples of four, under another name in each Pillow
+        if image.format != "PNG" or any(rawmode not in _OF_LOW_BYTES for *_, rawmode in tiles):
+            return False
+        tiles[:] = [(*place, _OF_LOW_BYTES[rawmode]) for *place, rawmode in tiles]
+        return not np.asarray(image)[..., :3].any()
+
+
+def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
     """Return an image of any Pillow mode as RGB, or as L where it is no more than grey."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         image.load()
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image)
-        grey = np.empty(values.shape, np.uint8)
-        for row, levels in enumerate(values):  # at once, a large image would take eight times its size, more than once
-            scaled = levels * np.float64(255) if image.mode == "F" else levels / np.float64(257)
-            grey[row] = np.clip(np.rint(scaled), 0, 255)
-        return Image.fromarray(grey)
+        return Image.fromarray(_deep_grey(image, white))
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         rgba = image.convert("RGBA")
         canvas = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(canvas, rgba).convert("RGB")
     return image.convert("RGB")
+
+
+def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
+    """Return grey of more than 8 bits as uint8. Raises UncertainRangeError."""
+    scaled_by_pillow = image.format == "PPM" and image.mode == "I"  # a PGM states what is white
+    values = np.asarray(image)
+    grey = to_8_bits(values, WHITE_16 if scaled_by_pillow else white)
+    if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        np.subtract(255, grey, out=grey)  # Pillow does so with 8 bits alone
+    if "transparency" in image.info:
+        grey[values == image.info["transparency"]] = 255
+    return grey
 
 
 @functools.cache

@@ -2,6 +2,10 @@
 
 The fields of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays of
 those names are arrays like any other.
+
+An image with an EXIF orientation is displayed otherwise than it is stored. What its fields lie on, the recipe's
+`coordinates` says: `displayed` for what was drawn on the image as viewers show it, `stored` for what counts the pixels
+in the file. Where it says nothing, a sample is refused for which that makes a difference.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.recipe import Recipe
+from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codec import DTYPES, Field
-from tpucache.warmup.decode import decode_mask
-from tpucache.warmup.presize import View, presize_in_view, turn_back
+from tpucache.warmup.decode import decode_turned_mask
+from tpucache.warmup.presize import View, presize_in_view
 from tpucache.warmup.sources.base import Item
+from tpucache.warmup.turn import TURNS, Turn, turn, turn_back, turn_points_back
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +33,10 @@ IMAGE_FIELDS: Final = ("image", "mask", "boxes", "keypoints")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOSSLESS: Final = {"raw": "raw", "zstd": "zstd", "jpeg": "png", "png": "png"}
 _NO_BOX: Final = -1
+_UNSTATED: Final = (
+    "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
+    "viewers show it, or --coordinates stored"
+)
 
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
@@ -79,11 +88,12 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
         elif field.name == "mask":
-            clean["mask"] = _mask(value, view, path)[..., None]
+            clean["mask"] = _mask(value, view, recipe.coordinates, path)[..., None]
         elif field.name == "boxes":
-            clean["boxes"] = _boxes(_numbers(field.name, value, path), view, recipe.max_boxes, path)
+            clean["boxes"] = _boxes(_numbers(field.name, value, path), view, recipe, path)
         elif field.name == "keypoints":
-            clean["keypoints"] = _keypoints(_numbers(field.name, value, path), view, field.shape[0], path)
+            points = _numbers(field.name, value, path)
+            clean["keypoints"] = _keypoints(points, view, recipe.coordinates, field.shape[0], path)
     return clean
 
 
@@ -137,16 +147,21 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
-def _mask(value: bytes | Array, view: View, path: str) -> Array:
-    """Return a mask (height, width) in view. It is as large as the image as stored, or else as shown."""
-    mask = decode_mask(value, path)
-    height, width = mask.shape
-    if (width, height) == view.stored:
-        return view.nearest(mask)
-    if view.turn.swap and (height, width) == view.stored:
-        return view.nearest(turn_back(mask, view.turn))
-    image = " x ".join(map(str, view.stored))
-    raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
+def _mask(value: bytes | Array, view: View, coordinates: Coordinates | None, path: str) -> Array:
+    """Return a mask (height, width) in view. Where `coordinates` is None, its size has to show what it lies on."""
+    stored, own = decode_turned_mask(value, path)
+    displayed = turn(stored, TURNS[own])
+    readings = {"stored": stored, "displayed": turn_back(displayed, view.turn)}
+    stated = readings if coordinates is None else {coordinates: readings[coordinates]}
+    fitting = [mask for mask in stated.values() if mask.shape == view.stored[::-1]]
+    if not fitting:
+        height, width = stored.shape if coordinates == "stored" else displayed.shape
+        size = view.stored if coordinates == "stored" or not view.turn.swap else view.stored[::-1]
+        image = " x ".join(map(str, size))
+        raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
+    if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
+        raise SampleError(path, f"a mask of this size may lie on the image as stored or as displayed; {_UNSTATED}")
+    return view.nearest(fitting[0])
 
 
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
@@ -161,8 +176,20 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
     return numbers
 
 
-def _boxes(boxes: npt.NDArray[np.float64], view: View, most: int, path: str) -> npt.NDArray[np.float32]:
+def _stored(
+    points: npt.NDArray[np.float64], view: View, coordinates: Coordinates | None, path: str
+) -> npt.NDArray[np.float64]:
+    """Return points x, y (n, 2) in the coordinates of the image as stored."""
+    if coordinates == "stored" or view.turn == Turn():
+        return points
+    if coordinates is None:
+        raise SampleError(path, f"it has boxes or keypoints; {_UNSTATED}")
+    return turn_points_back(points, view.turn, view.stored)
+
+
+def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str) -> npt.NDArray[np.float32]:
     """Return boxes (n, 4) or (n, 5) in view, as rows of the record."""
+    most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)
     if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
@@ -170,7 +197,8 @@ def _boxes(boxes: npt.NDArray[np.float64], view: View, most: int, path: str) -> 
     wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
     if wrong.size:
         raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
-    corners = np.stack([view.points(boxes[:, :2]), view.points(boxes[:, 2:4])])
+    ends = (_stored(points, view, recipe.coordinates, path) for points in (boxes[:, :2], boxes[:, 2:4]))
+    corners = np.stack([view.points(points) for points in ends])
     classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
     kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), view.area)
     if len(kept) > most:
@@ -178,9 +206,11 @@ def _boxes(boxes: npt.NDArray[np.float64], view: View, most: int, path: str) -> 
     return fill_boxes(kept, most)
 
 
-def _keypoints(points: npt.NDArray[np.float64], view: View, count: int, path: str) -> npt.NDArray[np.float32]:
+def _keypoints(
+    points: npt.NDArray[np.float64], view: View, coordinates: Coordinates | None, count: int, path: str
+) -> npt.NDArray[np.float32]:
     """Return keypoints (n, 2) in view, as rows of the record."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
-    moved = view.points(points).astype(np.float32)
+    moved = view.points(_stored(points, view, coordinates, path)).astype(np.float32)
     return np.column_stack([moved, within(moved, view.area).astype(np.float32)])

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.recipe import Fit, Recipe
-from tpucache.warmup.decode import decode, decoder_versions, opened, orientation
+from tpucache.warmup.decode import decode, decoder_versions, opened, orientation, stored_size
 from tpucache.warmup.resize import resize, resizer_versions
+from tpucache.warmup.turn import TURNS, Turn, turn, turn_points
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -35,26 +36,6 @@ class Placement(NamedTuple):
 
     box: tuple[float, float, float, float]
     size: tuple[int, int]
-
-
-class Turn(NamedTuple):
-    """An EXIF orientation as what is done to the stored pixels: axes swapped first, then each perhaps flipped."""
-
-    swap: bool = False
-    flip_x: bool = False
-    flip_y: bool = False
-
-
-_TURNS: Final = {
-    1: Turn(),
-    2: Turn(flip_x=True),
-    3: Turn(flip_x=True, flip_y=True),
-    4: Turn(flip_y=True),
-    5: Turn(swap=True),
-    6: Turn(swap=True, flip_x=True),
-    7: Turn(swap=True, flip_x=True, flip_y=True),
-    8: Turn(swap=True, flip_y=True),
-}
 
 
 @dataclass(frozen=True)
@@ -107,11 +88,7 @@ class View:
         left, top, right, bottom = self.box
         scale = np.array([self.size[0] / (right - left), self.size[1] / (bottom - top)])
         moved = (np.asarray(points, np.float64) - (left, top)) * scale
-        if self.turn.swap:
-            moved = moved[:, ::-1]
-        area = self.area
-        moved = np.where(self.turn[1:], (area[2] - area[0], area[3] - area[1]) - moved, moved)
-        return np.asarray(moved + area[:2])
+        return np.asarray(turn_points(moved, self.turn, self.size) + self.area[:2])
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Pixels:
@@ -126,8 +103,8 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Pixels:
 def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pixels, View]:
     """Return what `presize` does, and the view by which masks and points go the same way. Raises SampleError."""
     with opened(data, path) as image:
-        view = view_of(image.size, orientation(image), recipe)
-        pixels, scale = decode(image, data, None if recipe.exact else view.least())
+        view = view_of(stored_size(image), orientation(image), recipe)
+        pixels, scale = decode(image, data, None if recipe.exact else view.least(), recipe.white_level)
         left, top, right, bottom = (side * scale for side in view.box)
         resized = resize(pixels, (left, top, right, bottom), view.size)
     return view.place(resized if resized.ndim == 3 else np.repeat(resized[..., None], 3, axis=2)), view
@@ -150,7 +127,7 @@ def slow_parts() -> list[str]:
 
 def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> View:
     """Return the view that a recipe gives of an image stored as (width, height)."""
-    turned = _TURNS[exif_orientation]
+    turned = TURNS[exif_orientation]
     canvas = (recipe.width, recipe.height)
     place = placement(
         (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
@@ -179,18 +156,6 @@ def placement(box: tuple[float, float, float, float], target: tuple[int, int], f
     left, top = max(box[0], box[0] + (width - crop[0]) / 2), max(box[1], box[1] + (height - crop[1]) / 2)
     right, bottom = min(box[2], left + crop[0]), min(box[3], top + crop[1])
     return Placement((left, top, right, bottom), target)
-
-
-def turn(pixels: Array, by: Turn) -> Array:
-    """Return pixels (height, width, …) turned: a view of them, not a copy."""
-    turned = pixels.swapaxes(0, 1) if by.swap else pixels
-    return turned[:: -1 if by.flip_y else 1, :: -1 if by.flip_x else 1]
-
-
-def turn_back(pixels: Array, by: Turn) -> Array:
-    """Return turned pixels (height, width, …) as they were stored: a view of them, not a copy."""
-    flipped = turn(pixels, by._replace(swap=False))
-    return flipped.swapaxes(0, 1) if by.swap else flipped
 
 
 def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:

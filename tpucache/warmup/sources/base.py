@@ -50,7 +50,8 @@ class Item:
     `fields` are by name: `image` as encoded bytes or uint8 (height, width, 3) or (height, width); `mask`, over the
     image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left, top, right, bottom in the image's
     pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and arrays of any other name, kept as
-    they are, of one dtype and shape in all samples. `label` and `columns` are what only the sample itself tells.
+    they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1); whether of the image as displayed or as
+    stored says the recipe's `coordinates`. `label` and `columns` are what only the sample itself tells.
     """
 
     fields: Mapping[str, bytes | Array]

@@ -1,0 +1,66 @@
+"""Pixels of more than 8 bits -> 8 bits, where it is certain which number is white.
+
+A file says how many bits its numbers have, but not how many of them are in use: cameras and scanners write 12 or 14
+bits into 16. Scaled by a wrong range such an image turns black or white, so what is uncertain is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+WHITE_16: Final = 65535
+#: Whole numbers that are all below this use at most 14 bits.
+_LEAST_16: Final = 1 << 14
+#: A float image that is nowhere brighter than this would turn nearly black.
+_LEAST_FLOAT: Final = 1 / 16
+
+_ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
+
+
+class UncertainRangeError(Exception):
+    """Nothing says which number of an image is white."""
+
+
+def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
+    """Return grey (height, width) of whole numbers or floats as uint8: 0 stays 0, `white` becomes 255.
+
+    Where `white` is None it is 65535, and 1 for floats, if the numbers show that this is their range. Raises
+    UncertainRangeError when they do not, and for numbers out of the range or not finite.
+    """
+    low, high = values.min().item(), values.max().item()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise UncertainRangeError("some of its pixels are not finite numbers: save it with 8 bits")
+    floats = values.dtype.kind == "f"
+    most = white if white is not None else 1 if floats else WHITE_16
+    if low < 0 or high > most:
+        raise UncertainRangeError(f"its pixels are {low:.6g} to {high:.6g}, not within 0 to {most}: {_ADVICE}")
+    if white is None and 0 < high < (_LEAST_FLOAT if floats else _LEAST_16):
+        raise UncertainRangeError(
+            f"its pixels are at most {high:.6g}, which is nearly black if {most} is white: {_ADVICE}"
+        )
+    grey = np.empty(values.shape, np.uint8)
+    for row, levels in enumerate(values):  # at once, a large image would take eight times its size, more than once
+        scaled = levels * np.float64(255) if most == 1 else levels / np.float64(most / 255)
+        grey[row] = np.rint(scaled)
+    return grey
+
+
+def check_high_bytes(highest: int, white: int | None) -> None:
+    """Check colours of 16 bits that were cut to their high bytes, of which `highest` is the largest.
+
+    Raises UncertainRangeError when 65535 may not be what is white.
+    """
+    if white is None and highest < _LEAST_16 >> 8:
+        raise UncertainRangeError(
+            "its colours have 16 bits but use at most 14 of them, which is nearly black if 65535 is white: "
+            "save it with 8 bits, or state --white-level 65535 if it is as dark as that"
+        )
+    if white not in (None, WHITE_16):
+        raise UncertainRangeError(
+            f"its colours have 16 bits, and --white-level {white} can scale grey only: save it with 8 bits"
+        )
