@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import tpucache
 from tpucache.cli import main
 from tpucache.report.bench import run_bench
 
@@ -133,3 +136,37 @@ def test_training_on_a_folder_of_ones_own_cache_works(cache, tmp_path, capsys):
     assert report["epochs"][0]["valid_samples"] == 150
     assert main([*arguments, "--resume", "--valid", str(cache), "--epochs", "1", "--batch-size", "32"]) == 0
     assert "images/s" in capsys.readouterr().out
+
+
+def installed_command(folder: Path) -> Path:
+    """Write the program that pip writes for `tpucache`, into a folder of its own as pip does."""
+    text = (Path(tpucache.__file__).parents[1] / "pyproject.toml").read_text()
+    (module, function) = re.findall(r'^tpucache = "(.+):(.+)"$', text, re.MULTILINE)[0]
+    program = folder / "bin" / "tpucache"
+    program.parent.mkdir()
+    program.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    return program
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("module", [False, True], ids=["tpucache", "python -m tpucache"])
+def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(photos, tmp_path, module, safe):
+    program = ["-m", "tpucache"] if module else [installed_command(tmp_path)]
+    working = tmp_path / "working"
+    working.mkdir()
+    (working / "my_augmentation.py").write_text("def turn(image, generator):\n    return image[:, ::-1].copy()\n")
+    root = Path(tpucache.__file__).parents[1]
+    options = ["--size", "8", "--variants", "1", "--jobs", "1", "--augment", "my_augmentation:turn"]
+    done = subprocess.run(
+        [sys.executable, *program, "warmup", photos, "cache", *options],
+        cwd=working,
+        env={**os.environ, "PYTHONPATH": str(root), **({"PYTHONSAFEPATH": "1"} if safe else {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if safe and sys.version_info >= (3, 11):
+        assert done.returncode == 2
+        assert "my_augmentation:turn" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr

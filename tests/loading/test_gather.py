@@ -84,17 +84,26 @@ def test_a_row_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, lar
 
 @pytest.mark.parametrize("large", [0, 1 << 40], ids=["streamed", "by numpy"])
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((2, 1999), "|u1"), ((3, 2000), "|u1"), ((2, 2000), "<u4")], ids=["shorter", "more", "wider"]
+    ("shape", "dtype"),
+    [((2, 1999), "<u2"), ((3, 2000), "<u2"), ((2, 2000), "<u4"), ((2, 2000), "|u1"), ((2, 2000), ">u2")],
+    ids=["shorter", "more", "wider", "narrower", "swapped"],
 )
 def test_a_target_that_does_not_fit_is_never_written_as_if_it_did(
     monkeypatch: pytest.MonkeyPatch, large: int, shape: tuple[int, int], dtype: str
 ) -> None:
     monkeypatch.setattr(gathering, "_LARGE", large)
-    source = np.ones((6, 2000), np.uint8)
+    source = np.ones((6, 2000), np.uint16)
     target = np.zeros(shape, dtype)
     with pytest.raises((ValueError, TypeError)):
         gather(source, np.array([0, 1]), target)
     assert not target.any()
+
+
+def test_no_rows_fit_an_empty_target_alone() -> None:
+    source, none = np.ones((6, 2000), np.uint8), np.zeros(0, np.int64)
+    gather(source, none, np.zeros((0, 2000), np.uint8))
+    with pytest.raises(ValueError, match="shape"):
+        gather(source, none, np.zeros((1, 2000), np.uint8))
 
 
 @pytest.mark.usefixtures("anew")

@@ -327,6 +327,20 @@ def test_deep_nesting_is_refused(nested: str) -> None:
             Manifest.from_json(text)
 
 
+@pytest.mark.parametrize("path", [("extra",), ("version",), ("recipe", "a"), ("shards", 0, "extra")])
+@pytest.mark.parametrize("key", ["[", '{"a":'])
+def test_nesting_is_limited_by_us_and_not_by_the_interpreter(path: tuple[str | int, ...], key: str) -> None:
+    text = json.dumps(replaced(path, "HERE"))
+    allowed = 33 - len(path)  # the value's parents are levels, too
+    for levels in (allowed, allowed + 1, 100):
+        nested = text.replace('"HERE"', key * levels + "0" + {"[": "]"}.get(key, "}") * levels)
+        if levels == allowed and path != ("version",):
+            Manifest.from_json(nested)
+        else:
+            with pytest.raises(FormatError, match="nests deeper than 33" if levels > allowed else "version"):
+                Manifest.from_json(nested)
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 5000, "1" + "0" * 400, "1e999"])
 def test_numbers_of_many_digits_are_refused(text: str) -> None:
     for path in INTEGERS:

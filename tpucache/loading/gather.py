@@ -35,12 +35,13 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
     """Copy rows into `target`: target[i] = source[rows[i]]. Threads may do so at once.
 
     `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError for a row that is not there,
-    ValueError or TypeError where the target has another shape or dtype.
+    ValueError where the target has another shape, TypeError where it has another dtype.
     """
+    _check_fit(source, len(rows), target)
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(source)):
         raise IndexError(f"rows reach from {rows.min()} to {rows.max()}, of {len(source)}")
     large = target.nbytes >= max(_LARGE, len(rows) * _LONG)
-    copy = _streaming_copy() if large and _are_alike(source, rows, target) else None
+    copy = _streaming_copy() if large and source.flags.c_contiguous and target.flags.c_contiguous else None
     if copy is None:
         # "clip" is what lets numpy write into the target at once.
         np.take(source, rows, axis=0, out=target, mode="clip")
@@ -49,14 +50,13 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
     copy(target.ctypes.data, source.ctypes.data, rows.ctypes.data, len(rows), target.nbytes // len(rows))
 
 
-def _are_alike(source: Array, rows: Array, target: Array) -> bool:
-    """Whether a row is so many bytes, side by side, in both: the compiled loop looks at addresses alone."""
-    return (
-        source.dtype == target.dtype
-        and (len(rows), *source.shape[1:]) == target.shape
-        and source.flags.c_contiguous
-        and target.flags.c_contiguous
-    )
+def _check_fit(source: Array, rows: int, target: Array) -> None:
+    """Refuse another shape or dtype: the compiled loop looks at addresses alone, and numpy may cast silently."""
+    shape = (rows, *source.shape[1:])
+    if target.shape != shape:
+        raise ValueError(f"the target of {rows} rows should have shape {shape}, not {target.shape}")
+    if target.dtype != source.dtype:
+        raise TypeError(f"the target should have dtype {source.dtype}, not {target.dtype}")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from tpucache.store.files import write_atomically
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_MAX_NESTING: Final = 32
+_MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_SUM: Final = 1 << 100
 
@@ -183,6 +183,7 @@ class Manifest:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"not JSON: {error}") from error
+        _check_nesting(content)
         return _Reader(content, "manifest").manifest()
 
 
@@ -214,9 +215,9 @@ class _Reader:
             skipped=tuple(item.skipped() for item in self.objects("skipped", fmt.MAX_SAMPLES)),
             statistics=self.object("statistics").statistics(),
             fingerprint=self.sha256("fingerprint"),
-            recipe=self.told("recipe"),
-            source=self.told("source"),
-            created_by=self.told("created_by"),
+            recipe=self.object("recipe").content,
+            source=self.object("source").content,
+            created_by=self.object("created_by").content,
         )
         _check_whole(manifest)
         return manifest
@@ -312,21 +313,25 @@ class _Reader:
     def object(self, key: str) -> _Reader:
         return _Reader(self.content.get(key), f"{self.where}.{key}")
 
-    def told(self, key: str) -> Mapping[str, Any]:
-        """Return an object that nobody here interprets, unless it nests deeper than any that is written."""
-        level: list[Any] = [self.object(key).content]
-        for _ in range(_MAX_NESTING):
-            inner = [item.values() if isinstance(item, dict) else item for item in level]
-            level = [value for items in inner for value in items if isinstance(value, (dict, list))]
-        if level:
-            raise FormatError(f"{self.where}.{key} nests deeper than {_MAX_NESTING} levels")
-        return self.object(key).content
-
     def objects(self, key: str, limit: int) -> Sequence[_Reader]:
         items = self.get(key, list)
         if len(items) > limit:
             raise FormatError(f"{self.where}: {len(items)} {key} are more than the limit of {limit}")
         return [_Reader(item, f"{key}[{number}]") for number, item in enumerate(items)]
+
+
+def _check_nesting(content: object) -> None:
+    """Refuse what nests deeper than any manifest that is written.
+
+    How deep json reads depends on the interpreter, and what handles the content afterwards may recurse, if only to
+    print it.
+    """
+    level = [content]
+    for _ in range(_MAX_NESTING):
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
+        level = [value for items in inner for value in items if isinstance(value, (dict, list))]
+    if level:
+        raise FormatError(f"not JSON of a manifest: it nests deeper than {_MAX_NESTING} levels")
 
 
 def _integer(value: object, low: int, high: int, where: str) -> int:

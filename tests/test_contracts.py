@@ -1,0 +1,87 @@
+"""Every import contract of pyproject.toml fails when an import that it forbids is added to a copy of the package."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tpucache
+
+pytest.importorskip("importlinter")
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10; import-linter brings it
+    import tomli as tomllib
+
+PACKAGE = Path(tpucache.__file__).parent
+PROJECT = PACKAGE.parent / "pyproject.toml"
+LINTER: dict[str, Any] = tomllib.loads(PROJECT.read_text())["tool"]["importlinter"]
+CONTRACTS: list[dict[str, Any]] = LINTER["contracts"]
+XLA = "torch_xla lives in one file"
+XLA_FILE = "tpucache.training.device.xla"
+
+RUN = "from importlinter.cli import lint_imports_command as run; run()"
+
+
+def forbidden_imports(contract: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (importer, imported) of each pair of modules between which a contract forbids an import."""
+    if contract["type"] == "layers":
+        layers = [layer.split(" | ") for layer in contract["layers"]]
+        upward = [(low, high) for above, below in combinations(layers, 2) for low in below for high in above]
+        return upward + [pair for layer in layers for one in combinations(layer, 2) for pair in (one, one[::-1])]
+    if contract["type"] == "independence":
+        return [pair for one in combinations(contract["modules"], 2) for pair in (one, one[::-1])]
+    assert contract["type"] == "forbidden", f"what does {contract['type']!r} forbid?"
+    return [(source, module) for source in contract["source_modules"] for module in contract["forbidden_modules"]]
+
+
+def file_of(module: str, package: Path) -> Path:
+    path = package.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def lint(folder: Path, contract: str, imports: list[tuple[str, str]]) -> str:
+    """Add imports to a copy of the package, and return what import-linter says of it and of one contract alone."""
+    package = Path(shutil.copytree(PACKAGE, folder / "tpucache", ignore=shutil.ignore_patterns("__pycache__")))
+    for importer, imported in imports:
+        path = file_of(importer, package)
+        path.write_text(f"{path.read_text()}\n\ndef added() -> None:\n    import {imported}\n")
+    text = PROJECT.read_text()
+    for number, each in enumerate(CONTRACTS):
+        text = text.replace(f'name = "{each["name"]}"\n', f'id = "c{number}"\nname = "{each["name"]}"\n')
+    (folder / "pyproject.toml").write_text(text)
+    (number,) = (number for number, each in enumerate(CONTRACTS) if each["name"] == contract)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "--no-cache", "--contract", f"c{number}"],
+        cwd=folder, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == bool(imports), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract["name"])
+def test_a_contract_notices_each_import_that_it_forbids(contract: dict[str, Any], tmp_path: Path) -> None:
+    imports = forbidden_imports(contract)
+    assert imports
+    said = lint(tmp_path, contract["name"], imports)
+    assert "1 broken" in said
+    for importer, imported in imports:
+        assert f"{importer} -> {imported} (l." in said
+
+
+def test_torch_xla_may_be_imported_by_its_own_file_alone(tmp_path: Path) -> None:
+    modules = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")]
+    modules = [module.removesuffix(".__init__") for module in modules]
+    assert XLA_FILE in modules
+    said = lint(tmp_path, XLA, [(module, "torch_xla.core") for module in modules])
+    assert {module for module in modules if f"{module} -> torch_xla (l." not in said} == {XLA_FILE}
+
+
+def test_nothing_is_noticed_where_nothing_was_added(tmp_path: Path) -> None:
+    assert "0 broken" in lint(tmp_path, XLA, [])
