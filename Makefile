@@ -4,18 +4,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),2) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-fast lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## warm up, verify, read and train on real data, and tell how idle the device was
 	$(BIN)/python scripts/demo.py
 
-test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest
+test: $(STAMP) ## run the tests, two at once (JOBS=8 for eight)
+	$(PYTEST)
+
+test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
+	$(PYTEST) -m 'not slow'
 
 lint: $(STAMP) ## linters, formatting, types, and the direction of imports
 	$(BIN)/ruff check .

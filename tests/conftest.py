@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+# Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
+# of OpenMP that wait for each other in a loop slow everything down where processes outnumber the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import numpy as np
