@@ -30,8 +30,9 @@ from tpucache import CachedDataset
 from tpucache.training.augment import Normalise
 from tpucache.training.device import Device, open_device
 from tpucache.training.idle import Pace
-from tpucache.training.loop import Conduct, train
+from tpucache.training.loop import train
 from tpucache.training.models import build_model
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 STEP_SECONDS = 0.02
@@ -65,7 +66,7 @@ class SlowedDataset(CachedDataset):
 
 def harness(dataset: CachedDataset, settings: TrainSettings, device: Device, replay: bool = False) -> Pace:
     with tempfile.TemporaryDirectory() as run:
-        return train(Path(run), settings, dataset, None, device, Conduct(replay=replay)).pace
+        return train(Path(run), settings, dataset, None, device, RunOptions(replay=replay)).pace
 
 
 def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, steps: int) -> float:

@@ -17,13 +17,14 @@ from tpucache.loading.split import stratified_split
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluate import evaluate
 from tpucache.training.learner import Learner
-from tpucache.training.loop import Conduct, train
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.predict import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks import make_task
 
-QUICK = Conduct(replay=False)
+QUICK = RunOptions(replay=False)
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=50, lr=0.01)
 
 

@@ -12,12 +12,12 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
 from tpucache.training.augment import AugmentSettings
-from tpucache.training.course import Course
 from tpucache.training.device import EagerDevice, open_device
-from tpucache.training.loop import Conduct, train
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
-QUICK = Conduct(replay=False)
+QUICK = RunOptions(replay=False)
 FULL = TrainSettings(
     model="cnn",
     epochs=3,
@@ -96,54 +96,57 @@ class Killed(BaseException):
     """Nothing catches it, as nothing catches SIGKILL."""
 
 
+class StoppingDevice(EagerDevice):
+    """Plain torch that does something once so many executions of training steps have been sent."""
+
+    def __init__(self, executions, action):
+        super().__init__()
+        self._left, self._action, self._is_training = executions, action, False
+
+    def step_begin(self, seed):
+        super().step_begin(seed)
+        self._is_training = True
+
+    def step_end(self):
+        super().step_end()
+        self._left -= self._is_training
+        if self._is_training and self._left == 0:
+            self._action()
+        self._is_training = False
+
+
+def kill():
+    raise Killed
+
+
 @pytest.mark.parametrize("stop", [1, 2, 4, 5])
-def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, monkeypatch, stop):
+def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, stop):
     dataset = CachedDataset(cache, "epoch")
     train_set, valid_set = dataset.select(range(130)), CachedDataset(cache, indices=range(130, 150))
     whole = train(tmp_path / "whole", FULL, train_set, valid_set, EagerDevice(), QUICK)
-    replaced = Course.epoch
-
-    def killed(self, parts):
-        for images in replaced(self, parts):
-            yield images
-            if self.done >= 2 * stop:
-                raise Killed
-
-    conduct = Conduct(resume=True, checkpoint_every=2, replay=False)
-    monkeypatch.setattr(Course, "epoch", killed)
+    options = RunOptions(resume=True, checkpoint_every=2, replay=False)
     with pytest.raises(Killed):
-        train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), conduct)
-    monkeypatch.undo()
-    again = train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), conduct)
+        train(tmp_path / "run", FULL, train_set, valid_set, StoppingDevice(stop, kill), options)
+    again = train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), options)
     assert again.losses == whole.losses
     assert again.epochs == whole.epochs
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-    assert train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), conduct).losses == whole.losses
+    assert train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), options).losses == whole.losses
 
 
-def test_a_signal_saves_after_the_step_and_the_run_goes_on_from_there(cache, tmp_path, monkeypatch):
+def test_a_signal_saves_after_the_step_and_the_run_continues_from_there(cache, tmp_path):
     dataset = CachedDataset(cache)
-    replaced = Course.epoch
-
-    def signalled(self, parts):
-        for images in replaced(self, parts):
-            if self.done == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield images
-
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(Course, "epoch", signalled)
     with pytest.raises(KeyboardInterrupt, match="step 4 of 12"):
-        train(tmp_path, FULL, dataset, None, EagerDevice())
+        train(tmp_path, FULL, dataset, None, StoppingDevice(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert signal.getsignal(signal.SIGTERM) is before
-    monkeypatch.undo()
-    assert len(train(tmp_path, FULL, dataset, None, EagerDevice(), Conduct(resume=True)).losses) == 12
+    assert len(train(tmp_path, FULL, dataset, None, EagerDevice(), RunOptions(resume=True)).losses) == 12
 
 
 def test_a_time_limit_ends_the_run_with_all_it_did_saved(cache, tmp_path):
     dataset = CachedDataset(cache)
     with pytest.raises(UnfinishedError, match="--resume"):
-        train(tmp_path, FULL, dataset, None, EagerDevice(), Conduct(time_limit=0.0))
+        train(tmp_path, FULL, dataset, None, EagerDevice(), RunOptions(time_limit=0.0))
     assert len(torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["losses"]) == 2
 
 
@@ -155,9 +158,9 @@ def test_a_run_is_not_written_over_and_not_resumed_with_other_settings(cache, tm
         train(tmp_path, settings, dataset, None, EagerDevice(), QUICK)
     other = TrainSettings(model="cnn", epochs=2, batch_size=50, augment=AugmentSettings(flip=True))
     with pytest.raises(UsageError, match=r"epochs 1, now 2; flip False, now True"):
-        train(tmp_path, other, dataset, None, EagerDevice(), Conduct(resume=True))
+        train(tmp_path, other, dataset, None, EagerDevice(), RunOptions(resume=True))
     with pytest.raises(UsageError, match="samples 150, now 60"):
-        train(tmp_path, settings, dataset.select(range(60)), None, EagerDevice(), Conduct(resume=True))
+        train(tmp_path, settings, dataset.select(range(60)), None, EagerDevice(), RunOptions(resume=True))
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(cache, tmp_path):

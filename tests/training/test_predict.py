@@ -12,7 +12,8 @@ import torch
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.training.device import EagerDevice
-from tpucache.training.loop import Conduct, train
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.predict import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
@@ -28,7 +29,7 @@ def folds(cache, tmp_path_factory):
         settings = TrainSettings(
             model="tiny_models:tiny", epochs=1, batch_size=8, lr=0.02, ema=0.5, seed=seed, normalise=normalise
         )
-        train(folder / str(seed), settings, CachedDataset(cache), None, EagerDevice(), Conduct(replay=False))
+        train(folder / str(seed), settings, CachedDataset(cache), None, EagerDevice(), RunOptions(replay=False))
     return folder / "0", folder / "1"
 
 
@@ -130,7 +131,7 @@ def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
 def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_path):
     build_cache(photos, tmp_path / "cache", Recipe(size=20), jobs=1)
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
-    train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, EagerDevice(), Conduct(replay=False))
+    train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, EagerDevice(), RunOptions(replay=False))
     with pytest.raises(UsageError, match="other fields"):
         Predictor([folds[0], tmp_path / "run"], EagerDevice())
 

@@ -55,8 +55,11 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     command.add_argument("--stage", type=Path, metavar="DIR", help="copy the cache there first, such as to /dev/shm")
 
 
-def staged(options: argparse.Namespace) -> Path:
-    """Return the cache to read: a copy at --stage, made now or before, or the cache itself."""
+def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> Path:
+    """Return the cache to read: a copy at --stage, made now or before, or the cache itself.
+
+    `check` is called while it is copied; what it raises leaves what is copied to be continued.
+    """
     cache: Path = options.cache
     if options.stage is None:
         return cache
@@ -65,7 +68,12 @@ def staged(options: argparse.Namespace) -> Path:
     from tpucache.store.stage import stage_cache
 
     with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
-        return stage_cache(cache, options.stage, lambda done, _: progress.advance_to(done))
+
+        def report(done: int, _: int) -> None:
+            progress.advance_to(done)
+            check()
+
+        return stage_cache(cache, options.stage, report)
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:

@@ -12,6 +12,8 @@ from tpucache.cli.terminal import note, show
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset, InMemory
+    from tpucache.training.interrupt import StopRequest
+    from tpucache.training.report import TrainReport
     from tpucache.training.settings import TrainSettings
     from tpucache.training.tensorboard import TensorBoard
 
@@ -21,33 +23,48 @@ FIND: Final = "find"
 
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
+    from tpucache.errors import UnfinishedError
+    from tpucache.training.interrupt import StopRequest
+    from tpucache.training.report import ensure_report
+
+    try:
+        # The time limit is the whole command's: it also counts copying, the range test and compiling.
+        report = _run(options, StopRequest(options.time_limit))
+    except (UnfinishedError, KeyboardInterrupt):
+        report = ensure_report(options.run, options.backend, options.cores)
+        if options.json:
+            show(options, report.to_dict(), report.lines())
+        raise
+    show(options, report.to_dict(), report.lines())
+    return 0
+
+
+def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.training.device import open_device
-    from tpucache.training.loop import Conduct
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import PNG_NAME, find_lr
+    from tpucache.training.options import RunOptions
 
     settings = _settings(options)
     held = in_memory(options)
-    data = CachedDataset(staged(options), in_memory=held)
+    data = CachedDataset(staged(options, lambda: stop.check(f"while copying to {options.stage}")), in_memory=held)
     train_set, valid_set = _split(data, options.valid, options.seed, held)
     device = open_device(options.backend, options.cores)
     if options.lr == FIND:
-        settings = find_lr(options.run, settings, train_set, device, options.resume)
+        settings = find_lr(options.run, settings, train_set, device, options.resume, stop)
         note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {options.run} shows why")
     with contextlib.ExitStack() as stack:
         watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
-        conduct = Conduct(
+        run_options = RunOptions(
             resume=options.resume,
             checkpoint_every=options.checkpoint_every,
-            time_limit=options.time_limit,
+            stop=stop,
             curves=True,
             profile=options.profile,
             watchers=watchers,
         )
-        report = run_training(options.run, settings, train_set, valid_set, device, conduct)
-    show(options, report.to_dict(), report.lines())
-    return 0
+        return run_training(options.run, settings, train_set, valid_set, device, run_options)
 
 
 def _tensorboard(run: Path) -> TensorBoard:
@@ -106,7 +123,7 @@ def add(commands: Any) -> None:
     command.add_argument("--run", type=Path, required=True, metavar="RUN", help="the folder for what the run leaves")
     command.add_argument("--valid", metavar="CACHE|FRACTION|fold=N", help="what to validate on after each epoch")
     add_device(command)
-    command.add_argument("--resume", action="store_true", help="go on with what RUN holds, if it holds anything")
+    command.add_argument("--resume", action="store_true", help="continue the run in RUN, if there is one")
     command.add_argument("--checkpoint-every", type=positive, metavar="N", help="steps, beside each epoch's end")
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="save and stop before; --resume continues")
     command.add_argument("--tensorboard", action="store_true", help="write scalars to RUN/tensorboard")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.training.figure import save_figure, smooth
 from tpucache.training.history import Row
+from tpucache.training.state import RunState, StepPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +20,16 @@ CURVES_NAME: Final = "curves.png"
 _DECAY: Final = 0.98
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
 _MOST: Final = 20  # points beyond which markers would hide the line
+
+
+@contextlib.contextmanager
+def drawn_curves(run: Path | None, plan: StepPlan, state: RunState) -> Iterator[None]:
+    """Leave the curves of a run in its folder, if one is given, however the context ends."""
+    try:
+        yield
+    finally:
+        if run is not None and state.losses:
+            save_curves(run, state.losses, [plan.schedule(step).lr for step in range(len(state.losses))], state.rows)
 
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:

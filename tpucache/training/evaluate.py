@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -25,28 +26,34 @@ Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 _BEHIND: Final = 4  # batches whose results are not waited for yet
 
 
-def evaluate(learner: Learner, dataset: CachedDataset) -> dict[str, float]:
+def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
     """Return `samples`, the mean `loss` over them, and the task's metrics, by the averaged weights where there are any.
 
-    Sums are taken on the host in float64, so that nothing depends on the batch or on the number of cores.
+    Sums are taken on the host in float64, so that nothing depends on the batch or on the number of cores. `check` is
+    called between batches; what it raises ends the evaluation, and the learner is as it was.
     """
     task = learner.task
     losses, values = [], []
-    for part, value in results(learner, dataset, _score(task)):
-        losses.append(part)
-        values.append(value.astype(np.float64).sum(0, keepdims=True) if isinstance(task, Mask) else value)
+    # Closed at once when `check` raises: until then the model has the averaged weights in place of its own.
+    with contextlib.closing(results(learner, dataset, _score(task))) as batches:
+        for part, value in batches:
+            losses.append(part)
+            values.append(value.astype(np.float64).sum(0, keepdims=True) if isinstance(task, Mask) else value)
+            check()
     found = np.concatenate(values)
     metrics = mask_metrics(found.sum(0)) if isinstance(task, Mask) else task.metrics(found, dataset.labels.numpy())
     return {"samples": len(dataset), "loss": float(np.concatenate(losses).astype(np.float64).mean()), **metrics}
 
 
-def compile_evaluation(learner: Learner, dataset: CachedDataset) -> None:
-    """Evaluate one sample and forget it: its graph is compiled, and what fails in it fails now."""
+def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
+    """Evaluate one sample, if there is one, and forget it: its graph is compiled, and what fails in it fails now."""
+    if dataset is None:
+        return
     for _ in results(learner, dataset.select(range(1)), _score(learner.task)):
         pass
 
 
-def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Iterator[tuple[Array, ...]]:
+def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generator[tuple[Array, ...], None, None]:
     """Yield what `reduce` makes of the learner's outputs and the labels of each batch; see `rows`."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
@@ -63,7 +70,7 @@ def rows(
     batch_size: int,
     threads: int,
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
-) -> Iterator[tuple[Array, ...]]:
+) -> Generator[tuple[Array, ...], None, None]:
     """Yield what `compute` makes of each batch, on the host, in the samples' order and without the padding.
 
     The last batch is padded, so that there is one graph for all.

@@ -24,23 +24,23 @@ Row = dict[str, Any]
 
 
 class Watcher(Protocol):
-    """Somebody who is told how a run goes."""
+    """What is notified while a run is under way."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Be told the losses of the steps from number `first` on."""
+        """Take the losses of the steps from number `first` on."""
         ...
 
     def epoch(self, row: Row) -> None:
-        """Be told how an epoch went; beside its row, `images_per_second` and `waited`, a share, of the run so far."""
+        """Take an epoch's row, with `images_per_second` and `waited`, a share, of the run so far."""
         ...
 
 
 class Losses:
     """The loss of every step, read from the device a while after it was computed."""
 
-    def __init__(self, values: Sequence[float] = (), watchers: Sequence[Watcher] = ()) -> None:
-        """Continue the losses of a run."""
-        self.values = list(values)
+    def __init__(self, values: list[float], watchers: Sequence[Watcher] = ()) -> None:
+        """Continue the losses of a run: new ones are appended to `values`."""
+        self.values = values
         self._watchers = watchers
         self._pending: deque[torch.Tensor] = deque()
 
@@ -67,13 +67,15 @@ class Losses:
 
 
 def write_history(run: Path, rows: Sequence[Row]) -> None:
-    """Write a row an epoch as `history.csv`, whole or not at all. Raises TrainingError."""
+    """Write a row an epoch as `history.csv`, whole or not at all, unless it is there already. Raises TrainingError."""
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    path, data = run / HISTORY_NAME, text.getvalue().encode()
     try:
-        write_atomically(run / HISTORY_NAME, text.getvalue().encode())
+        if not path.exists() or path.read_bytes() != data:
+            write_atomically(path, data)
     except OSError as error:
-        raise TrainingError(f"{run / HISTORY_NAME} cannot be written: {error}") from error
+        raise TrainingError(f"{path} cannot be written: {error}") from error

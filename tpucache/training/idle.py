@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tpucache.training.device import Device
 from tpucache.training.feeder import Feeder
+from tpucache.training.settings import TrainSettings
 
 #: Executions that may compile: the first, and the second where shardings or the optimizer's state have just settled.
 WARMUP_EXECUTIONS: Final = 2
@@ -45,8 +46,12 @@ class Pace:
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
 
-    def advice(self) -> str:
-        """Say in one sentence what limits the run and what to change."""
+    def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
+        """Say in one sentence what limits the run and what to change in its settings, leaving out what it does already.
+
+        `in_memory` is whether it keeps its records in memory.
+        """
+        settings = settings or TrainSettings()
         if not self.steps:
             return "Too few steps to tell what limits the run: give it more than the two that may compile."
         if self.compiles:
@@ -55,18 +60,22 @@ class Pace:
                 "step to step: keep shapes static."
             )
         if self.waited > _MUCH:
+            remedies = "" if in_memory else "keep the cache in memory (--in-memory yes), stage it to a faster disk "
+            remedies += "" if in_memory else "(--stage), or "
             return (
-                f"Data limits the run ({self.waited:.0%} of the time): keep the cache in memory (--in-memory yes), "
-                "stage it to a faster disk (--stage), or give more --threads."
+                f"Data limits the run ({self.waited:.0%} of the time): {remedies}give more than {settings.threads} "
+                "--threads."
             )
         if self.device_idle > _MUCH:
-            return "The host's own work between steps limits the run: try --steps-per-execution 4, or a larger batch."
+            more = 4 * settings.steps_per_execution
+            return f"The host's work between steps limits the run: try --steps-per-execution {more}, or a larger batch."
         if (self.ceiling_idle or 0.0) > _MUCH:
             return (
                 f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the loop never waits: "
                 "reading, uploading or other programs share the processor with them; try fewer --threads."
             )
-        return "The device limits the run: data is never late, so only a faster step (--bf16, a smaller model) helps."
+        faster = "a smaller model" if settings.bf16 else "--bf16, a smaller model"
+        return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."
 
 
 class PaceMeter:

@@ -1,43 +1,71 @@
-"""Ctrl-C and SIGTERM as a request: the step under way is finished and saved before the run ends."""
+"""When a run has to stop: Ctrl-C, SIGTERM, or a time limit. What is being computed is finished and saved first."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
+from tpucache.errors import UnfinishedError
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+# What a time limit leaves for saving and exiting.
+_MARGIN_SHARE: Final = 0.1
+_MARGIN_SECONDS: Final = 60.0
+
+
+class Stopped(UnfinishedError):
+    """A run was asked to stop, and is between two batches: nothing is half done."""
 
 
 class StopRequest:
-    """Whether somebody asked the run to stop."""
+    """Whether a run has to stop, because a signal came or its time is up."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Count `time_limit` seconds of `clock` from now on, less a margin in which the run is saved."""
+        self._clock = clock
+        self._deadline = None
+        if time_limit is not None:
+            self._deadline = clock() + time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit)
+        self._is_signalled = False
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the run has to stop now."""
+        return self._is_signalled or (self._deadline is not None and self._clock() >= self._deadline)
 
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second one interrupts at once.
+    def check(self, where: str) -> None:
+        """Raise Stopped when the run has to stop now; `where` says what was being done."""
+        if self.is_due:
+            reason = "interrupted" if self._is_signalled else "the time limit was reached"
+            raise Stopped(f"{reason} {where}: run the same command with --resume to continue")
 
-    Only the main thread may set handlers: elsewhere the request is never made, and signals do what they did.
-    """
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
+    def to_error(self, stopped: Stopped) -> BaseException:
+        """Return what the caller of a run is to see: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
+        return KeyboardInterrupt(str(stopped)) if self._is_signalled else UnfinishedError(str(stopped))
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        if request.asked:
-            raise KeyboardInterrupt
-        request.asked = True
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Turn the first SIGINT or SIGTERM within the context into a request; a second one interrupts at once.
 
-    before = {number: signal.signal(number, ask) for number in _SIGNALS}
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        Only the main thread may set handlers: in another one, signals do what they did.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(_number: int, _frame: FrameType | None) -> None:
+            if self._is_signalled:
+                raise KeyboardInterrupt
+            self._is_signalled = True
+
+        before = {number: signal.signal(number, ask) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

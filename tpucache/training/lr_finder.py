@@ -21,18 +21,18 @@ import numpy as np
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader import CachedLoader
 from tpucache.progress import Progress
 from tpucache.store.files import write_atomically
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.checkpoint import LAST_NAME, load_checkpoint, to_host
-from tpucache.training.course import drawer, steps_per_epoch
 from tpucache.training.device import Device
 from tpucache.training.feeder import Feeder
 from tpucache.training.figure import save_figure, smooth
+from tpucache.training.interrupt import StopRequest
 from tpucache.training.learner import Learner
 from tpucache.training.schedule import constant, scale_lr
 from tpucache.training.settings import TrainSettings
+from tpucache.training.stream import drawer, parts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,37 +57,49 @@ class RangeTest:
 
 
 def find_lr(
-    run: Path, settings: TrainSettings, train_set: CachedDataset, device: Device, resume: bool = False
+    run: Path,
+    settings: TrainSettings,
+    train_set: CachedDataset,
+    device: Device,
+    resume: bool = False,
+    stop: StopRequest | None = None,
 ) -> TrainSettings:
     """Return the settings with the rate that a range test suggests, and leave its numbers and its plot in `run`.
 
     A run that is resumed has its rate already. Raises UsageError when data, settings and device do not fit, or the
-    folder has a run that is not to be resumed, and TrainingError when no rate lets the loss fall.
+    folder has a run that is not to be resumed, TrainingError when no rate lets the loss fall, and UnfinishedError when
+    a time limit came first: the test has to be repeated then.
     """
     if (run / LAST_NAME).exists():
         if not resume:
-            raise UsageError(f"{run} holds a run already: add --resume to go on with it, or give another folder")
+            raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
         return replace(settings, lr=load_checkpoint(run / LAST_NAME)["settings"]["lr"])
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, None, device)
-    found = range_test(Learner(settings, train_set, task, device), train_set)
+    found = range_test(Learner(settings, train_set, task, device), train_set, stop=stop)
     _write(run, found)
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale))
 
 
 def range_test(
-    learner: Learner, train_set: CachedDataset, lowest: float = 1e-6, highest: float = 10.0, steps: int = 100
+    learner: Learner,
+    train_set: CachedDataset,
+    lowest: float = 1e-6,
+    highest: float = 10.0,
+    steps: int = 100,
+    stop: StopRequest | None = None,
 ) -> RangeTest:
     """Take steps whose rate rises from `lowest` to `highest` by the same factor each, until the loss diverges.
 
     They are steps of the run's own, with its batches and augmentation. The learner, and all random numbers, are
-    afterwards exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls.
+    afterwards exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls, and
+    UnfinishedError when `stop` asks for it between two steps.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
     rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
     with kept(learner):
-        losses = _losses(learner, train_set, rates)
+        losses = _losses(learner, train_set, rates, stop or StopRequest())
     smoothed = smooth(losses, _DECAY)
     rates = rates[: len(losses)]
     return RangeTest(rates, losses, smoothed, suggest(rates, smoothed))
@@ -127,20 +139,20 @@ def kept(learner: Learner) -> Iterator[None]:
             learner.load_state_dict(state)
 
 
-def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float]) -> list[float]:
+def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
     """Return the losses of steps at these rates, up to the one at which they have diverged."""
     settings, device = learner.settings, learner.device
     pending: deque[Any] = deque()
     losses: list[float] = []
     with (
-        Feeder(_parts(settings, train_set), device, draw=drawer(settings, train_set)) as feeder,
+        Feeder(parts(settings, train_set), device, draw=drawer(settings, train_set)) as feeder,
         Progress(len(rates), "find rate", "steps") as progress,
     ):
-        parts = iter(feeder)
+        stream = iter(feeder)
         for number, rate in enumerate(rates):
-            pending.append(
-                learner.step(list(itertools.islice(parts, settings.accumulate)), constant(0, 1, rate), number)
-            )
+            stop.check(f"in the range test of the learning rate, after {number} of {len(rates)} steps")
+            batch = list(itertools.islice(stream, settings.accumulate))
+            pending.append(learner.step(batch, constant(0, 1, rate), number))
             device.step_end()
             progress.advance(1)
             if len(pending) > _LAG and not _read(losses, pending.popleft()):
@@ -158,17 +170,6 @@ def _read(losses: list[float], loss: Any) -> bool:
     losses.append(value)
     smoothed = smooth(losses, _DECAY)
     return smoothed[-1] <= _DIVERGED * min(smoothed)
-
-
-def _parts(settings: TrainSettings, train_set: CachedDataset) -> Iterator[Any]:
-    """Yield the parts of batches, epoch after epoch."""
-    loader = CachedLoader(
-        train_set, settings.part_size, shuffle=True, seed=settings.seed, drop_last=True, threads=settings.threads
-    )
-    each = steps_per_epoch(len(train_set), settings) * settings.accumulate
-    for epoch in itertools.count():
-        loader.set_epoch(epoch)
-        yield from itertools.islice(loader, each)
 
 
 def _write(run: Path, found: RangeTest) -> None:

@@ -99,10 +99,15 @@ class TrainSettings:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `to_dict` told of. Raises UsageError when they are of another version."""
-    known = {item.name for item in fields(TrainSettings)}
-    if set(values) != known:
-        raise UsageError(f"the run was made by another version: its settings have {sorted(set(values) ^ known)}")
+    """Return the settings that `to_dict` gave, now or in an earlier version.
+
+    A setting that did not exist then has its default, which is therefore always what was done before it existed.
+    Raises UsageError for settings of a later version.
+    """
+    unknown = {*values} - {item.name for item in fields(TrainSettings)}
+    unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
+    if unknown:
+        raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
     return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 

@@ -43,16 +43,20 @@ class TensorBoard:
 
     def losses(self, first: int, values: Sequence[float]) -> None:
         """Write the losses of the steps from number `first` on, counted from 1 as everywhere that people look."""
-        if self._writer is None:
-            # What a run that was killed wrote after the checkpoint it now goes on from is void.
-            self._writer = self._make(str(self._folder), purge_step=first + 1)
+        self._open(first)
         for step, value in enumerate(values, first + 1):
             self._writer.add_scalar("train/loss", value, step)
 
     def epoch(self, row: Row) -> None:
         """Write an epoch's numbers."""
+        self._open(row["step"])
         for name, value in row.items():
             if name not in _NOT_METRICS:
                 tag = name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}"
                 self._writer.add_scalar(tag, value, row["step"])
         self._writer.flush()
+
+    def _open(self, steps: int) -> None:
+        """Begin to write after so many steps: what a killed run wrote of later ones is void."""
+        if self._writer is None:
+            self._writer = self._make(str(self._folder), purge_step=steps + 1)

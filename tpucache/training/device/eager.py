@@ -23,7 +23,8 @@ class EagerDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._received_bytes = 0
-        self._began = self._execute_seconds = 0.0
+        self._began: float | None = None
+        self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the batch itself: it is where it has to be."""
@@ -43,17 +44,20 @@ class EagerDevice:
         return tensor
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's default generator; what is computed from now on is execution."""
+        """Seed torch's default generator; what is computed from now on to `step_end` is execution."""
         torch.manual_seed(seed)
-        self._began = time.perf_counter()
+        if self._began is None:
+            self._began = time.perf_counter()
 
     def random_kept(self) -> AbstractContextManager[object]:
         """Keep torch's default generator."""
         return torch.random.fork_rng(devices=())
 
     def step_end(self) -> None:
-        """Count the step's time: it has run."""
-        self._execute_seconds += time.perf_counter() - self._began
+        """Count the time of the steps since the last call: they have run."""
+        if self._began is not None:
+            self._execute_seconds += time.perf_counter() - self._began
+            self._began = None
 
     def wait(self) -> None:
         """Do nothing: everything has run."""
