@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image, features
+from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
@@ -64,7 +64,8 @@ def _encode(pixels: Array, turn: int, file_format: str = "PNG", **options: Any) 
 @pytest.mark.parametrize("name", _FORMATS)
 def test_every_format_is_turned_once(name: str, turn: int) -> None:
     file_format = name.split(maxsplit=1)[0]
-    if file_format in ("WEBP", "AVIF") and not features.check(file_format.lower()):
+    Image.init()
+    if file_format not in Image.SAVE:
         pytest.skip(f"this Pillow has no {file_format}")
     stored = _quarters(32, 48)
     data = _encode(stored, turn, file_format, **_FORMATS[name])
@@ -79,11 +80,14 @@ def test_every_format_is_turned_once(name: str, turn: int) -> None:
 @pytest.mark.parametrize("turn", _TURNS)
 @pytest.mark.parametrize("name", ["TIFF", "TIFF lzw"])
 def test_an_orientation_of_xmp_turns_a_tiff_once(name: str, turn: int) -> None:
+    """Or not at all: not every Pillow reads it."""
     stored = _quarters(32, 48)
     target = io.BytesIO()
     options = {**_FORMATS[name], "tiffinfo": {700: _XMP % turn}}
     Image.fromarray(stored).save(target, "TIFF", **options)
-    expected = _DISPLAYED[turn](stored)
+    with Image.open(target) as image:
+        is_read = image.getexif().get(0x0112) is not None
+    expected = _DISPLAYED[turn if is_read else 1](stored)
     np.testing.assert_array_equal(presize(target.getvalue(), Recipe(size=expected.shape[:2]), "a"), expected)
 
 
