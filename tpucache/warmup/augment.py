@@ -2,7 +2,8 @@
 
 `albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
 together or not at all. Here every (seed, sample, variant) has a generator of its own, handed to the whole pipeline by
-`set_random_state`; its transforms draw from it one after the other.
+`set_random_state`; its transforms draw from it one after the other. The generators that a whole process shares, such as
+`random` and `np.random`, are seeded from the same (seed, sample, variant) for each call of what is not tpucache's own.
 
 A mask, boxes and keypoints follow their image. A callable gets the image and a generator and returns the image; where
 there is more than an image, it gets a dictionary of `image`, `mask`, `boxes` and `keypoints`, as records have them, and
@@ -19,6 +20,7 @@ import json
 import os
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,11 +28,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import SeedSequence
 
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
 from tpucache.store.codec import Field
 from tpucache.warmup.fields import image_fields
+from tpucache.warmup.seeding import loaded_generators, seeded_generators
 from tpucache.warmup.targets import from_targets, to_targets, with_targets
 
 Array = npt.NDArray[Any]
@@ -40,14 +44,19 @@ Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 
 PRESETS: Final = ("flip", "affine", "standard", "strong")
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
+#: The classes of presets, which draw from nothing but the generator that they are given.
+_OF_PRESETS: Final = frozenset(
+    {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
+)
+_TRIALS: Final = 4
 
 
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
     """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
 
     `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
-    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing or does not make
-    (height, width, 3) of (height, width, 3), and of the other fields what they were.
+    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
+    (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
     """
     if name in PRESETS:
         definition: dict[str, Any] = _plain(_albumentations().to_dict(_preset(name, height, width)))
@@ -63,6 +72,8 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     fields = fields or (Field("image", "raw", "|u1", (height, width, 3)),)
     blank = {field.name: np.full(field.shape, -(field.name == "boxes"), field.dtype) for field in fields}
     augment_fields(blank, definition, 0, 0, 1)
+    if name not in PRESETS:
+        _check_reproducible(name, blank, definition)
     return definition
 
 
@@ -87,11 +98,15 @@ def augment_fields(
     names = image_fields(clean)
     if not names:
         return dict(clean)
-    function = _build(json.dumps(definition, sort_keys=True), names)
-    entropy = np.random.SeedSequence(seed, spawn_key=(number, variant))
+    function = _build(json.dumps(definition, sort_keys=True), names, threading.get_ident())
+    entropy = SeedSequence(seed, spawn_key=(number, variant))
+    loaded = loaded_generators()
     try:
         given = {name: clean[name].copy() for name in names}
-        result = function(given, np.random.Generator(np.random.PCG64(entropy)))
+        result = function(given, entropy)
+        if loaded_generators() != loaded:  # the first call imported a library, whose generator was not seeded
+            given = {name: clean[name].copy() for name in names}
+            result = function(given, entropy)
     except Exception as error:
         raise RecipeError(
             f"the augmentation fails on sample {number}, variant {variant}: {type(error).__name__}: {error}"
@@ -113,9 +128,51 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.ascontiguousarray(result[name]) for name in clean}
 
 
-@functools.lru_cache(maxsize=8)
-def _build(definition: str, names: tuple[str, ...]) -> Augment:
+def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
+    """Refuse an augmentation that makes something else of the same sample each time, as far as a few calls show it."""
+    if not image_fields(record):
+        return
+    noise = np.random.default_rng(0).integers(0, 256, record["image"].shape, np.uint8)
+    passes = [
+        [augment_fields({**record, "image": noise}, definition, 0, number, 1) for number in range(_TRIALS)]
+        for _ in range(2)
+    ]
+    for first, second in zip(*passes, strict=True):
+        if not all(np.array_equal(first[field], second[field]) for field in first):
+            raise RecipeError(
+                f"the augmentation {name} makes something else of the same image each time it is called: draw all "
+                "random numbers from the generator that it is given, and keep nothing from one call to the next"
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _build(definition: str, names: tuple[str, ...], thread: int) -> Callable[[dict[str, Array], SeedSequence], Any]:
+    """Return the function of a definition. Each `thread` has its own: a pipeline keeps its generator between calls."""
     content = json.loads(definition)
+    function = _of_definition(content, names)
+
+    def draw_from_one(given: dict[str, Array], entropy: SeedSequence) -> Any:
+        return function(given, np.random.Generator(np.random.PCG64(entropy)))
+
+    def draw_from_any(given: dict[str, Array], entropy: SeedSequence) -> Any:
+        shared = SeedSequence(entropy.entropy, spawn_key=(*entropy.spawn_key, 0))
+        with seeded_generators(shared):
+            return draw_from_one(given, entropy)
+
+    return draw_from_one if _classes(content) <= _OF_PRESETS else draw_from_any
+
+
+def _classes(definition: Any) -> set[str]:
+    """Return the names of the classes that a definition is made of; a callable has its own name."""
+    if isinstance(definition, list):
+        return {name for part in definition for name in _classes(part)}
+    if not isinstance(definition, dict):
+        return set()
+    own = {definition[key] for key in ("__class_fullname__", "callable") if isinstance(definition.get(key), str)}
+    return {name for part in definition.values() for name in _classes(part)} | own
+
+
+def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augment:
     if "callable" in content:
         target = load_callable(content["callable"])
         return _seeded(target, names) if hasattr(target, "set_random_state") else _called(target, names)
