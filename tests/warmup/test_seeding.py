@@ -77,12 +77,10 @@ def test_a_pipeline_that_draws_from_shared_generators_is_reproducible(
     assert len(set(first)) > len(first) // 2
 
 
-def test_noise_that_opencv_draws_is_reproducible(albumentations: Any, tmp_path: Path) -> None:
-    """albumentations lets OpenCV draw it, out of a generator that a pipeline's seed does not reach."""
-    noise = albumentations.AdditiveNoise(noise_type="gaussian", spatial_mode="per_pixel", p=1.0)
-    path = tmp_path / "noise.json"
-    albumentations.save(albumentations.Compose([noise]), path)
-    definition = resolve(str(path), _SIDE, _SIDE)
+def test_noise_that_opencv_draws_is_reproducible(custom: Callable[[str], dict[str, Any]]) -> None:
+    pytest.importorskip("cv2")
+    text = _NOISE.format("cv2.randu(np.zeros(image.shape, np.uint8), 0, 256)")
+    definition = custom(f"import cv2\n{text}")
     first = _all(definition)
     assert _all(definition) == first
     assert len(set(first)) == len(first)
