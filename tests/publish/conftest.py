@@ -1,11 +1,17 @@
-"""A stand-in for Kaggle's client: a program called `kaggle` on PATH that keeps what is uploaded in a folder."""
+"""Places to send a cache to: a stand-in for Kaggle's client on PATH, a web server, and fsspec's memory."""
 
 from __future__ import annotations
 
+import http.server
 import os
+import re
+import shutil
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
+import fsspec
 import pytest
 
 # It speaks as version 2.2.5 does: status 0 for some errors, sizes in bytes, and a token for the next page.
@@ -117,3 +123,67 @@ def stored(cache: Path, tmp_path: Path) -> Path:
     for path in cache.iterdir():
         os.link(path, place / path.name)
     return place
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves a folder; `ranges` honours Range, `break_after` cuts answers off, `short` of them with a wrong length."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, server_state, *arguments):
+        self.state = server_state
+        super().__init__(*arguments)
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        self.state.requests.append((self.path, self.headers.get("Range")))
+        path = self.state.folder / self.path.partition("?")[0].rpartition("/")[2]
+        if self.state.status or not path.is_file():
+            self.send_error(self.state.status or 404)
+            return
+        data = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked and self.state.ranges:
+            first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            data = data[first : last + 1]
+        else:
+            self.send_response(200)
+        if self.state.short:
+            data = data[: self.state.short.pop(0)]  # None: all
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        sent = self.state.break_after.pop(0) if self.state.break_after else None
+        self.wfile.write(data[:sent])
+        self.close_connection = sent is not None
+
+
+class Server:
+    def __init__(self, folder):
+        self.folder, self.ranges, self.status = folder, True, 0
+        self.break_after, self.short, self.requests = [], [], []
+
+
+@pytest.fixture
+def served(cache, tmp_path):
+    """A local web server of a copy of the cache, and its URL."""
+    state = Server(shutil.copytree(cache, tmp_path / "served"))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, state))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}/caches/served"
+    yield state
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def memory():
+    """A URL in memory that nothing else uses."""
+    yield "memory://transfer/cache"
+    fsspec.filesystem("memory").rm("/transfer", recursive=True)

@@ -101,8 +101,9 @@ def test_a_file_that_no_claim_tells_of_is_not_overwritten():
     before, after = claim_of(v00="a"), claim_of(v00="a", v01="b")
     check_ours("there", ["v00-00000.lmdb", "notes.txt"], [before], after)
     check_ours("there", ["v00-00000.lmdb", "v01-00000.lmdb"], [before, after], after)
-    with pytest.raises(UsageError, match=r"holds v01-00000\.lmdb of another origin"):
-        check_ours("there", ["v00-00000.lmdb", "v01-00000.lmdb"], [before], after)
+    for name in ("v01-00000.lmdb", ".v01-00000.lmdb.part"):
+        with pytest.raises(UsageError, match=f"holds {name} of another origin"):
+            check_ours("there", ["v00-00000.lmdb", name], [dataclasses.replace(before, command="finished")], after)
 
 
 def test_every_claim_of_a_place_counts():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tpucache import __version__
 from tpucache.cli import building, looking, predicting, publishing, training
-from tpucache.cli.terminal import PROG, complain
+from tpucache.cli.terminal import PROG, Parser, complain
 from tpucache.errors import TpucacheError, UnfinishedError, UsageError
 
 
@@ -40,9 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROG, description="Decode, resize and augment once; then read batches at memory speed."
-    )
+    parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for group in (building, looking, training, predicting, publishing):

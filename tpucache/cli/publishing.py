@@ -57,17 +57,18 @@ def fetch(options: argparse.Namespace) -> int:
 
     with _Transfer("fetch") as transfer:
         manifest = fetch_cache(options.url, options.directory, transfer.report)
-    _tell(options, str(options.directory), manifest)
+    _show_copy(options, str(options.directory), manifest)
     return 0
 
 
 def push(options: argparse.Namespace) -> int:
     """Copy a cache to a URL."""
     from tpucache.publish.transfer import push_cache
+    from tpucache.redact import shown
 
     with _Transfer("push") as transfer:
         manifest = push_cache(options.cache, options.url, transfer.report)
-    _tell(options, options.url, manifest)
+    _show_copy(options, shown(options.url), manifest)
     return 0
 
 
@@ -94,7 +95,7 @@ class _Transfer:
         self._progress.advance_to(done)
 
 
-def _tell(options: argparse.Namespace, place: str, manifest: Manifest) -> None:
+def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> None:
     report = {
         "place": place,
         "samples": manifest.samples,
@@ -132,8 +133,10 @@ def add(commands: Any) -> None:
     command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="for Kaggle to have it ready")
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
-    command.add_argument("directory", metavar="DIR", type=Path, help="the folder to write; run again to go on")
+    command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
-    command.add_argument("url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; run again to go on")
+    command.add_argument(
+        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path, which holds nothing else"
+    )

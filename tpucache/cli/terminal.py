@@ -6,9 +6,19 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+from tpucache.redact import redact
 
 PROG: Final = "python -m tpucache"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors show no password of a URL that was given where none belongs."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong, and exit with status 2."""
+        super().error(redact(message))
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
@@ -32,6 +42,6 @@ def note(line: str) -> None:
 
 def complain(error: object, status: int) -> int:
     """Print what went wrong as one line and return the status to end with."""
-    message = " ".join(str(error).split())
+    message = redact(" ".join(str(error).split()))
     print(f"{PROG}: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return status

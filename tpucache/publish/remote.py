@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
-from tpucache.store.files import read_chunks
+from tpucache.redact import redact, shown, url_secrets
+from tpucache.store.files import read_chunks, rename_durably
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
 
@@ -44,34 +45,72 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         """Open no connection yet. Raises DependencyError where a library is missing, UsageError for no URL."""
-        self.shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
+        self._secrets = url_secrets(url)
+        self.shown = shown(url)
         try:
             import fsspec
         except ImportError as error:
             raise DependencyError("reading URLs needs fsspec: `pip install 'tpucache[remote]'`") from error
-        scheme = url.partition("://")[0] if "://" in url else "file"
-        self.is_http = scheme in _HTTP
+        self.scheme = url.partition("://")[0] if "://" in url else "file"
+        self.is_http = self.scheme in _HTTP
+        failure: Exception
         try:
             self._fs, root = fsspec.core.url_to_fs(url, **(_http_options() if self.is_http else {}))
-        except ImportError as error:
-            raise DependencyError(f"{scheme}:// needs a library of its own: {error}") from error
-        except ValueError as error:
-            raise UsageError(f"{self.shown} is no URL that can be opened: {error}") from error
-        self._root = root.rstrip("/")
+        except Exception as error:  # noqa: BLE001  # each library has its own ways to refuse a URL
+            failure = error
+        else:
+            root, self._query = _split_query(root) if self.is_http else (root, "")
+            self._root = root.rstrip("/")
+            return
+        # Raised outside of the handler, which would chain it to an error whose text may hold a password.
+        if isinstance(failure, ImportError):
+            raise DependencyError(f"{self.scheme}:// needs a library of its own: {self._clean(failure)}")
+        raise UsageError(f"{self.shown} cannot be opened: {self._clean(failure)}. Give the URL of a folder")
+
+    @property
+    def local(self) -> Path | None:
+        """The folder of this machine that the URL leads to, through whatever caches; None where there is none."""
+        from fsspec.implementations.cached import CachingFileSystem
+        from fsspec.implementations.dirfs import DirFileSystem
+        from fsspec.implementations.local import LocalFileSystem
+
+        files, root = self._fs, self._root
+        while isinstance(files, (CachingFileSystem, DirFileSystem)):
+            root = files._join(root) if isinstance(files, DirFileSystem) else root
+            files = files.fs
+        return Path(root or "/") if isinstance(files, LocalFileSystem) else None
+
+    def names(self) -> set[str]:
+        """Return the names of all that is here; none where there is no such folder. Raises StoreError."""
+
+        def ask() -> set[str]:
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(self._root, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return set()
+            # A store without folders may list an empty file for the folder itself.
+            return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != self._root.strip("/")}
+
+        return self._retry("", ask)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Return a small file's bytes. Raises FormatError when there are more than `limit`, StoreError."""
+
+        def ask() -> bytes:
+            data = bytearray()
+            for chunk in self._stream(name):
+                data += chunk
+                if len(data) > limit:
+                    raise FormatError(f"{self.shown}/{name} is larger than any manifest or claim")
+            return bytes(data)
+
+        return self._retry(name, ask)
 
     def manifest(self) -> tuple[Manifest, bytes]:
         """Return the manifest, validated, and its bytes. Raises NotACacheError, FormatError, StoreError."""
         where = f"{self.shown}/{MANIFEST_NAME}"
-
-        def read() -> bytes:
-            data = bytearray()
-            for chunk in self._stream(MANIFEST_NAME):
-                data += chunk
-                if len(data) > MAX_MANIFEST_BYTES:
-                    raise FormatError(f"{where} is larger than any manifest")
-            return bytes(data)
-
-        data = self._retry(MANIFEST_NAME, read)
+        data = self.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         try:
             return Manifest.from_json(data), data
         except FormatError as error:
@@ -85,11 +124,13 @@ class Remote:
                 for data in self._from(name, at, stop):
                     at, failures = at + len(data), 0
                     yield data
-            except Exception as error:  # a store's library raises whatever it raises
-                failures += 1
-                if _is_final(error, failures):
-                    raise self._told(name, error) from error
-                self._pause(name, error, failures)
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
+                failure, failures = error, failures + 1
+            else:
+                continue
+            self._pause(name, failure, failures)
 
     def size(self, name: str) -> int | None:
         """Return a file's bytes, None where there is none, or where a server does not tell. Raises StoreError."""
@@ -109,13 +150,44 @@ class Remote:
 
         def copy() -> None:
             done = 0
-            with self._fs.open(self._path(name), "wb") as file:
+            with self._opened(name) as file:
                 for chunk in read_chunks(source):
                     file.write(chunk)
                     done += len(chunk)
                     tell(done)
 
         self._retry(name, copy)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small file. Raises StoreError."""
+
+        def write() -> None:
+            with self._opened(name) as file:
+                file.write(data)
+
+        self._retry(name, write)
+
+    def remove(self, name: str) -> None:
+        """Remove a file. Raises StoreError."""
+        self._retry(name, lambda: self._fs.rm_file(self._path(name)))
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        """Open a file to be written, on a disk one beside it: what is there may be a link to what is read."""
+        local = self.local
+        if local is None:
+            with self._fs.open(self._path(name), "wb") as file:
+                yield file
+            return
+        aside = local / f".{name}.{os.getpid()}.tmp"
+        try:
+            with aside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            rename_durably(aside, local / name)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def make_folder(self) -> None:
         """Make the folder, where the store has folders. Raises StoreError."""
@@ -161,7 +233,7 @@ class Remote:
                 yield chunk
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
+        return f"{self._root}/{name}{self._query}"
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
         failures = 0
@@ -170,22 +242,30 @@ class Remote:
                 return call()
             except StoreError:
                 raise
-            except Exception as error:  # a store's library raises whatever it raises
-                failures += 1
-                if _is_final(error, failures):
-                    raise self._told(name, error) from error
-                self._pause(name, error, failures)
+            except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
+                failure, failures = error, failures + 1
+            self._pause(name, failure, failures)
 
-    def _told(self, name: str, error: Exception) -> StoreError:
-        if isinstance(error, FileNotFoundError) and name == MANIFEST_NAME:
-            return NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
-        return StoreError(f"{self.shown}/{name}: {type(error).__name__}: {error}")
-
-    def _pause(self, name: str, error: Exception, failures: int) -> None:
+    def _pause(self, name: str, failure: Exception, failures: int) -> None:
+        """Wait before the next try. Raises StoreError, not chained to what may hold a password, if there is none."""
+        where = f"{self.shown}/{name}".rstrip("/")
+        if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
+            raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
+        if _is_final(failure, failures):
+            raise StoreError(f"{where}: {type(failure).__name__}: {self._clean(failure)}")
         pause = _FIRST_PAUSE * 2 ** (failures - 1)
-        reason = str(error) or type(error).__name__
-        _log.warning("%s/%s: %s; trying again in %.1f s", self.shown, name, reason, pause)
+        reason = self._clean(failure) or type(failure).__name__
+        _log.warning("%s: %s; trying again in %.1f s", where, reason, pause)
         time.sleep(pause)
+
+    def _clean(self, error: Exception) -> str:
+        return redact(str(error), self._secrets)
+
+
+def _split_query(root: str) -> tuple[str, str]:
+    """Split a web address before its query, which belongs to each file's address, not to the folder's name."""
+    at = min((root.find(mark) for mark in "?#" if mark in root), default=len(root))
+    return root[:at], root[at:].partition("#")[0]
 
 
 def _is_final(error: Exception, failures: int) -> bool:

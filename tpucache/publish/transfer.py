@@ -1,92 +1,189 @@
-"""A whole cache fetched from a URL or pushed to one: every byte proven, the manifest last, cut off and gone on with."""
+"""A whole cache fetched from a URL or pushed to one: every byte proven, the manifest last, continued after a break."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
-import os
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import DamageError, NotACacheError, StoreError, UsageError
+from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.publish.remote import Remote
-from tpucache.store.files import append_chunks, read_chunks, rename_durably, sha256_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
+from tpucache.store.folders import (
+    CLAIM_NAME,
+    FINISHED,
+    MAX_CLAIM_BYTES,
+    PART_SUFFIX,
+    Claim,
+    check_apart,
+    check_ours,
+    claim_folder,
+    folder_path,
+    hold_folder,
+    parse_claim,
+    read_claims,
+    remove_claim,
+)
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.lineage import check_descends
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.stage import check_room
+from tpucache.store.verify import is_whole
 
 Report = Callable[[int, int], None]
 
 _log: Final = logging.getLogger("tpucache")
+# Hugging Face puts these into each repository; no cache has a file of these names.
+_OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 
 
 def fetch_cache(url: str, directory: str | Path, report: Report = lambda done, total: None) -> Manifest:
-    """Copy the cache at a URL into a folder, and return its manifest.
+    """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
-    Each file's SHA-256 is held against the manifest; one that differs is fetched a second time. A call that was cut off
-    is gone on with by the next one, in the middle of a file. `report` is called with the bytes done and all bytes.
+    Each file's SHA-256 is compared with the manifest; one that differs is fetched a second time. After a call that was
+    cut off the next one continues, in the middle of a file. `report` is called with the bytes done and all bytes.
 
     Raises NotACacheError or FormatError for what is no cache, DamageError for a file that differs twice, StoreError
-    when the URL cannot be read or the disk has no room, UsageError for a folder that holds another cache,
-    DependencyError without fsspec or the store's own library.
+    when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else, is the one at
+    the URL, or is inside of it, DependencyError without fsspec or the store's own library.
     """
-    target = Path(directory)
+    target = folder_path(directory)
     remote = Remote(url)
-    manifest, told = remote.manifest()
+    if remote.local is not None:
+        check_apart(remote.local, target)
+    manifest, text = remote.manifest()
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
-            _check_replaces(_standing(target), manifest, str(target))
-            done = 0
-            missing: list[FileEntry] = []
-            for entry in manifest.files:
-                if _stands(target, entry):
-                    done += entry.bytes
-                    report(done, manifest.total_bytes)
-                else:
-                    missing.append(entry)
-            check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
-            for entry in missing:
-                _fetch_file(remote, target, entry, _after(done, manifest, report))
-                done += entry.bytes
-                report(done, manifest.total_bytes)
-            write_atomically(target / MANIFEST_NAME, told)
+        with hold_folder(target, "fetching into"):
+            _check_target(remote, manifest, target)
+            _fetch_files(remote, manifest, target, report)
+            write_atomically(target / MANIFEST_NAME, text)
+            remove_claim(target)
     except OSError as error:
         raise StoreError(f"{target} cannot be written: {error}") from error
     return manifest
 
 
 def push_cache(cache: str | Path, url: str, report: Report = lambda done, total: None) -> Manifest:
-    """Copy a cache to a URL, and return its manifest.
+    """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
-    Each file is held against its SHA-256 before it goes out. What an earlier call sent is read back and, where it is
-    right, not sent again. `report` is called with the bytes done and all bytes. Raises DamageError when the cache is
-    damaged, StoreError when the URL cannot be written, UsageError where it holds another cache, DependencyError without
-    fsspec or the store's own library, and what `Manifest.load` raises.
+    Each file's SHA-256 is checked before it goes out. What an earlier call sent is read back and, where it is right,
+    not sent again. `report` is called with the bytes done and all bytes. Raises DamageError when the cache is damaged,
+    StoreError when the URL cannot be written, UsageError where it holds anything else, leads to the cache itself or
+    into it, DependencyError without fsspec or the store's own library, and what `Manifest.load` raises.
     """
-    source = Path(cache)
+    source = folder_path(cache)
     manifest = Manifest.load(source)
     remote = Remote(url)
     if remote.is_http:
         raise UsageError(f"{remote.shown} can be read only: push to gs://, s3://, hf:// or a folder")
-    remote.make_folder()
-    with suppress(NotACacheError):
-        _check_replaces(remote.manifest()[0], manifest, remote.shown)
-    done = 0
-    for entry in manifest.files:
-        if not _arrived(remote, entry):
-            _push_file(remote, source, entry, _after(done, manifest, report))
-        done += entry.bytes
-        report(done, manifest.total_bytes)
-    remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
+    try:
+        with _held(source, remote):
+            finished = _check_place(remote, source, manifest)
+            _push_files(remote, source, manifest, report, finished=finished)
+    except OSError as error:
+        raise StoreError(f"{remote.shown} cannot be written: {error}") from error
     return manifest
 
 
-def _fetch_file(remote: Remote, target: Path, entry: FileEntry, tell: Callable[[int], None]) -> None:
-    """Fetch one file beside its place, going on with what is there, and put it in place once it is right."""
+def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
+    """Raise UsageError unless a folder may take the cache at a URL."""
+    names = [path.name for path in target.iterdir()]
+    check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest))
+    if MANIFEST_NAME in names:
+        standing = Manifest.load(target)
+        if standing.table != manifest.table:
+            with _table_of(remote, manifest) as folder:
+                check_descends((target, standing), (Path(folder), manifest), str(target))
+
+
+def _fetch_files(remote: Remote, manifest: Manifest, target: Path, report: Report) -> None:
+    """Fetch the files that a folder lacks, claiming it first where there are any."""
+    done, missing = 0, []
+    for entry in manifest.files:
+        if is_whole(target, entry):
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
+    claim_folder(target, Claim.of("fetch", manifest))
+    for entry in missing:
+        _fetch_file(remote, target, entry, _after(done, manifest, report))
+        done += entry.bytes
+        report(done, manifest.total_bytes)
+
+
+def _held(source: Path, remote: Remote) -> AbstractContextManager[None]:
+    """Hold a folder of this machine that is pushed to. Raises UsageError when it is the cache's own."""
+    if remote.local is None:
+        return nullcontext()
+    check_apart(source, remote.local)
+    return hold_folder(remote.local, "pushing into")
+
+
+def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
+    """Tell whether a URL holds the manifest already. Raises UsageError unless it may take the cache."""
+    names = remote.names() - _OF_REPOSITORIES.get(remote.scheme, set())
+    claims, standing = [], None
+    if CLAIM_NAME in names:
+        claims.append(_read_claim(remote))
+    if MANIFEST_NAME in names:
+        standing = remote.manifest()[0]
+        claims.append(Claim.of(FINISHED, standing))
+    check_ours(remote.shown, names, claims, Claim.of("push", manifest))
+    if standing is not None and standing.table != manifest.table:
+        with _table_of(remote, standing) as folder:
+            check_descends((Path(folder), standing), (source, manifest), remote.shown)
+    return standing is not None and standing.identity == manifest.identity
+
+
+def _push_files(remote: Remote, source: Path, manifest: Manifest, report: Report, *, finished: bool) -> None:
+    """Send the files that a URL lacks, and the manifest last, claiming the URL first where anything is to be sent."""
+    claim = Claim.of("push", manifest)
+    done, missing = 0, []
+    for entry in manifest.files:
+        if _arrived(remote, entry):
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    if finished and not missing:
+        return
+    remote.make_folder()
+    remote.put(CLAIM_NAME, claim.to_json().encode())
+    for entry in missing:
+        _push_file(remote, source, entry, _after(done, manifest, report))
+        done += entry.bytes
+        report(done, manifest.total_bytes)
+    if _read_claim(remote).identity != claim.identity:
+        raise StoreError(f"{remote.shown} was claimed by another push meanwhile: remove it, and push one cache to it")
+    if Manifest.load(source).identity != claim.identity:
+        raise StoreError(f"{source} was changed while it was pushed: push it again")
+    remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
+    try:
+        remote.remove(CLAIM_NAME)
+    except StoreError as error:  # a store may take files and not let them be removed
+        _log.warning("%s. The cache is whole without it: %s can be removed", error, CLAIM_NAME)
+
+
+def _read_claim(remote: Remote) -> Claim:
+    return parse_claim(remote.read(CLAIM_NAME, MAX_CLAIM_BYTES), f"{remote.shown}/{CLAIM_NAME}")
+
+
+@contextmanager
+def _table_of(remote: Remote, manifest: Manifest) -> Iterator[str]:
+    """Fetch the table of a cache's samples alone, into a folder that is removed afterwards. Raises DamageError."""
+    with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
+        _fetch_file(remote, Path(folder), manifest.table, lambda part: None)
+        yield folder
+
+
+def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
+    """Fetch one file beside its place, continuing what is there, and put it in place once it is right."""
     part = _part(target, entry)
     if _begun(target, entry) > entry.bytes:
         part.unlink()
@@ -97,7 +194,7 @@ def _fetch_file(remote: Remote, target: Path, entry: FileEntry, tell: Callable[[
             for chunk in read_chunks(part):
                 digest.update(chunk)
                 have += len(chunk)
-        append_chunks(part, _told(remote.chunks(entry.name, have, entry.bytes), have, tell), digest)
+        append_chunks(part, _counted(remote.chunks(entry.name, have, entry.bytes), have, advance), digest)
         if digest.hexdigest() == entry.sha256:
             rename_durably(part, target / entry.name)
             return
@@ -110,19 +207,14 @@ def _fetch_file(remote: Remote, target: Path, entry: FileEntry, tell: Callable[[
     )
 
 
-def _push_file(remote: Remote, source: Path, entry: FileEntry, tell: Callable[[int], None]) -> None:
+def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
     path = source / entry.name
-    if not _stands(source, entry):
+    if not is_whole(source, entry):
         raise DamageError(f"{path} is not what the manifest says: run `python -m tpucache verify {source}`")
-    remote.write(entry.name, path, tell)
+    remote.write(entry.name, path, advance)
     size = remote.size(entry.name)
     if size != entry.bytes:
         raise StoreError(f"{remote.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: push again")
-
-
-def _stands(directory: Path, entry: FileEntry) -> bool:
-    path = directory / entry.name
-    return path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256
 
 
 def _arrived(remote: Remote, entry: FileEntry) -> bool:
@@ -135,50 +227,22 @@ def _arrived(remote: Remote, entry: FileEntry) -> bool:
     return digest.hexdigest() == entry.sha256
 
 
-def _standing(directory: Path) -> Manifest | None:
-    """Return the manifest a folder has already. Raises UsageError for a cache that is not finished."""
-    if (directory / WORK_NAME).exists():
-        raise UsageError(f"{directory} holds an unfinished warmup: finish it, or fetch into another folder")
-    return Manifest.load(directory) if (directory / MANIFEST_NAME).exists() else None
-
-
-def _check_replaces(standing: Manifest | None, manifest: Manifest, where: str) -> None:
-    """Raise UsageError unless a cache leaves all files as they are that the one standing there lists."""
-    hashes = {entry.name: entry.sha256 for entry in manifest.files}
-    if standing and any(hashes.get(entry.name, entry.sha256) != entry.sha256 for entry in standing.files):
-        raise UsageError(f"{where} holds another cache: remove that one first, or use another place")
-
-
 def _begun(target: Path, entry: FileEntry) -> int:
     part = _part(target, entry)
     return part.stat().st_size if part.exists() else 0
 
 
 def _part(target: Path, entry: FileEntry) -> Path:
-    return target / f".{entry.name}.part"
+    return target / f".{entry.name}{PART_SUFFIX}"
 
 
-def _told(chunks: Iterator[bytes], done: int, tell: Callable[[int], None]) -> Iterator[bytes]:
+def _counted(chunks: Iterator[bytes], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
     for chunk in chunks:
         yield chunk
         done += len(chunk)
-        tell(done)
+        advance(done)
 
 
 def _after(done: int, manifest: Manifest, report: Report) -> Callable[[int], None]:
     """Return what reports a file's bytes on top of those that were done before it."""
     return lambda part: report(done + part, manifest.total_bytes)
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Hold a folder for this process; the kernel lets go of it in whatever way the process ends."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"another process is fetching into {directory}: wait for it or stop it") from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -28,6 +28,8 @@ from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
+FINISHED: Final = "finished"
+PART_SUFFIX: Final = ".part"
 MAX_CLAIM_BYTES: Final = 256 << 20
 _CLAIM_ASIDE: Final = re.compile(rf"\.{re.escape(CLAIM_NAME)}\.\d+\.tmp")
 _FORMAT: Final = "tpucache claim"
@@ -37,7 +39,10 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True)
 class Claim:
-    """What a folder is being filled with: the command, the cache's identity, and the SHA-256 of each file by name."""
+    """What a folder is filled with: by which command, the cache's identity, and the SHA-256 of each file by name.
+
+    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED.
+    """
 
     command: str
     identity: str
@@ -63,6 +68,12 @@ class Claim:
     def to_json(self) -> str:
         """Return the claim as JSON text, with a note for people."""
         return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
+
+    @property
+    def names(self) -> set[str]:
+        """The names that are this claim's: its files, and of a copy that is not finished what is begun of them."""
+        begun = set() if self.command == FINISHED else {f".{name}{PART_SUFFIX}" for name in self.files}
+        return begun | set(self.files)
 
     def precedes(self, other: Claim) -> bool:
         """Tell whether this is the other's cache, or one to which shards were added to make the other."""
@@ -122,7 +133,7 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
         )
     if not all(claim.precedes(wanted) for claim in claims):
         raise UsageError(f"{where} holds another cache: remove that one first, or use another place")
-    foreign = there & wanted.files.keys() - {name for claim in claims for name in claim.files}
+    foreign = there & wanted.names - {name for claim in claims for name in claim.names}
     if foreign:
         raise UsageError(f"{where} holds {named(foreign)} of another origin: move that away, or use another folder")
 
@@ -137,7 +148,7 @@ def read_claims(folder: Path) -> list[Claim]:
     if path.exists():
         claims.append(parse_claim(path.read_bytes(), str(path)))
     if (folder / MANIFEST_NAME).exists():
-        claims.append(Claim.of("finished", Manifest.load(folder)))
+        claims.append(Claim.of(FINISHED, Manifest.load(folder)))
     return claims
 
 

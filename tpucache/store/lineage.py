@@ -1,0 +1,47 @@
+"""Whether a cache was made of another by adding to it: the only cache that may take the other's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpucache.errors import UsageError
+from tpucache.store.manifest import Manifest
+from tpucache.store.samples import SampleTable, open_samples
+
+
+def check_descends(old: tuple[Path, Manifest], new: tuple[Path, Manifest], where: str) -> None:
+    """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
+
+    Each cache is the folder of its samples table, and its manifest. Shards do not hold labels: two caches of the same
+    photographs have the same shards. Raises DamageError or FormatError for a table that cannot be read.
+    """
+    (old_folder, before), (new_folder, after) = old, new
+    if before.identity == after.identity or before.table == after.table:
+        return
+    first = open_samples(old_folder, before.samples, before.table.name)
+    second = open_samples(new_folder, after.samples, after.table.name)
+    count = before.samples
+    kept = count <= after.samples and all(
+        name in second and _values(first, name, before, count) == _values(second, name, after, count) for name in first
+    )
+    if not kept:
+        raise UsageError(
+            f"{where} holds another cache, whose samples, labels or columns differ: remove that one first, or use "
+            "another place"
+        )
+
+
+def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
+    """Return the first values of a column as what compares, though classes may have been added between the others."""
+    column = table[name]
+    if not isinstance(column, np.ndarray):
+        return list(column[:count])
+    if name == "label" and manifest.classes and column.dtype.kind in "iu":
+        classes = dict(enumerate(manifest.classes))
+        return [classes.get(label, label) for label in column[:count].tolist()]
+    if column.dtype.kind == "f":
+        return column[:count].tobytes()  # bytes, as a missing value, NaN, equals none
+    return list(column[:count].tolist())
