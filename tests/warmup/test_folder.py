@@ -178,3 +178,22 @@ def test_a_folder_takes_no_options_of_a_table(tmp_path: Path) -> None:
     assert isinstance(open_source(tmp_path, TableOptions()), FolderSource)
     with pytest.raises(UsageError, match=r"no \.csv"):
         open_source(tmp_path, TableOptions(mask_col="mask"))
+
+
+def test_files_of_other_types_are_counted_by_suffix(tmp_path: Path) -> None:
+    _touch(
+        tmp_path, "a/1.jpg", "a/2.HEIC", "b/3.heic", "a/4.dcm", "b/README", "b/1.2.840.113619", "a/x.tar.gz", "a/y.a b"
+    )
+    assert FolderSource(tmp_path).list().left_out == {".heic": 2, ".dcm": 1, ".gz": 1, "(no suffix)": 3}
+
+
+def test_hidden_files_and_those_that_systems_add_are_not_counted(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.jpg", ".DS_Store", "a/Thumbs.db", "desktop.ini", "__MACOSX/a/._1.jpg", ".git/config")
+    listing = FolderSource(tmp_path).list()
+    assert (listing.left_out, [sample.path for sample in listing.samples]) == ({}, ["a/1.jpg"])
+
+
+def test_a_folder_of_other_types_alone_is_refused_saying_which(tmp_path: Path) -> None:
+    _touch(tmp_path, "a/1.heic", "a/2.heic", "a/3.txt")
+    with pytest.raises(SourceError, match=r"found 2 \.heic, 1 \.txt"):
+        FolderSource(tmp_path).list()

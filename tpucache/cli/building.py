@@ -24,6 +24,7 @@ _TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root",
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.recipe import Recipe
+    from tpucache.report.inspect import left_out
     from tpucache.warmup.engine import Engine
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run import build_cache
@@ -75,6 +76,8 @@ def warmup(options: argparse.Namespace) -> int:
     )
     for skipped in manifest.skipped:
         say(f"  skipped {skipped.path!r}: {skipped.reason}")
+    for suffix, count in left_out(manifest).items():
+        say(f"  left out {count:,} {suffix!r}: no images by their names")
     return 0
 
 

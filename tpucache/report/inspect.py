@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tpucache.report.text import printable
 from tpucache.store.manifest import Manifest
 
 
@@ -20,6 +21,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "classes": list(manifest.classes),
         "statistics": dataclasses.asdict(manifest.statistics),
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
+        "left_out": left_out(manifest),
         "fingerprint": manifest.fingerprint,
         "recipe": dict(manifest.recipe),
         "created_by": dict(manifest.created_by),
@@ -47,7 +49,18 @@ def describe_lines(manifest: Manifest) -> list[str]:
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped]
+    if others := left_out(manifest):
+        lines.append(f"left out     {sum(others.values()):,} files that are no images by their names")
+        lines += [f"  {count:>9,}  {printable(suffix)}" for suffix, count in others.items()]
     return lines
+
+
+def left_out(manifest: Manifest) -> dict[str, int]:
+    """Return how many files of each type the source had that are no samples; anything else in their place is none."""
+    content = manifest.source.get("left_out")
+    if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
+        return {}
+    return dict(content)
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -27,6 +27,7 @@ from tpucache.warmup.labels import LabelRule
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
 from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source
+from tpucache.warmup.sources.folder import left_out_text
 
 PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
@@ -62,6 +63,8 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     labels = None if told_by_listing else LabelRule(like, len(listing.classes))
     if recipe.variants and fields[0].name != "image":
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
+    if listing.left_out:
+        _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
     told = {**recipe.to_dict(), "augmentation": _augmentation(recipe, fields, before)}
     listed = listing
     if before is None:
@@ -79,6 +82,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
             "sha256": listing_sha256(listing),
             "order": order_of(listing, listed),
         },
+        "left_out": dict(listed.left_out),
         "fields": [dataclasses.asdict(field) for field in fields],
         "before": before.identity if before else "",
         "versions": versions(),

@@ -67,7 +67,7 @@ def finish_cache(
         statistics=_statistics(new, before, fields, len(numbers), counts),
         fingerprint=cache_fingerprint(fingerprint(recipe), entries),
         recipe=recipe,
-        source=plan["source"],
+        source={**plan["source"], **({"left_out": plan["left_out"]} if plan.get("left_out") else {})},
         created_by=versions(),
     )
     manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")

@@ -35,12 +35,13 @@ class Listing:
     """All samples of a source, numbered from 0 in a stable order, and what is known of them unread.
 
     `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
-    samples table as they are, one item a sample.
+    samples table as they are, one item a sample. `left_out` counts files that are no samples, by their name's suffix.
     """
 
     samples: Sequence[Sample]
     classes: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

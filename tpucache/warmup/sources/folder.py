@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,11 @@ from tpucache.warmup.sources.base import Item, Listing, Sample
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga"
 SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
+#: What a file without a suffix counts as, where it is left out.
+NO_SUFFIX: Final = "(no suffix)"
+_LONGEST_SUFFIX: Final = 10
+#: Files that Windows adds to folders of its own accord; those of other systems are hidden.
+_JUNK: Final = ("thumbs.db", "desktop.ini")
 
 
 class FolderSource:
@@ -26,11 +32,18 @@ class FolderSource:
     def list(self) -> Listing:
         """Return all samples; a subfolder of the root is a class, whatever lies deeper belongs to it.
 
+        Files of other types are counted as left out, but for hidden ones and what Windows adds to folders.
+
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
-        paths = sorted(_images(self._root), key=lambda found: [os.fsencode(part) for part in found[0].parts])
+        files = list(_files(self._root))
+        images = [found for found in files if found[0].suffix.lower() in SUFFIXES]
+        paths = sorted(images, key=lambda found: [os.fsencode(part) for part in found[0].parts])
+        others = Counter(_type(path) for path, _ in files if path.suffix.lower() not in SUFFIXES)
+        left_out = dict(sorted(others.items()))
         if not paths:
-            raise SourceError(f"{self._root} holds no images: looked for {' '.join(sorted(SUFFIXES))}")
+            found = f", found {left_out_text(left_out)}" if left_out else ""
+            raise SourceError(f"{self._root} holds no images: looked for {' '.join(sorted(SUFFIXES))}{found}")
         classes = tuple(sorted({path.parts[0] for path, _ in paths if len(path.parts) > 1}))
         loose = [path for path, _ in paths if len(path.parts) == 1]
         if loose and classes:
@@ -45,6 +58,7 @@ class FolderSource:
                 for number, (path, size) in enumerate(paths)
             ],
             classes,
+            left_out=left_out,
         )
 
     def load(self, sample: Sample) -> Item:
@@ -63,8 +77,20 @@ def read_file(path: Path, name: str) -> bytes:
         raise SampleError(name, f"cannot be read: {reason}") from error
 
 
-def _images(root: Path) -> Iterator[tuple[Path, int]]:
-    """Yield image files relative to the root, and their sizes, without hidden names and links that lead back up.
+def _type(path: Path) -> str:
+    """Return a file's suffix; what is too long for one, or a mere number as in the names of DICOM files, is none."""
+    name = path.suffix[1:].lower()
+    named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
+    return f".{name}" if named else NO_SUFFIX
+
+
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most first."""
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
+
+
+def _files(root: Path) -> Iterator[tuple[Path, int]]:
+    """Yield files relative to the root, and their sizes, without hidden names, junk and links that lead back up.
 
     A link that leads nowhere is a sample, of no bytes: that it cannot be read is told with its name.
     """
@@ -77,7 +103,7 @@ def _images(root: Path) -> Iterator[tuple[Path, int]]:
             return
         above.append(identity)
         for path in folder.iterdir():
-            if path.name.startswith("."):
+            if path.name.startswith(".") or path.name.lower() in _JUNK:
                 continue
             try:
                 status = path.stat()
@@ -85,7 +111,7 @@ def _images(root: Path) -> Iterator[tuple[Path, int]]:
                 status = path.lstat()
             if stat.S_ISDIR(status.st_mode):
                 yield from walk(path)
-            elif path.suffix.lower() in SUFFIXES:
+            else:
                 yield path.relative_to(root), status.st_size
         above.pop()
 
