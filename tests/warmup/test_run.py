@@ -15,7 +15,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from tpucache.errors import BuildError, RecipeError, SampleError, SourceError
+from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError
 from tpucache.recipe import Recipe
 from tpucache.store.codec import Field
 from tpucache.store.format import WORK_NAME
@@ -341,6 +341,23 @@ def test_a_finished_cache_is_returned_as_it_stands(photos: Path, clean: Path, di
     manifest = build_cache(photos, clean, _CLEAN, jobs=1)
     assert manifest == Manifest.load(clean)
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["v00-00001.lmdb", "index.npy", "samples.npz"])
+@pytest.mark.parametrize("variants", [0, 1], ids=["finished", "added to"])
+def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests, name: str, variants: int
+) -> None:
+    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    recipe = Recipe(size=_SIZE, variants=variants, augment="flip")
+    (cache / name).write_bytes((cache / name).read_bytes()[:-4096])
+    before = digests(cache)
+    with pytest.raises(StoreError, match=rf"{name}.*--repair"):
+        build_cache(photos, cache, recipe, jobs=1)
+    assert digests(cache) == before
+    (cache / name).unlink()
+    with pytest.raises(StoreError, match=rf"{name} is missing.*--repair"):
+        build_cache(photos, cache, recipe, jobs=1)
 
 
 @pytest.mark.parametrize("preset", ["flip", "standard", "strong"])

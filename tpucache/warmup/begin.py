@@ -22,7 +22,7 @@ from tpucache.warmup.augment import PRESETS, resolve
 from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, order_of, sample_difference
 from tpucache.warmup.fields import record_fields
 from tpucache.warmup.finish import sizes_of, versions
-from tpucache.warmup.folder import remove_leftovers
+from tpucache.warmup.folder import check_files, remove_leftovers
 from tpucache.warmup.labels import LabelRule
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
@@ -54,6 +54,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     before: Manifest | None = None
     with contextlib.suppress(NotACacheError):
         before = Manifest.load(cache)
+        check_files(cache, before)
     if before is None:
         first = _first_item(source, listing)
         fields, like = record_fields(first, recipe), first.label

@@ -24,23 +24,30 @@ from tpucache.warmup.spool import Note, Spooled
 
 @dataclass(frozen=True)
 class ChunkDone:
-    """What a chunk's task tells the run: samples kept and skipped, and bytes of records."""
+    """What a chunk's task reports: samples kept and skipped, bytes of records, and whether that is the whole chunk."""
 
     kept: int
     skipped: int
     bytes: int
+    whole: bool = True
 
 
 def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
     """Decode, presize, augment and encode the samples of a chunk, and spool their records.
 
-    Raises SampleError when a sample cannot be used and errors are not skipped, BuildError when the disk fails.
+    A chunk that the deadline cuts short is spooled as far as it is done, and another call continues there. Raises
+    SampleError when a sample cannot be used and errors are not skipped, RecipeError or BuildError when its clean record
+    is not the one that the cache has, BuildError when the disk fails.
     """
-    records: dict[int, list[bytes]] = {variant: [] for variant in chunk.variants}
-    note = Note()
-    totals = np.zeros((2, 3), np.uint64)
-    for sample in chunk.samples:
+    note, records = _begun(job, chunk)
+    first = len(note.numbers) + len(note.skipped)
+    totals = np.array([note.sums, note.squares], np.uint64) if note.sums else np.zeros((2, 3), np.uint64)
+    done = first
+    for sample in chunk.samples[first:]:
         _check_run(job)
+        if job.deadline.is_past:
+            break
+        done += 1
         try:
             made = make_records(job, sample, chunk.variants)
         except SampleError as error:
@@ -55,26 +62,55 @@ def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
         note.add(sample.number, made.item)
     if job.fields[0].name == "image":
         note.sums[:], note.squares[:] = totals.tolist()
+    whole = done == len(chunk.samples)
     spooled = Spooled(
         note,
         {variant: [len(record) for record in parts] for variant, parts in records.items()},
         {variant: [zlib.crc32(record) for record in parts] for variant, parts in records.items()},
     )
     try:
-        spool.save(job.work, chunk.block, chunk.number, spooled, records)
+        if whole or done > first:
+            spool.save(job.work, chunk.block, chunk.number, spooled, records, whole)
     except OSError as error:
         raise disk_failure(job.work, error) from error
-    return ChunkDone(len(note.numbers), len(note.skipped), sum(map(sum, spooled.lengths.values())))
+    return ChunkDone(len(note.numbers), len(note.skipped), sum(map(sum, spooled.lengths.values())), whole)
+
+
+def find_begun(job: Job, chunk: Chunk) -> Spooled | None:
+    """Return what an earlier run made of a chunk before its deadline, or None where that cannot be continued."""
+    spooled = spool.load(job.work, chunk.block, chunk.number, chunk.variants, whole=False)
+    if spooled is None or (spooled.note.skipped and not job.skip_errors):
+        return None
+    numbers = sorted([*spooled.note.numbers, *(skip.number for skip in spooled.note.skipped)])
+    return spooled if numbers == [sample.number for sample in chunk.samples[: len(numbers)]] else None
+
+
+def _begun(job: Job, chunk: Chunk) -> tuple[Note, dict[int, list[bytes]]]:
+    """Return the note and the records, by variant, with which a chunk is to be continued."""
+    empty: dict[int, list[bytes]] = {variant: [] for variant in chunk.variants}
+    spooled = find_begun(job, chunk)
+    if spooled is None:
+        return Note(), empty
+    records = dict(empty)
+    try:
+        for variant in chunk.variants:
+            read = list(spool.read(job.work, chunk.block, chunk.number, variant, spooled))
+            if any(zlib.crc32(record) != crc for _, record, crc in read):  # torn by a power cut
+                return Note(), empty
+            records[variant] = [record for _, record, _ in read]
+    except OSError:
+        return Note(), empty
+    return spooled.note, records
 
 
 def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard | None:
     """Make the shard of one variant of a block out of its `chunks` spooled chunks, and receipt it.
 
-    Returns None where a chunk does not stand (yet). Raises BuildError when the disk fails.
+    Returns None where a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
     """
     _check_run(job)
-    standing = [spool.load(job.work, block.number, chunk, block.variants) for chunk in range(chunks)]
-    parts = [spooled for spooled in standing if spooled is not None]
+    found = [spool.load(job.work, block.number, chunk, block.variants) for chunk in range(chunks)]
+    parts = [spooled for spooled in found if spooled is not None]
     if len(parts) != chunks:
         return None
     note = spool.join([spooled.note for spooled in parts])
@@ -83,6 +119,8 @@ def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard
         with ShardWriter(job.work / f"{name}.{uuid.uuid4().hex}") as writer:
             for chunk, spooled in enumerate(parts):
                 for number, record, crc in spool.read(job.work, block.number, chunk, variant, spooled):
+                    if job.deadline.is_past:
+                        return None
                     writer.append(number, record, crc)
             _check_run(job)
             sealed = writer.seal(job.shards / name)
@@ -110,7 +148,7 @@ def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard
 
 
 def _check_run(job: Job) -> None:
-    """Stop a worker whose run was killed: another one may be going on in the same place by now."""
+    """Stop a worker whose run was killed: another one may be working in the same place by now."""
     if not is_held(job.work, job.run):
         raise BuildError(f"the run that this worker builds {job.shards} for is gone")
 

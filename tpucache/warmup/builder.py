@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
 from tpucache.warmup import spool
-from tpucache.warmup.build import ChunkDone, build_chunk, seal_shard
+from tpucache.warmup.build import ChunkDone, build_chunk, find_begun, seal_shard
 from tpucache.warmup.engine import Engine, Task
+from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.job import Job
 from tpucache.warmup.plan import Block, Chunk, cut_block
 from tpucache.warmup.receipt import SealedShard, load_receipt
@@ -36,16 +36,17 @@ class Builder:
         job: Job,
         blocks: Sequence[Block],
         report: Callable[[Standing], None] = lambda standing: None,
-        deadline: float | None = None,
     ) -> None:
-        """Look for what stands. `report` is told how far it is; no chunk is begun after `deadline` (monotonic)."""
-        self._job, self._blocks, self._report, self._deadline = job, blocks, report, deadline
+        """Look for what exists already. `report` is called with the progress; no task begins after the deadline."""
+        self._job, self._blocks, self._report = job, blocks, report
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, job.fields, self._total) for block in blocks}
         self._sealed: dict[tuple[int, int], SealedShard] = {}
         self._done: dict[tuple[int, int], ChunkDone] = {}
+        self._begun: dict[tuple[int, int], ChunkDone] = {}  # chunks that a deadline cut short
         self._kept: set[int] = set()  # by earlier runs
         self._made = 0
+        self._stopped = False  # a worker saw the deadline pass
         for block in blocks:
             self._find(block)
 
@@ -62,6 +63,16 @@ class Builder:
         chunks = [chunk for block in self._blocks for chunk in self._chunks[block.number]]
         return [chunk for chunk in chunks if (chunk.block, chunk.number) not in self._done]
 
+    def remaining(self) -> Remaining:
+        """Return what is still to be done, by its amount."""
+        unsealed = []
+        for block in self._blocks:
+            variants = [variant for variant in block.variants if (block.number, variant) not in self._sealed]
+            if variants:
+                most = max(len(chunk.samples) for chunk in self._chunks[block.number])
+                unsealed.append((len(block.samples) * len(variants), most * len(block.variants)))
+        return Remaining(self.left(), unsealed, spool.size(self._job.work))
+
     def build(self, engine: Engine) -> list[SealedShard]:
         """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
         self._tell()
@@ -76,7 +87,7 @@ class Builder:
                 raise SampleError(
                     error.path, f"{error.reason}; the cache has it already, so that it cannot be skipped any more"
                 ) from error
-            if self._late():
+            if self._stopped or self._late():
                 break
             if (len(self._done), len(self._sealed)) == before:
                 raise BuildError(f"the shards of {self._job.shards} cannot be sealed: run the same command again")
@@ -105,7 +116,10 @@ class Builder:
                 for variant in block.variants
                 if (block.number, variant) not in self._sealed
             ]
-        yield from behind
+        for task in behind:
+            if self._late():
+                return
+            yield task
 
     def _job_for(self, block: Block) -> Job:
         """A sample that has records already must have the others, too: it cannot be skipped any more."""
@@ -113,7 +127,7 @@ class Builder:
         return dataclasses.replace(self._job, skip_errors=False) if added else self._job
 
     def _late(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return self._job.deadline.is_past
 
     def _find(self, block: Block) -> None:
         """Take note of what an earlier run left of a block."""
@@ -125,6 +139,10 @@ class Builder:
         for chunk in self._chunks[block.number]:
             standing = spool.load(job.work, block.number, chunk.number, block.variants)
             if standing is None or not (job.skip_errors or not standing.note.skipped):
+                if begun := find_begun(job, chunk):
+                    self._kept.update(begun.note.numbers)
+                    done = ChunkDone(len(begun.note.numbers), len(begun.note.skipped), 0, whole=False)
+                    self._begun[block.number, chunk.number] = done
                 continue
             dealt = sorted([*standing.note.numbers, *(skip.number for skip in standing.note.skipped)])
             if dealt == [sample.number for sample in chunk.samples]:
@@ -141,7 +159,8 @@ class Builder:
 
     def _take(self, block: Block | Chunk, result: Any) -> None:
         if isinstance(block, Chunk):
-            self._done[block.block, block.number] = result
+            (self._done if result.whole else self._begun)[block.block, block.number] = result
+            self._stopped |= not result.whole
             self._made += result.bytes
         elif isinstance(result, SealedShard):
             self._sealed[block.number, result.entry.variant] = result
@@ -157,8 +176,9 @@ class Builder:
         return all((block.number, variant) in self._sealed for variant in block.variants)
 
     def _standing(self) -> Standing:
-        kept = sum(done.kept for done in self._done.values())
-        skipped = sum(done.skipped for done in self._done.values())
+        chunks = {**self._begun, **self._done}.values()
+        kept = sum(done.kept for done in chunks)
+        skipped = sum(done.skipped for done in chunks)
         return Standing(kept + skipped, self._total, skipped, self._made)
 
     def _tell(self) -> None:

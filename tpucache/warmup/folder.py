@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError
+from tpucache.errors import BuildError, DamageError
 from tpucache.store.format import MANIFEST_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
@@ -17,9 +17,13 @@ _REMOVALS: Final = 10
 
 @contextlib.contextmanager
 def cache_folder(cache: Path) -> Iterator[None]:
-    """Make a cache's folder, or refuse one that holds something else; a disk that fails inside is a BuildError."""
+    """Make a cache's folder, or refuse one that holds something else; a disk that fails inside is a BuildError.
+
+    Folders that were made for it, and in which an error leaves nothing, are removed again.
+    """
+    made: list[Path] = []
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        made = _make_folders(cache)
         begun = (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
         if not begun and any(cache.iterdir()):
             raise BuildError(
@@ -28,6 +32,36 @@ def cache_folder(cache: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_failure(cache, error) from error
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):  # it is not empty: something was kept
+                folder.rmdir()
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return those that were not there, the innermost first. Raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def check_files(cache: Path, manifest: Manifest) -> None:
+    """Raise DamageError when a file of a finished cache is missing or has another size than its manifest says."""
+    wrong = []
+    for entry in manifest.files:
+        try:
+            size = (cache / entry.name).stat().st_size
+        except FileNotFoundError:
+            wrong.append(f"{entry.name} is missing")
+            continue
+        if size != entry.bytes:
+            wrong.append(f"{entry.name} is {size:,} bytes, the manifest says {entry.bytes:,}")
+    if wrong:
+        more = f" and {len(wrong) - 1:,} other files are damaged" if len(wrong) > 1 else ""
+        raise DamageError(
+            f"{cache} is damaged: {wrong[0]}{more}. Run `python -m tpucache verify {cache} --repair SOURCE`, or "
+            "copy it again"
+        )
 
 
 def disk_failure(place: Path, error: OSError) -> BuildError:

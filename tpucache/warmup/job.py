@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tpucache.recipe import Recipe
 from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.warmup.augment import augment_fields
+from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.fields import clean_fields
 from tpucache.warmup.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Sample, Source
@@ -22,7 +23,7 @@ class Job:
     """What all tasks of a run share.
 
     `shards` is where sealed shards go, `run` the name of the run; `labels` is what samples' own labels must be, None
-    where they do not count.
+    where they do not count; `deadline` is when tasks stop.
     """
 
     source: Source
@@ -34,6 +35,7 @@ class Job:
     skip_errors: bool
     run: str
     labels: LabelRule | None = None
+    deadline: Deadline = NEVER
 
 
 class Made(NamedTuple):

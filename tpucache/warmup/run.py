@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
@@ -13,8 +12,9 @@ from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.begin import begin, is_begun, make_plan, save_listing
+from tpucache.warmup.begin import PLAN_NAME, Plan, begin, is_begun, make_plan, save_listing
 from tpucache.warmup.builder import Builder, Standing
+from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.engine import Engine
 from tpucache.warmup.estimate import (
     Estimate,
@@ -32,9 +32,9 @@ from tpucache.warmup.presize import slow_parts
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Source
 
-# What a time limit leaves for the tasks that are running and for the cleaning up after them.
-_MARGIN_SHARE: Final = 0.1
-_MARGIN_SECONDS: Final = 60.0
+_ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
+_ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
+_ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -61,53 +61,72 @@ def build_cache(
 
     Raises SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or is not the one
     the cache was begun with, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the
-    estimate does not fit. What stands is kept for the next run.
+    estimate does not fit, DamageError when a finished cache lacks a file or a part of one. What was done is kept for
+    the next run.
     """
-    began = time.monotonic()
+    deadline = Deadline.of(time_limit)
     source = source if not isinstance(source, (str, Path)) else open_source(source)
     recipe, cache = recipe or Recipe(), Path(cache)
+    engine = engine or Engine(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))
-    listing = source.list()
+    with deadline.interrupting("the source was listed"):
+        listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source!r} has no samples")
     with cache_folder(cache):
-        plan = make_plan(source, listing, recipe, cache)
+        with deadline.interrupting("the first samples were tried"):
+            plan = make_plan(source, listing, recipe, cache)
         work = cache / WORK_NAME
         if plan.before is not None and not plan.blocks:
             if work.exists() and not is_begun(work, plan.before):
                 _clear(cache, work, plan.before)
             return plan.before
         if target == "kaggle":
-            standing = len(plan.before.shards) if plan.before else 0
-            check_kaggle_files(standing + sum(len(block.variants) for block in plan.blocks))
-        work.mkdir(exist_ok=True)
-        with hold(work) as run:
-            changed = begin(work, plan)
-            if plan.fields[0].name == "image":
-                for line in slow_parts():
-                    _log.warning("%s", line)
-            augmentation = plan.told["recipe"]["augmentation"]
-            job = Job(source, recipe, augmentation, plan.fields, work, cache, on_error == "skip", run, plan.labels)
-            deadline = None if time_limit is None else began + _usable(time_limit)
-            builder = Builder(job, plan.blocks, report, deadline)
-            if changed:
-                builder.check_unchanged(changed)
-                save_listing(work, plan)
+            existing = len(plan.before.shards) if plan.before else 0
+            check_kaggle_files(existing + sum(len(block.variants) for block in plan.blocks))
+        augmentation = plan.told["recipe"]["augmentation"]
+        skip = on_error == "skip"
+        job = Job(source, recipe, augmentation, plan.fields, work, cache, skip, "", plan.labels, deadline)
+
+        def announce_work(builder: Builder, advice: str) -> None:
             if announce is not None:
-                expected = estimate(job, builder.left())
+                expected = estimate(job, builder.remaining(), engine.jobs)
                 announce(expected)
-                check_room(expected, cache)
+                check_room(expected, cache, advice)
                 if target == "kaggle":
                     check_kaggle_bytes(expected, cache)
-            shards = builder.build(engine or Engine(jobs=jobs))
-            manifest = finish_cache(cache, plan.told, plan.listing, shards, plan.before)
+
+        manifest = _build(job, plan, engine, report, announce_work)
         _clear(cache, work, manifest)
         return manifest
 
 
-def _usable(time_limit: float) -> float:
-    return time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit)
+def _build(
+    job: Job,
+    plan: Plan,
+    engine: Engine,
+    report: Callable[[Standing], None],
+    announce: Callable[[Builder, str], None],
+) -> Manifest:
+    """Build what a plan says, from what an interrupted run made of it on; `announce` may refuse that."""
+    resumed = (job.work / PLAN_NAME).exists()
+    if not resumed:  # so that a refusal leaves nothing behind
+        announce(Builder(job, plan.blocks), _ADVICE if plan.before is None else _ADVICE_ADDING)
+    job.work.mkdir(exist_ok=True)
+    with hold(job.work) as run:
+        changed = begin(job.work, plan)
+        if plan.fields[0].name == "image":
+            for line in slow_parts():
+                _log.warning("%s", line)
+        builder = Builder(dataclasses.replace(job, run=run), plan.blocks, report)
+        if changed:
+            builder.check_unchanged(changed)
+            save_listing(job.work, plan)
+        if resumed:
+            announce(builder, _ADVICE_RESUMING)
+        shards = builder.build(engine)
+        return finish_cache(job.shards, plan.told, plan.listing, shards, plan.before)
 
 
 def _clear(cache: Path, work: Path, manifest: Manifest) -> None:

@@ -1,6 +1,7 @@
 """The spool: what a chunk's task made, kept beside the cache until the shards of its block are sealed.
 
-A chunk is one file of records a variant and, named last, a note. Nothing here is synced: a note or records that a
+A chunk is one file of records a variant and, named last, a note; a chunk that a time limit cut short has its note under
+another name, so that nobody takes it for a whole one. Nothing here is synced: a note or records that a
 power cut tore are found out (the note is no JSON, the sizes differ, or a record's CRC does when its shard is sealed)
 and made again.
 """
@@ -77,8 +78,10 @@ def join(notes: Sequence[Note]) -> Note:
     )
 
 
-def save(work: Path, block: int, chunk: int, spooled: Spooled, records: Mapping[int, Sequence[bytes]]) -> None:
-    """Write a chunk, its note last. Raises OSError."""
+def save(
+    work: Path, block: int, chunk: int, spooled: Spooled, records: Mapping[int, Sequence[bytes]], whole: bool = True
+) -> None:
+    """Write a chunk, or the beginning of one, its note last. Raises OSError."""
     aside = work / f"spool.{uuid.uuid4().hex}.tmp"  # a worker orphaned by a kill may be writing the same chunk
     try:
         for variant, parts in records.items():
@@ -87,15 +90,15 @@ def save(work: Path, block: int, chunk: int, spooled: Spooled, records: Mapping[
             aside.replace(_records_path(work, block, chunk, variant))
         content = {"note": spooled.note.to_dict(), "lengths": spooled.lengths, "crcs": spooled.crcs}
         aside.write_text(json.dumps(content))
-        aside.replace(_note_path(work, block, chunk))
+        aside.replace(_note_path(work, block, chunk, whole))
     finally:
         aside.unlink(missing_ok=True)
 
 
-def load(work: Path, block: int, chunk: int, variants: Sequence[int]) -> Spooled | None:
-    """Return a chunk that stands with all these variants, or None."""
+def load(work: Path, block: int, chunk: int, variants: Sequence[int], whole: bool = True) -> Spooled | None:
+    """Return a chunk, or the beginning of one, that exists with all these variants, or None."""
     try:
-        content = json.loads(_note_path(work, block, chunk).read_bytes())
+        content = json.loads(_note_path(work, block, chunk, whole).read_bytes())
         lengths = {int(variant): values for variant, values in content["lengths"].items()}
         crcs = {int(variant): values for variant, values in content["crcs"].items()}
         if any(_records_path(work, block, chunk, v).stat().st_size != sum(lengths[v]) for v in variants):
@@ -114,14 +117,19 @@ def read(work: Path, block: int, chunk: int, variant: int, spooled: Spooled) -> 
             yield number, file.read(length), crc
 
 
+def size(work: Path) -> int:
+    """Return the bytes of all records that are spooled."""
+    return sum(path.stat().st_size for path in work.glob("chunk-*.bin"))
+
+
 def remove(work: Path, block: int) -> None:
     """Remove what is left of a block's chunks."""
     for path in work.glob(f"chunk-{block:05d}-*"):
         path.unlink(missing_ok=True)
 
 
-def _note_path(work: Path, block: int, chunk: int) -> Path:
-    return work / f"chunk-{block:05d}-{chunk:06d}.json"
+def _note_path(work: Path, block: int, chunk: int, whole: bool = True) -> Path:
+    return work / f"chunk-{block:05d}-{chunk:06d}{'' if whole else '-begun'}.json"
 
 
 def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:

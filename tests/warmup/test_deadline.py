@@ -1,0 +1,149 @@
+"""A time limit is kept wherever a run is, and what was done by then is kept, too."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpucache.errors import SampleError, UnfinishedError
+from tpucache.recipe import Recipe
+from tpucache.store.format import WORK_NAME
+from tpucache.warmup import build, plan
+from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.run import build_cache
+from tpucache.warmup.sources.base import Item, Listing, Sample
+
+Digests = Callable[[Path], dict[str, str]]
+
+_SAMPLES = 30
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Arrays that take their time to be listed and to be loaded; `loaded` has the number of each that was."""
+
+    loaded: list[int]
+    load_seconds: float = 0.0
+    list_seconds: float = 0.0
+    bad: int = -1
+
+    def list(self) -> Listing:
+        time.sleep(self.list_seconds)
+        return Listing([Sample(number, str(number), number % 2) for number in range(_SAMPLES)], ("ant", "bee"))
+
+    def load(self, sample: Sample) -> Item:
+        time.sleep(self.load_seconds)
+        self.loaded.append(sample.number)
+        shape = (3,) if sample.number == self.bad else (4,)
+        return Item({"tokens": np.full(shape, sample.number, np.int32)})
+
+
+@contextlib.contextmanager
+def raised_within(seconds: float) -> Iterator[pytest.ExceptionInfo[UnfinishedError]]:
+    began = time.monotonic()
+    with pytest.raises(UnfinishedError) as caught:
+        yield caught
+    assert time.monotonic() - began < seconds
+
+
+@pytest.fixture
+def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put all samples into one chunk, as many small ones are."""
+    monkeypatch.setattr(plan, "_MIN_CHUNKS", 1)
+
+
+@pytest.mark.usefixtures("one_chunk")
+def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(tmp_path: Path, digests: Digests) -> None:
+    cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
+    slow, fast = Slow([], load_seconds=0.15), Slow([])
+    with raised_within(3) as caught:
+        build_cache(slow, cache, recipe, jobs=1, time_limit=0.6)
+    done = len(set(slow.loaded))
+    assert 2 <= done < _SAMPLES
+    assert f"{done} of {_SAMPLES} samples stand" in str(caught.value)
+    build_cache(fast, cache, recipe, jobs=1)
+    assert sorted(fast.loaded[1:]) == list(range(done, _SAMPLES))  # the first is tried to see what samples are like
+    build_cache(Slow([]), whole, recipe, jobs=1)
+    assert digests(cache) == digests(whole)
+
+
+@pytest.mark.usefixtures("one_chunk")
+@pytest.mark.parametrize("tear", ["records", "note"])
+def test_a_torn_beginning_of_a_chunk_is_made_again(tmp_path: Path, digests: Digests, tear: str) -> None:
+    cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
+    with raised_within(3):
+        build_cache(Slow([], load_seconds=0.15), cache, recipe, jobs=1, time_limit=0.6)
+    (path,) = (cache / WORK_NAME).glob("chunk-*.bin" if tear == "records" else "chunk-*.json")
+    path.write_bytes(bytes(path.stat().st_size))
+    build_cache(Slow([]), cache, recipe, jobs=1)
+    build_cache(Slow([]), whole, recipe, jobs=1)
+    assert digests(cache) == digests(whole)
+
+
+@pytest.mark.usefixtures("one_chunk")
+def test_the_beginning_of_a_chunk_that_skipped_is_not_kept_where_nothing_may_be_skipped(tmp_path: Path) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=8)
+    with raised_within(3):
+        source = Slow([], load_seconds=0.15, bad=1)
+        build_cache(source, cache, recipe, jobs=1, time_limit=0.6, on_error="skip")
+    with pytest.raises(SampleError, match="'1': field 'tokens' is"):
+        build_cache(Slow([], bad=1), cache, recipe, jobs=1)
+    assert build_cache(Slow([], bad=1), cache, recipe, jobs=1, on_error="skip").samples == _SAMPLES - 1
+
+
+def test_a_time_limit_is_kept_while_shards_are_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
+    real = build.ShardWriter.append
+
+    def append(*arguments: object) -> None:
+        time.sleep(0.15)
+        real(*arguments)  # type: ignore[arg-type]  # passed on as they came
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build.ShardWriter, "append", append)
+        with raised_within(3) as caught:
+            build_cache(Slow([]), cache, recipe, jobs=1, time_limit=0.6)
+    assert f"{_SAMPLES} of {_SAMPLES} samples stand" in str(caught.value)
+    assert not list((cache / WORK_NAME).glob("*.lmdb.*"))
+    fast = Slow([])
+    build_cache(fast, cache, recipe, jobs=1)
+    assert fast.loaded == [0]
+    build_cache(Slow([]), whole, recipe, jobs=1)
+    assert digests(cache) == digests(whole)
+
+
+def test_a_time_limit_is_kept_while_the_source_is_listed(tmp_path: Path) -> None:
+    with raised_within(6) as caught:
+        build_cache(Slow([], list_seconds=9), tmp_path / "cache", Recipe(size=8), jobs=1, time_limit=0.1)
+    assert "while the source was listed" in str(caught.value)
+    assert "longer time limit" in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_alarm_of_somebody_elses_is_put_back() -> None:
+    rang: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: rang.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with Deadline.of(9).interrupting("nothing was done"):
+            pass
+        time.sleep(0.2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert rang == [signal.SIGALRM]
+
+
+def test_without_a_time_limit_it_is_never_late() -> None:
+    assert not Deadline.of(None).is_past
+    assert Deadline.of(0).is_past
+    assert not Deadline.of(60).is_past
