@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
@@ -91,8 +92,8 @@ def estimate(job: Job, remaining: Remaining, jobs: int | None = None) -> Estimat
 
 def _upper(sizes: Sequence[float]) -> float:
     """Return what the mean of all sizes will hardly exceed, judged by a few of them."""
-    spread = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
-    return float(statistics.mean(sizes)) + 2 * spread / len(sizes) ** 0.5
+    spread: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
+    return statistics.fmean(sizes) + 2 * spread / math.sqrt(len(sizes))
 
 
 def _on_disk(length: int) -> float:
