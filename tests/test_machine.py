@@ -29,7 +29,7 @@ def kernel(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def write(cgroup: Path, **files: str) -> None:
-    cgroup.mkdir(parents=True)
+    cgroup.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (cgroup / name.replace("memory_", "memory.", 1)).write_text(text)
 
@@ -143,3 +143,76 @@ def test_chips_that_only_their_files_tell_of_count(tmp_path):
     found = find_tpu(tmp_path / "none", tmp_path)
     assert found is not None
     assert (found.generation, found.chips) == ("unknown", 4)
+
+
+def test_files_in_shared_memory_are_not_free(kernel):
+    meminfo, cgroup = kernel
+    statistics = f"anon 5\nfile {2 * GB}\nshmem {GB}\n"
+    write(cgroup, memory_max=f"{4 * GB}\n", memory_current=f"{3 * GB}\n", memory_stat=statistics)
+    assert available_memory(meminfo, cgroup) == 2 * GB
+    statistics = f"cache 7\nshmem 3\ntotal_cache {3 * GB}\ntotal_shmem {2 * GB}\n"
+    usage = {"memory_usage_in_bytes": str(3 * GB), "memory_stat": statistics}
+    write(cgroup / "memory", memory_limit_in_bytes=str(3 * GB), **usage)
+    assert available_memory(meminfo, cgroup) == GB
+
+
+def test_a_limit_that_slows_down_counts_as_one(kernel):
+    meminfo, cgroup = kernel
+    write(cgroup, memory_max="max\n", memory_high=f"{2 * GB}\n", memory_current=f"{GB}\n", memory_stat="file 0\n")
+    assert measure_memory(meminfo, cgroup) == Memory(16 * GB, 2 * GB, GB)
+
+
+def test_without_statistics_nothing_of_what_is_used_counts_as_free(kernel):
+    meminfo, cgroup = kernel
+    write(cgroup, memory_max=str(4 * GB), memory_current=str(3 * GB))
+    assert available_memory(meminfo, cgroup) == GB
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("narrow", ["", "a", "a/b", "a/b/c"])
+def test_the_narrowest_of_nested_containers_counts(version, narrow, kernel, tmp_path):
+    meminfo, cgroup = kernel
+    own = tmp_path / "own"
+    own.write_text("0::/a/b/c\n" if version == 2 else "9:cpuset:/x\n8:hugetlb,memory:/a/b/c\n0::/\n")
+    cgroup = cgroup if version == 2 else cgroup / "memory"
+    for path in ("", "a", "a/b", "a/b/c"):
+        limit, used = (3 * GB, 2 * GB) if path == narrow else (9 * GB, 4 * GB)
+        if version == 2:
+            write(cgroup / path, memory_max=str(limit), memory_current=str(used), memory_stat="file 0")
+        else:
+            names = {"memory_limit_in_bytes": str(limit), "memory_usage_in_bytes": str(used)}
+            write(cgroup / path, **names, memory_stat="total_cache 0")
+    cgroup = cgroup if version == 2 else cgroup.parent
+    assert available_memory(meminfo, cgroup, own) == GB
+    assert measure_memory(meminfo, cgroup, own).limit == 3 * GB
+
+
+def test_a_limit_above_what_is_visible_counts(kernel, tmp_path):
+    meminfo, cgroup = kernel
+    statistics = f"hierarchical_memory_limit {2 * GB}\ntotal_cache 0\n"
+    usage = {"memory_usage_in_bytes": str(GB), "memory_stat": statistics}
+    write(cgroup / "memory", memory_limit_in_bytes="9223372036854771712", **usage)
+    assert measure_memory(meminfo, cgroup) == Memory(16 * GB, 2 * GB, GB)
+
+
+@pytest.mark.parametrize("text", ["", "0::/../other\n", "4:memory:/../../x\n", "what\n", "1:memory\n"])
+def test_a_container_whose_place_is_not_visible_gets_the_limit_of_its_root(text, kernel, tmp_path):
+    meminfo, cgroup = kernel
+    own = tmp_path / "own"
+    own.write_text(text)
+    write(cgroup, memory_max=str(4 * GB), memory_current=str(GB), memory_stat="file 0")
+    assert available_memory(meminfo, cgroup, own) == 3 * GB
+
+
+@pytest.mark.parametrize("narrow", ["", "a", "a/b"])
+def test_the_narrowest_quota_of_nested_containers_counts(narrow, tmp_path):
+    own = tmp_path / "own"
+    own.write_text("3:cpu,cpuacct:/a/b\n0::/a/b\n")
+    for path in ("", "a", "a/b"):
+        for name, text in (("cpu.cfs_quota_us", "200000" if path == narrow else "-1"), ("cpu.cfs_period_us", "100000")):
+            (tmp_path / "one/cpu" / path).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "one/cpu" / path / name).write_text(text)
+        (tmp_path / "two" / path).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "two" / path / "cpu.max").write_text("150000 100000" if path == narrow else "300000 100000")
+    assert count_cores(tmp_path / "one", own).quota == 2
+    assert count_cores(tmp_path / "two", own).quota == 1.5

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 _MEMINFO: Final = Path("/proc/meminfo")
-# One (limit, in use, statistics, name of the page cache's line) a version of cgroups; a container sees its own here.
-_CGROUPS: Final = (
-    ("memory.max", "memory.current", "memory.stat", "file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_cache"),
-)
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 _NO_LIMIT: Final = 1 << 60  # the first version of cgroups says so by a limit that no machine reaches
 
 #: PCI numbers of TPU chips, as jax/_src/hardware_utils.py lists them; v2 and v3 share one.
@@ -28,6 +25,30 @@ _TPUS: Final = {
     "0x006f": "v6e",
     "0x0076": "7x",
 }
+
+
+class _Version(NamedTuple):
+    """Where a version of cgroups says how much memory a group may use and uses; its statistics' names of lines."""
+
+    controller: str  # its name in /proc/self/cgroup, and its folder
+    limits: tuple[str, ...]
+    usage: str
+    cached: str  # the page cache, which includes files in /dev/shm and shared memory
+    shared: str  # of these, so many bytes
+    hierarchical: str  # the smallest limit of a group and all above it, also of those that are not visible here
+
+
+_CGROUPS: Final = (
+    _Version("", ("memory.max", "memory.high"), "memory.current", "file", "shmem", ""),
+    _Version(
+        "memory",
+        ("memory.limit_in_bytes",),
+        "memory.usage_in_bytes",
+        "total_cache",
+        "total_shmem",
+        "hierarchical_memory_limit",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -71,20 +92,19 @@ class Tpu:
     devices: tuple[str, ...]
 
 
-def count_cores(cgroup: Path = _CGROUP) -> Cores:
+def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
     """Count the cores, by the affinity and by the container's quota of processor time."""
-    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _core_quota(cgroup))
+    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _core_quota(cgroup, own))
 
 
-def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> Memory:
+def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
     """Measure the memory. Numbers that cannot be learnt are 0."""
     try:
         machine = _lines(meminfo)["MemTotal:"] << 10
     except (OSError, KeyError, ValueError):
         machine = 0
-    limits = [int(text) for text in (_read(cgroup / names[0]) for names in _CGROUPS) if text.isdecimal()]
-    limit = min(limits, default=_NO_LIMIT)
-    return Memory(machine, limit if limit < _NO_LIMIT else None, available_memory(meminfo, cgroup))
+    limit = min(_memory_limit(group, version) for version, group in _memory_groups(cgroup, own))
+    return Memory(machine, limit if limit < _NO_LIMIT else None, available_memory(meminfo, cgroup, own))
 
 
 def measure_space(path: Path) -> Space | None:
@@ -110,34 +130,73 @@ def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
     return Tpu(kinds[0], len(kinds), tuple(accelerators or groups))
 
 
-def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
     """Return the bytes a process may still take without pushing others out: the machine's, or its container's.
 
-    The page cache counts as free, because the kernel gives it up. Returns 0 where nothing can be learnt.
+    Of a container in a container, the fewest of all. The page cache counts as free, because the kernel gives it up;
+    files in /dev/shm do not. Returns 0 where nothing can be learnt.
     """
     try:
         free = _lines(meminfo)["MemAvailable:"] << 10
     except (OSError, KeyError, ValueError):
         return 0
-    for limit, usage, statistics, cached in _CGROUPS:
-        try:
-            most = int((cgroup / limit).read_text())  # "max" where there is none
-            used = int((cgroup / usage).read_text()) - _lines(cgroup / statistics)[cached]
-        except (OSError, KeyError, ValueError):
-            continue
-        free = min(free, most - used)
+    for version, group in _memory_groups(cgroup, own):
+        used = _read(group / version.usage)
+        if used.isdecimal():
+            statistics = _statistics(group)
+            cached = statistics.get(version.cached, 0) - statistics.get(version.shared, 0)
+            free = min(free, _memory_limit(group, version) - int(used) + cached)
     return max(0, free)
 
 
-def _core_quota(cgroup: Path) -> float | None:
-    """Return how many cores' time a container may take, by either version of cgroups; None where it is not limited."""
-    words = _read(cgroup / "cpu.max").split()  # "max 100000", or microseconds in a period of so many
-    if not words:
-        for folder in ("cpu", "cpu,cpuacct"):
-            words = words or [_read(cgroup / folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-            words = words if all(words) else []
+def _memory_groups(cgroup: Path, own: Path) -> list[tuple[_Version, Path]]:
+    return [(version, group) for version in _CGROUPS for group in _groups(version.controller, cgroup, own)]
+
+
+def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and of those above it, as far as they are visible.
+
+    The first version of cgroups has a folder for each controller, the second ("") one for all.
+    """
+    paths = []
+    for line in _read(own).splitlines():
+        _, controllers, text = (*line.split(":", 2), "", "")[:3]  # "4:memory:/a/b", or "0::/a/b" in version 2
+        if controller in controllers.split(","):
+            paths.append(PurePosixPath(text.strip("/")))
+    for path in (*paths, PurePosixPath()):
+        for above in (path, *path.parents):
+            if ".." not in above.parts:  # a process outside of what is mounted here
+                yield cgroup / (controller if folder is None else folder) / above
+
+
+def _memory_limit(group: Path, version: _Version) -> int:
+    """Return the bytes that a cgroup may use; _NO_LIMIT where that is not limited."""
+    texts = [_read(group / name) for name in version.limits]
+    limits = [int(text) for text in texts if text.isdecimal()]  # "max" where there is none
+    return min((*limits, _statistics(group).get(version.hierarchical, _NO_LIMIT)))
+
+
+def _statistics(group: Path) -> dict[str, int]:
+    """Return the lines of a cgroup's memory.stat, none where it cannot be read."""
     try:
-        quota, period = map(int, words)
+        return _lines(group / "memory.stat")
+    except (OSError, ValueError):
+        return {}
+
+
+def _core_quota(cgroup: Path, own: Path) -> float | None:
+    """Return how many cores' time a container may take, by either version of cgroups; None where it is not limited."""
+    quotas = [_quota(_read(group / "cpu.max").split()) for group in _groups("", cgroup, own)]
+    for folder in ("cpu", "cpu,cpuacct"):
+        for group in _groups("cpu", cgroup, own, folder):
+            quotas.append(_quota([_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(words: Sequence[str]) -> float | None:
+    """Read a quota of processor time, as microseconds in a period of so many; None where there is none."""
+    try:
+        quota, period = map(int, words)  # "max 100000" where there is none
     except ValueError:
         return None
     return quota / period if quota > 0 and period > 0 else None

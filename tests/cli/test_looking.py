@@ -48,6 +48,10 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
         (["preview", "CACHE", "--class", "beee"], 2, "such as 'bee'"),
         (["preview", "CACHE", "--samples", "0"], 2, "at least 1"),
         (["preview", "CACHE", "--seed", "-1"], 2, "at least 0"),
+        *(
+            (["bench", "CACHE", f"--device-rate={rate}"], 2, "must be a number above 0")
+            for rate in (0, -1, "nan", "inf")
+        ),
     ],
 )
 def test_what_cannot_be_done_ends_in_one_line(arguments, status, message, cache, tmp_path, monkeypatch, capsys):

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import sys
+import threading
+import weakref
+from types import FrameType
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
-from tpucache.loading.pool import BufferPool
+from tpucache.errors import UsageError
+from tpucache.loading import pool as pool_module
+from tpucache.loading.pool import Buffer, BufferPool
 from tpucache.store.codec import Field
 
 FIELDS = (Field("image", "raw", "|u1", (4, 4, 3)), Field("mask", "raw", "|u1", (4, 4)))
@@ -42,3 +53,71 @@ def test_rows_are_views_of_the_arrays():
     buffer.views(np.array([1]))[0][0][:] = bytes(range(48))
     assert buffer.arrays[0][1].ravel().tolist() == list(range(48))
     assert not np.any(buffer.arrays[0][[0, 2]])
+
+
+def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
+    pool = BufferPool(FIELDS, 2)
+    fields = pool.lend(pool.take(), 2)
+    meeting = threading.Barrier(2)
+
+    def pause(frame: FrameType, event: str, _: Any) -> Any:
+        """Let both threads reach each line of the pool before either runs it."""
+        if frame.f_code.co_filename != pool_module.__file__:
+            return None
+        if event == "line":
+            with contextlib.suppress(threading.BrokenBarrierError):  # the other thread has nothing to do
+                meeting.wait(0.2)
+        return pause
+
+    def free(array: list[Any]) -> None:
+        sys.settrace(pause)
+        try:
+            array.clear()
+        finally:
+            sys.settrace(None)
+
+    holders = [[fields.pop()], [fields.pop()]]
+    threads = [threading.Thread(target=free, args=(holder,)) for holder in holders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert pool.take() is not pool.take()
+
+
+def test_buffers_that_batches_no_longer_need_are_freed():
+    pool = BufferPool(FIELDS, 2)
+    kept = [pool.lend(pool.take(), 2) for _ in range(100)]
+    buffers = weakref.WeakSet(array.base._buffer for array, _ in kept)
+    assert len(buffers) == 100
+    del kept
+    for _ in range(2 * 64):
+        one, two = pool.take(), pool.take()
+        pool.give_back(one)
+        pool.give_back(two)
+    del one, two
+    gc.collect()
+    assert len(buffers) == 2
+
+
+def test_buffers_that_are_in_use_now_and_then_are_kept():
+    pool = BufferPool(FIELDS, 2)
+    first = [pool.take() for _ in range(3)]
+    for _ in range(200):
+        for buffer in first:
+            pool.give_back(buffer)
+        assert {id(pool.take()) for _ in range(3)} == {id(buffer) for buffer in first}
+
+
+def test_a_batch_that_no_memory_holds_is_refused():
+    with pytest.raises(UsageError, match=r"a batch of 1,048,576 samples takes .* GB, more than there is"):
+        Buffer([Field("image", "raw", "|u1", (1 << 15, 1 << 15, 1))], 1 << 20)
+    with pytest.raises(UsageError, match="make batches smaller"):
+        Buffer([Field("image", "raw", "<f8", (1 << 15, 1 << 15, 1))], 1 << 40)
+
+
+def test_a_buffer_may_have_no_rows_and_fields_no_bytes():
+    fields = (*FIELDS, Field("nothing", "raw", "<f4", (0, 3)), Field("number", "raw", "<i8", ()))
+    assert Buffer(fields, 0).views(np.arange(0)) == []
+    (row,) = Buffer(fields, 1).views(np.arange(1))
+    assert [len(part) for part in row] == [48, 16, 0, 8]

@@ -276,6 +276,8 @@ def field(**changes: Any) -> list[dict[str, Any]]:
     return [{"name": "image", "codec": "raw", "dtype": "|u1", "shape": [2, 2, 3], **changes}]
 
 
+HUGE = [26_000, 26_000, 3]  # 2 GB
+IMAGE_SHAPES: list[list[int]] = [[], [2, 2], [0, 2, 3], [2, 2, 0], [1] * 4]
 SHARDS: list[dict[str, Any]] = content()["shards"]
 TABLES: list[dict[str, Any]] = content()["tables"]
 
@@ -311,6 +313,11 @@ TABLES: list[dict[str, Any]] = content()["tables"]
         refused("no field has shape", fields=field(shape=[1 << 29], dtype="<f8")),
         *(refused("cannot hold", fields=field(codec="png", shape=shape)) for shape in [[2, 2], [2, 2, 4], [2, 2, 0]]),
         refused("cannot hold", fields=field(codec="jpeg", dtype="<f4")),
+        *(refused("cannot hold", fields=field(codec="jpeg", shape=shape)) for shape in [[0, 2, 3], [2, 0, 1]]),
+        *(refused("no image has shape", fields=field(shape=shape)) for shape in IMAGE_SHAPES),
+        *(refused("no image has shape", fields=field(shape=HUGE, codec=codec)) for codec in ["raw", "png", "zstd"]),
+        refused("no image has shape", fields=field(name="mask", shape=HUGE, codec="png")),
+        refused("a record of", fields=[field(name=f"f{number}", shape=[1 << 30])[0] for number in range(3)]),
         refused("bytes are uint8 with no shape", fields=field(codec="bytes")),
         refused("bytes are uint8 with no shape", fields=field(codec="bytes", shape=[], dtype="<u2")),
     ],

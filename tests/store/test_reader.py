@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
 import random
+import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +20,8 @@ from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import Rows, ShardReader, open_index
+from tpucache.store.samples import open_samples
+from tpucache.store.verify import verify_cache
 
 Records = tuple[list[bytes], list[bytes]]
 WriteCache = Callable[..., Manifest]
@@ -356,3 +360,43 @@ def test_a_process_that_cannot_import_lmdb_reads_every_record(
     cache: Path, run_without_lmdb: Callable[..., str]
 ) -> None:
     assert run_without_lmdb(READ_ALL, cache).split("\n") == ["True"] * 16 + ["[]", ""]
+
+
+def use_of(cache: Path) -> dict[str, Callable[[], object]]:
+    """Return each way of opening a file of a cache."""
+    manifest = Manifest.load(cache)
+    index = open_index(cache, manifest)
+    return {
+        "manifest": lambda: Manifest.load(cache),
+        "index": lambda: open_index(cache, manifest),
+        "samples": lambda: open_samples(cache, manifest.samples),
+        "shard": lambda: ShardReader(cache, manifest.shards).read(index[0]),
+        "verify": lambda: verify_cache(cache),
+    }
+
+
+@pytest.mark.parametrize("name", ["manifest", "index", "samples", "shard", "verify"])
+def test_too_many_open_files_are_no_damage(cache: Path, name: str) -> None:
+    use = use_of(cache)[name]
+    use()  # whatever it imports is imported now
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(StoreError, match=rf"not damaged: this process may open {free} files.*ulimit -n") as caught:
+            use()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert type(caught.value) is StoreError
+    use()
+
+
+def test_a_machine_out_of_files_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    reader, index = opened(cache)
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(StoreError, match=r"not damaged: the whole machine.*fs\.file-max"):
+        reader.read(index[0])

@@ -8,9 +8,10 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +20,34 @@ from torch.utils.data import Dataset
 
 from tpucache.errors import FormatError, UsageError
 from tpucache.loading.find import locate
-from tpucache.loading.held import Held
+from tpucache.loading.memory import RecordMemory
 from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
 from tpucache.machine import available_memory
 from tpucache.store.codec import decode_into
+from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader, open_index
+from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable, open_samples
 
 Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
+Numbers = npt.NDArray[np.int64]
 InMemory = bool | Literal["auto"]
+Self = TypeVar("Self", bound="CachedDataset")
 
 IMAGE: Final = "image"
 NO_LABEL: Final = -1
 _SHARE: Final = 3  # "auto" takes a third of the free memory at most: there may be a second dataset, to validate on
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What all datasets selected from one another share; its files close when the last of them is closed or gone."""
+
+    reader: ShardReader
+    index: RecordIndex
+    memory: RecordMemory
 
 
 class CachedDataset(Dataset[Item]):
@@ -45,7 +58,8 @@ class CachedDataset(Dataset[Item]):
     instead, the label under "label".
 
     It works under DataLoader with any kind of worker, Subset and everything else that takes a dataset. It pickles
-    small and opens files in the process that reads them.
+    small and opens files in the process that reads them. `close`, or leaving a `with` block, lets go of its files and
+    of its records in memory; all that was selected from one dataset shares them.
     """
 
     def __init__(
@@ -79,10 +93,15 @@ class CachedDataset(Dataset[Item]):
         if indices is not None:
             self._positions = _check_positions(indices, self.manifest.samples)
         self._layout = self.manifest.layout
-        self._reader = ShardReader(self.directory, self.manifest.shards)
+        self._scratch = _Scratch()
         self._in_memory = in_memory
-        self._held = self._hold()
-        self._index  # opened here, so that a damaged cache is told of at once  # noqa: B018
+        shown = self.manifest.augmented if variant == "epoch" else 1
+        self._opened: _Opened | None = _Opened(
+            ShardReader(self.directory, self.manifest.shards),
+            RecordIndex(self.directory, self.manifest),
+            RecordMemory(self._layout.fields, self.manifest.records, shown * self.manifest.samples),
+        )
+        self._memory = self._claim_memory()
 
     def __len__(self) -> int:
         return self.manifest.samples if self._positions is None else len(self._positions)
@@ -103,12 +122,29 @@ class CachedDataset(Dataset[Item]):
         return [self.pack(row) for row in zip(*columns, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_index", "_labels", "_scratch", "digest")
+        derived = ("_scratch", "digest")
         return {key: value for key, value in self.__dict__.items() if key not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._scratch = _Scratch()
         self._share_epoch()
+        if self._memory is not None and not self._memory.claim(list(self._runs()), available_memory()):
+            self._memory = None  # this process may take less: records are read from their files
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files and the records in memory; reading raises UsageError from then on.
+
+        What was selected from this dataset, or this one from, stays open. Closing again does nothing.
+        """
+        self._opened = self._memory = None
+        self._scratch = _Scratch()
 
     def __repr__(self) -> str:
         return (
@@ -129,7 +165,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def in_memory(self) -> bool:
         """Whether each record is kept in memory once it is read."""
-        return self._held is not None
+        return self._memory is not None
 
     @property
     def mean_record_bytes(self) -> int:
@@ -188,8 +224,14 @@ class CachedDataset(Dataset[Item]):
     def select(self, indices: Sequence[int] | Array) -> CachedDataset:
         """Return a dataset of these samples of this one, in this order. Raises UsageError."""
         chosen = self._cache_positions(_check_positions(indices, len(self)))
-        selected = CachedDataset(self.directory, self._variant, chosen, in_memory=self._in_memory)
-        selected.set_epoch(self.epoch)
+        self._files  # a closed dataset is refused  # noqa: B018
+        selected = object.__new__(type(self))
+        selected.__dict__.update(self.__getstate__())
+        selected._positions = chosen
+        selected._scratch = _Scratch()
+        selected._epoch = self._epoch.clone()
+        selected._share_epoch()
+        selected._memory = selected._claim_memory()
         return selected
 
     def set_epoch(self, epoch: int) -> None:
@@ -201,21 +243,25 @@ class CachedDataset(Dataset[Item]):
 
         Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
         """
-        if self._held is None:
-            self._read(self._rows(indices, epoch), buffer, np.arange(len(indices)))
+        opened, memory = self._files, self._memory
+        numbers = self._numbers(indices, epoch)
+        if memory is None:
+            self._read(opened, numbers, buffer, np.arange(len(indices)))
             return
-        slots = self._slots(indices, epoch)
-        missing = self._held.missing(slots)
+        slots = memory.slots(numbers)
+        missing = memory.missing(slots)
         if len(missing):
-            self._read(self._rows(indices[missing], epoch), self._held, slots[missing])
-            self._held.fill(slots[missing])
-        self._held.gather(slots, buffer.arrays)
+            self._read(opened, numbers[missing], memory, slots[missing])
+            memory.fill(slots[missing])
+        memory.gather(slots, buffer.arrays)
 
     def hint(self, indices: Array, epoch: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
-        if self._held is not None:
-            indices = indices[self._held.missing(self._slots(indices, epoch))]
-        self._reader.hint(self._rows(indices, epoch))
+        opened, memory = self._files, self._memory
+        numbers = self._numbers(indices, epoch)
+        if memory is not None:
+            numbers = numbers[memory.missing(memory.slots(numbers))]
+        opened.reader.hint(opened.index[numbers])
 
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n, m)."""
@@ -241,65 +287,62 @@ class CachedDataset(Dataset[Item]):
         if self._variant == "epoch":
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    @functools.cached_property
-    def _index(self) -> Array:
-        return open_index(self.directory, self.manifest)
-
-    @functools.cached_property
+    # Plain properties: cached ones hold a lock in Python 3.10 and 3.11, which a process forked meanwhile gets locked.
+    @property
     def _labels(self) -> Array | None:
         return self.table.labels
 
-    @functools.cached_property
-    def _scratch(self) -> _Scratch:
-        return _Scratch()
+    @property
+    def _files(self) -> _Opened:
+        if self._opened is None:
+            raise UsageError(f"this dataset of {self.directory} is closed: open another CachedDataset")
+        return self._opened
 
-    @functools.cached_property
-    def _distinct(self) -> tuple[int, npt.NDArray[np.int64] | None]:
-        """How many samples there are when each counts once, and which of them each position is; None: as they are."""
-        if self._positions is None:
-            return self.manifest.samples, None
-        distinct, which = np.unique(self._positions, return_inverse=True)
-        return len(distinct), which.reshape(-1)
-
-    def _read(self, rows: Array, target: Buffer | Held, places: npt.NDArray[np.int64]) -> None:
-        """Read the record of each index row into its place."""
+    def _read(
+        self, opened: _Opened, numbers: Numbers, target: Buffer | RecordMemory, places: npt.NDArray[np.int64]
+    ) -> None:
+        """Read records, by their numbers in the index, into their places."""
+        rows = opened.index[numbers]
         if self._layout.fixed:
-            self._reader.scatter(rows, target.views(places))
+            opened.reader.scatter(rows, target.views(places))
             return
         records = self._scratch.slices(rows["length"].tolist())
-        self._reader.scatter(rows, [[record] for record in records])
+        opened.reader.scatter(rows, [[record] for record in records])
         for place, record in zip(places.tolist(), records, strict=True):
             parts = self._layout.split(record)
             for field, part, array in zip(self._layout.fields, parts, target.arrays, strict=True):
                 decode_into(field, part, array[place])
 
-    def _slots(self, indices: Array, epoch: int) -> npt.NDArray[np.int64]:
-        """Return where the records that an epoch shows are kept in memory: variant after variant."""
-        samples, which = self._distinct
-        slots: npt.NDArray[np.int64] = indices if which is None else which[indices]
-        if self._variant != "epoch":
-            return slots
-        return slots + (epoch_variants(self._cache_positions(indices), epoch, self.manifest.augmented) - 1) * samples
-
-    def _hold(self) -> Held | None:
+    def _claim_memory(self) -> RecordMemory | None:
         """Return the memory to keep records in, or None where they stay in their files. Raises UsageError."""
         if not self._in_memory:
             return None
-        records = self._distinct[0] * (self.manifest.augmented if self._variant == "epoch" else 1)
-        needs, free = records * self._layout.nbytes, available_memory()
-        if self._in_memory == "auto" and needs * _SHARE > free:
+        memory, runs = self._files.memory, list(self._runs())
+        needed, free = memory.bytes_of(runs), available_memory() - memory.unfilled_bytes
+        if self._in_memory == "auto" and needed * _SHARE > free:
             return None
-        if needs > free:
-            raise UsageError(
-                f"{records:,} records in memory take {needs / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free: "
-                'leave in_memory out, or say "auto"'
-            )
-        return Held(self._layout.fields, records)
+        if needed <= free and memory.claim(runs, free):
+            return memory
+        if self._in_memory == "auto":
+            return None
+        raise UsageError(
+            f"{sum(map(len, runs)):,} records in memory take {needed / 1e9:,.1f} GB, and {max(0, free) / 1e9:,.1f} GB "
+            'are free: leave in_memory out, or say "auto"'
+        )
 
-    def _rows(self, indices: Array, epoch: int) -> Array:
+    def _runs(self) -> Iterator[Numbers]:
+        """Yield the numbers in the index of all records that may be shown, each once, variant by variant."""
+        samples = self.manifest.samples
+        positions = np.arange(samples) if self._positions is None else np.unique(self._positions)
+        for place, variant in enumerate(self.manifest.variants):
+            if variant == self._variant or (self._variant == "epoch" and variant):
+                yield positions + place * samples
+
+    def _numbers(self, indices: Array, epoch: int) -> Numbers:
+        """Return the numbers in the index of the records that an epoch shows of these samples."""
         positions = self._cache_positions(indices)
-        rows: Array = self._index[self._run_starts(positions, epoch) + positions]
-        return rows
+        numbers: Numbers = self._run_starts(positions, epoch) + positions
+        return numbers
 
     def _cache_positions(self, indices: Array) -> npt.NDArray[np.int64]:
         return indices if self._positions is None else self._positions[indices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from tpucache.loading.pool import BufferPool
 from tpucache.loading.sampler import Positions, block_order, full_order, rank_slice
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
+
+Self = TypeVar("Self", bound="CachedLoader")
 
 Shuffle = bool | Literal["full", "block"]
 
@@ -34,6 +36,8 @@ class CachedLoader:
     Each finished iteration is an epoch: the next one has another order, a function of (seed, epoch) alone. It is
     finished with its last batch, whether or not the caller asks for one more. One that is abandoned is begun again, or
     continued in the middle through `state_dict` and `load_state_dict`.
+
+    `close`, or leaving a `with` block, frees the buffers that no batch uses.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class CachedLoader:
         self._threads, self._prefetch = threads, prefetch
         self._rank, self._world_size = rank, world_size
         self._position = self._resume = 0
-        self._pool = BufferPool(dataset.manifest.fields, batch_size)
+        self._pool: BufferPool | None = BufferPool(dataset.manifest.fields, batch_size)
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
@@ -92,8 +96,22 @@ class CachedLoader:
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Batch]:
+        self._buffers  # a closed loader is refused  # noqa: B018
         start, self._resume = self._resume, 0
         return self._run(self.epoch, start)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the buffers; asking for a batch raises UsageError from then on. Batches and the dataset stay usable.
+
+        Closing again does nothing.
+        """
+        self._pool = None
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch."""
@@ -128,6 +146,12 @@ class CachedLoader:
             raise UsageError(f"no loader of {len(self.dataset)} samples stands at {state}")
         self._seed, self.epoch = seed, epoch
         self._position = self._resume = position
+
+    @property
+    def _buffers(self) -> BufferPool:
+        if self._pool is None:
+            raise UsageError("this loader is closed: make another CachedLoader")
+        return self._pool
 
     @property
     def _global_batch(self) -> int:
@@ -192,19 +216,21 @@ class CachedLoader:
             yield first, stop
 
     def _next(self, pending: deque[tuple[int, Future[Batch]]], epoch: int) -> Batch:
+        self._buffers  # a loader closed meanwhile is refused  # noqa: B018
         stop, future = pending.popleft()
         batch = future.result()
         self._stand(epoch, stop)
         return batch
 
     def _read(self, indices: Positions, epoch: int) -> Batch:
-        buffer = self._pool.take()
+        pool = self._buffers
+        buffer = pool.take()
         try:
             self.dataset.read_into(buffer, indices, epoch)
         except BaseException:
-            self._pool.give_back(buffer)
+            pool.give_back(buffer)
             raise
-        arrays = self._pool.lend(buffer, len(indices))
+        arrays = pool.lend(buffer, len(indices))
         tensors: list[torch.Tensor] = [
             self.dataset.as_tensor(name, array) for name, array in zip(self.dataset.names, arrays, strict=True)
         ]

@@ -54,8 +54,11 @@ def run_bench(
     """Read shuffled batches for `seconds` a round, in turn with an in-RAM gather of as many bytes by as many threads.
 
     With `device_rate` a simulated accelerator takes that many images a second from a queue of two batches, and the
-    share of time it found the queue empty is its idleness. Raises UsageError when the cache is smaller than a batch.
+    share of time it found the queue empty is its idleness. Raises UsageError when the cache is smaller than a batch, or
+    the rate is not above 0.
     """
+    if device_rate is not None and not 0 < device_rate < math.inf:
+        raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
     loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads)

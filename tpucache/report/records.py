@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.store.codec import Field, decode_into
+from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader, open_index
+from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable, open_samples
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Records:
         self.manifest = Manifest.load(self.directory)
         self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
         self.positions: Array = np.arange(self.manifest.samples) if chosen is None else chosen
-        self._index = open_index(self.directory, self.manifest)
+        self._index = RecordIndex(self.directory, self.manifest)
         self._reader = ShardReader(self.directory, self.manifest.shards)
 
     @property
@@ -58,7 +59,8 @@ class Records:
     def read(self, position: int, variant: int) -> dict[str, Array]:
         """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""
         layout = self.manifest.layout
-        row = self._index[self.manifest.variants.index(variant) * self.manifest.samples + position]
+        number = self.manifest.variants.index(variant) * self.manifest.samples + position
+        (row,) = self._index[np.array([number])]
         parts = layout.split(memoryview(self._reader.read(row)))
         return {field.name: _decode(field, part) for field, part in zip(layout.fields, parts, strict=True)}
 

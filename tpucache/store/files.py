@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import resource
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from tpucache.errors import StoreError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
 _CHUNK: Final = 1 << 20
+
+
+class OpenFile:
+    """A file open for reading, which closes when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file. Raises OSError, StoreError when too many files are open."""
+        try:
+            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            refuse_too_many_files(error)
+            raise
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+def refuse_too_many_files(error: BaseException) -> None:
+    """Raise StoreError when an error says that no more files can be opened: nothing is wrong with the file."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return
+    if error.errno == errno.ENFILE:
+        advice = "the whole machine has as many files open as it allows (sysctl fs.file-max): end what else runs"
+    else:
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        advice = (
+            f"this process may open {limit:,} files and has as many open: raise the limit (`ulimit -n {most}`, at most "
+            f"{most:,} here), or close datasets that are no longer used (`dataset.close()`)"
+        )
+    raise StoreError(f"{error.filename or 'a file'} cannot be opened, though it is not damaged: {advice}") from error
 
 
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:

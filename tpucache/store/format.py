@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+#: The field that holds a record's image.
+IMAGE: Final = "image"
 FORMAT: Final = "tpucache"
 VERSION: Final = 2
 
@@ -32,6 +34,7 @@ MAX_VARIANTS: Final = 1 << 12
 MAX_FIELDS: Final = 64
 MAX_DIMENSIONS: Final = 8
 MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
+MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four bytes
 
 _KEY: Final = struct.Struct(">Q")
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
-from tpucache.store.codec import CODECS, DTYPES, IMAGE_CODECS, Field, RecordLayout
-from tpucache.store.files import write_atomically
+from tpucache.store.codec import CODECS, DTYPES, Field, RecordLayout
+from tpucache.store.files import refuse_too_many_files, write_atomically
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -170,6 +170,7 @@ class Manifest:
                 "Give the folder that `tpucache warmup` wrote, or run warmup again to finish it."
             ) from error
         except OSError as error:
+            refuse_too_many_files(error)
             raise DamageError(f"{path} cannot be read: {error}") from error
         try:
             return cls.from_json(text)
@@ -231,11 +232,16 @@ class _Reader:
         field = Field(name, codec, dtype, shape)
         if len(shape) > fmt.MAX_DIMENSIONS or field.nbytes > fmt.MAX_RECORD_BYTES:
             raise FormatError(f"{self.where}: no field has shape {shape}")
-        image = codec in IMAGE_CODECS[1:3]
-        if image and (dtype != "|u1" or len(shape) != 3 or shape[2] not in (1, 3)):
+        if codec in ("jpeg", "png") and (dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3)):
             raise FormatError(f"{self.where}: {codec} cannot hold {dtype} {shape}")
         if codec == "bytes" and (dtype != "|u1" or shape):
             raise FormatError(f"{self.where}: bytes are uint8 with no shape")
+        is_image = name == fmt.IMAGE or codec in ("jpeg", "png")
+        if is_image and (len(shape) != 3 or not all(shape) or field.nbytes > fmt.MAX_IMAGE_BYTES):
+            raise FormatError(
+                f"{self.where}: no image has shape {shape}: it has height, width and channels, each at least 1, and at "
+                f"most {fmt.MAX_IMAGE_BYTES:,} bytes"
+            )
         return field
 
     def file(self) -> FileEntry:
@@ -347,6 +353,8 @@ def _check_whole(manifest: Manifest) -> None:
     names = [field.name for field in manifest.fields]
     if len(set(names)) != len(names) or not names:
         raise FormatError("there are no fields, or two of one name")
+    if manifest.layout.nbytes > fmt.MAX_RECORD_BYTES:
+        raise FormatError(f"a record of {manifest.layout.nbytes:,} bytes is larger than any that is written")
     tables = sorted(entry.name for entry in manifest.tables)
     generations = [re.sub(r"\D", "", name) or "0" for name in tables]
     if len(set(generations)) != 1 or tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES]:

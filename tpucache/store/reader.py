@@ -6,7 +6,6 @@ A truncated file read through a map kills the process with SIGBUS; through `prea
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, FormatError
-from tpucache.store.format import INDEX_DTYPE
+from tpucache.errors import DamageError, FormatError, StoreError
+from tpucache.store.files import OpenFile
+from tpucache.store.index import RecordIndex
+from tpucache.store.lock import ThreadLock
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.npy import read_header
 
 _MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
@@ -28,17 +28,6 @@ _NEAR_BYTES: Final = np.uint64(64 << 10)
 _REMEDY: Final = "Run `python -m tpucache verify {directory}`, or copy it again."
 
 Rows = npt.NDArray[Any]
-
-
-class _Descriptor:
-    """An open file that closes when nobody reads it any more, so that eviction cannot pull it from under a thread."""
-
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
 
 
 class ShardReader:
@@ -52,8 +41,8 @@ class ShardReader:
         """Take the shards of a manifest, in its order; nothing is opened yet."""
         self._directory = directory
         self._shards = tuple(shards)
-        self._open: OrderedDict[int, _Descriptor] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_directory": self._directory, "_shards": self._shards}
@@ -76,7 +65,8 @@ class ShardReader:
         """Read the record of each index row into its buffers, one `preadv` each, in the order of the rows.
 
         Every row's buffers together take exactly the row's length. Raises DamageError when a shard is missing, cut
-        short or unreadable, FormatError when a row points at a shard that is not there.
+        short or unreadable, FormatError when a row points at a shard that is not there, StoreError when too many
+        files are open.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > _MAX_OPEN:
@@ -116,17 +106,17 @@ class ShardReader:
                 for piece in range(start, stop, _HINT_BYTES):
                     length = min(_HINT_BYTES, stop - piece)
                     os.posix_fadvise(descriptor.number, piece, length, os.POSIX_FADV_WILLNEED)
-            except (OSError, OverflowError, DamageError, FormatError):
+            except (OSError, OverflowError, StoreError):
                 return  # reading the record itself will say what is wrong with it
 
     def _is_in_memory(self, row: Rows) -> bool:
         try:
             descriptor = self._descriptor(int(row["shard"]))
             return os.preadv(descriptor.number, [bytearray(1)], int(row["offset"]), os.RWF_NOWAIT) == 1
-        except (OSError, OverflowError, DamageError, FormatError):  # BlockingIOError: it would have to be read
+        except (OSError, OverflowError, StoreError):  # BlockingIOError: it would have to be read
             return False
 
-    def _descriptor(self, shard: int) -> _Descriptor:
+    def _descriptor(self, shard: int) -> OpenFile:
         with self._lock:
             descriptor = self._open.get(shard)
             if descriptor is None:
@@ -137,14 +127,14 @@ class ShardReader:
                 self._open.move_to_end(shard)
             return descriptor
 
-    def _open_shard(self, shard: int) -> _Descriptor:
+    def _open_shard(self, shard: int) -> OpenFile:
         if shard >= len(self._shards):
             raise FormatError(
                 f"the index of {self._directory} points at shard {shard} of {len(self._shards)}. {self._remedy()}"
             )
         entry = self._shards[shard]
         try:
-            descriptor = _Descriptor(self._directory / entry.name)
+            descriptor = OpenFile(self._directory / entry.name)
             size = os.fstat(descriptor.number).st_size
         except OSError as error:
             raise DamageError(
@@ -180,26 +170,8 @@ def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
 
 
 def open_index(directory: Path, manifest: Manifest) -> Rows:
-    """Map a cache's index: one row a record, variant by variant in the manifest's order.
+    """Read a cache's whole index: one row a record, variant by variant in the manifest's order; read-only.
 
-    Nothing is loaded until it is looked at. Raises DamageError when the file is missing or has another size than the
-    manifest says, FormatError when its dtype or length is wrong.
+    Raises what `RecordIndex` raises.
     """
-    path, expected = directory / manifest.index.name, manifest.index.bytes
-    try:
-        size = path.stat().st_size
-        if size != expected:
-            raise DamageError(f"{path} is {size:,} bytes, the manifest says {expected:,}: copy it again")
-        with path.open("rb") as file:
-            header = read_header(file)
-    except OSError as error:
-        raise DamageError(f"{path} cannot be read: {error}") from error
-    except FormatError as error:
-        raise FormatError(f"{path} is no index: {error}") from error
-    if header.dtype != INDEX_DTYPE or header.shape != (manifest.records,):
-        raise FormatError(f"{path} has {header.dtype} {header.shape}, not {manifest.records} index rows")
-    if size != header.offset + manifest.records * INDEX_DTYPE.itemsize:
-        raise FormatError(f"{path}: {size:,} bytes do not hold {manifest.records:,} index rows")
-    if not manifest.records:  # nothing cannot be mapped
-        return np.empty(0, INDEX_DTYPE)
-    return np.asarray(np.memmap(path, INDEX_DTYPE, "r", header.offset, header.shape))
+    return RecordIndex(directory, manifest).read_all()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
+from tpucache.store.files import refuse_too_many_files
 from tpucache.store.format import SAMPLES_NAME
 from tpucache.store.npy import parse
 
@@ -74,6 +75,7 @@ class SampleTable(Mapping[str, Column]):
         except FileNotFoundError as error:
             raise DamageError(f"{path} is missing: copy the cache again, or warm it up again") from error
         except _BROKEN as error:
+            refuse_too_many_files(error)
             raise DamageError(f"{path} cannot be read: {error}") from error
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise FormatError(f"{path} holds compressed columns, which no writer writes")
@@ -137,6 +139,7 @@ class SampleTable(Mapping[str, Column]):
                 else:
                     column = parse(archive.read(f"{name}.npy"))
         except _BROKEN as error:
+            refuse_too_many_files(error)
             raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}") from error
         except FormatError as error:
             raise FormatError(f"{self._path}: column {name!r}: {error}") from error

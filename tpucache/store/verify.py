@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import FormatError, StoreError
+from tpucache.errors import DamageError, FormatError
 from tpucache.store import pages
-from tpucache.store.files import sha256_file
+from tpucache.store.files import refuse_too_many_files, sha256_file
 from tpucache.store.format import encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import open_index
@@ -81,12 +81,12 @@ def _read_tables(directory: Path, manifest: Manifest, damages: list[Damage]) -> 
     try:
         if manifest.index.name not in named:
             index = open_index(directory, manifest)
-    except StoreError as error:
+    except (DamageError, FormatError) as error:
         damages.append(Damage(manifest.index.name, str(error)))
     try:
         if manifest.table.name not in named:
             numbers = open_samples(directory, manifest.samples, manifest.table.name).numbers
-    except StoreError as error:
+    except (DamageError, FormatError) as error:
         damages.append(Damage(manifest.table.name, str(error)))
     return index, numbers
 
@@ -102,6 +102,7 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
     except FileNotFoundError:
         yield Damage(entry.name, "is missing")
     except OSError as error:
+        refuse_too_many_files(error)
         yield Damage(entry.name, f"cannot be read: {error.strerror}")
     else:
         if digest != entry.sha256:
@@ -129,6 +130,7 @@ def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[D
                 if zlib.crc32(file.read(int(row["length"]))) != int(row["crc32"]):
                     broken.append(int(key))
     except (OSError, FormatError) as error:
+        refuse_too_many_files(error)
         yield Damage(path.name, f"is no readable shard: {error}")
         return
     if broken:

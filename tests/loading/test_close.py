@@ -1,0 +1,100 @@
+"""A dataset and a loader let go of what they hold, say so when they are used later, and crash for nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader, UsageError
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the files of a folder that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    return sorted(link.readlink().name for link in links if link.readlink().parent == folder.resolve())
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_closed_dataset_has_no_file_open_and_says_that_it_is_closed(cache, tmp_path, in_memory):
+    folder = Path(shutil.copytree(cache, tmp_path / "copy"))
+    dataset = CachedDataset(folder, "epoch", in_memory=in_memory)
+    dataset[3]
+    assert open_files(folder)
+    memory = weakref.ref(dataset._files.memory)
+    for _ in range(2):
+        dataset.close()
+        assert open_files(folder) == []
+        assert memory() is None
+        assert not dataset.in_memory
+        for use in (lambda: dataset[0], lambda: dataset.select([1]), lambda: list(CachedLoader(dataset, 10))):
+            with pytest.raises(UsageError, match=r"copy is closed: open another CachedDataset"):
+                use()
+    assert len(dataset) == len(dataset.labels) == 150
+    with pytest.raises(UsageError, match="closed"):
+        pickle.loads(pickle.dumps(dataset))[0]
+
+
+def test_a_with_block_closes(cache):
+    with CachedDataset(cache) as dataset, CachedLoader(dataset, 50) as loader:
+        images, _ = next(iter(loader))
+        before = images.clone()
+    assert torch.equal(images, before)
+    with pytest.raises(UsageError, match="closed"):
+        dataset[0]
+    with pytest.raises(UsageError, match="this loader is closed: make another CachedLoader"):
+        iter(loader)
+
+
+def test_closing_leaves_what_was_selected_open(cache, tmp_path):
+    folder = Path(shutil.copytree(cache, tmp_path / "copy"))
+    dataset = CachedDataset(folder, in_memory=True)
+    parts = [dataset.select([5]), dataset.select([6])]
+    image = dataset[5][0]
+    dataset.close()
+    assert torch.equal(parts[0][0][0], image)
+    parts[0].close()
+    parts[1][0]
+    assert open_files(folder)
+    parts[1].close()
+    assert open_files(folder) == []
+
+
+def test_a_closed_loader_frees_its_buffers_and_ends_what_iterates(cache):
+    loader = CachedLoader(CachedDataset(cache), 10)
+    batches = iter(loader)
+    images, _ = next(batches)
+    before = images.clone()
+    pool = weakref.ref(loader._buffers)
+    for _ in range(2):
+        loader.close()
+    with pytest.raises(UsageError, match="this loader is closed"):
+        next(batches)
+    assert pool() is None
+    assert torch.equal(images, before)
+    loader.dataset[0]
+
+
+def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(cache, tmp_path):
+    folder = Path(shutil.copytree(cache, tmp_path / "copy"))
+    program = (
+        "import os, sys\n"
+        "from tpucache import CachedDataset, DamageError\n"
+        "dataset = CachedDataset(sys.argv[1], 3)\n"
+        "os.truncate(sys.argv[1] + '/index.npy', 4096)\n"
+        "try:\n"
+        "    dataset[149]\n"
+        "except DamageError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", program, os.fspath(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert "index.npy was cut short" in done.stdout

@@ -1,0 +1,90 @@
+"""Index rows are read when they are asked for, by threads and processes at once; a damaged file is an error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpucache.errors import DamageError
+from tpucache.store import index as index_module
+from tpucache.store.index import RecordIndex
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import open_index
+
+WriteCache = Callable[..., Manifest]
+
+RECORDS = 10_000  # three blocks, the last of them short
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> tuple[Path, Manifest]:
+    directory = tmp_path_factory.mktemp("large")
+    return directory, write_cache(directory, [[b"%d" % number for number in range(RECORDS)]], block=2500)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.integers(0, RECORDS - 1), max_size=50), max_size=5))
+def test_rows_come_in_the_order_they_are_asked_for(large: tuple[Path, Manifest], asked: list[list[int]]) -> None:
+    rows, index = open_index(*large), RecordIndex(*large)
+    assert len(index) == len(rows) == RECORDS
+    for numbers in asked:
+        chosen = np.array(numbers, np.int64)
+        assert np.array_equal(index[chosen], rows[chosen])
+
+
+def test_a_row_that_is_not_there_is_an_error(large: tuple[Path, Manifest]) -> None:
+    with pytest.raises(IndexError):
+        RecordIndex(*large)[np.array([5 * RECORDS])]
+
+
+def test_only_blocks_that_are_asked_for_are_read_and_each_once(
+    large: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, read, preadv = RecordIndex(*large), [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: read.append(at) or preadv(file, parts, at))
+    index[np.array([9999, 3, 5, 9999])]
+    assert len(read) == 2
+    index[np.array([7, 9000])]
+    assert len(read) == 2
+
+
+def test_threads_read_rows_at_once(large: tuple[Path, Manifest]) -> None:
+    rows, index = open_index(*large), RecordIndex(*large)
+    orders = [np.random.default_rng(seed).permutation(RECORDS) for seed in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        for order, read in zip(orders, threads.map(index.__getitem__, orders), strict=True):
+            assert np.array_equal(read, rows[order])
+
+
+def test_a_pickled_index_is_small_and_opens_again(large: tuple[Path, Manifest]) -> None:
+    index = RecordIndex(*large)
+    index.read_all()
+    data = pickle.dumps(index)
+    assert len(data) < 5000
+    assert np.array_equal(pickle.loads(data).read_all(), index.read_all())
+
+
+@pytest.mark.parametrize("size", [0, 128, 4096, 100_000])
+def test_an_index_cut_short_while_it_is_open_is_damage_and_not_a_crash(
+    tmp_path: Path, write_cache: WriteCache, size: int
+) -> None:
+    manifest = write_cache(tmp_path, [[b"%d" % number for number in range(RECORDS)]], block=RECORDS)
+    index = RecordIndex(tmp_path, manifest)
+    index[np.array([0])]
+    os.truncate(tmp_path / "index.npy", size)
+    assert index[np.array([4000])]["length"].tolist() == [4]  # it was read before
+    with pytest.raises(DamageError, match=r"index\.npy was cut short while it was open"):
+        index[np.array([RECORDS - 1])]
+
+
+def test_memory_that_is_not_to_be_had_is_no_traceback() -> None:
+    with pytest.raises(index_module.StoreError, match="no memory for an index of"):
+        index_module._reserve(1 << 60)
