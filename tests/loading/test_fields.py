@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 
 import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
-from tpucache.store import codec
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
+from tpucache.loading import dataset as dataset_module
+from tpucache.store import codec, field_reader
 from tpucache.store.codec import Field, RecordLayout, encode
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
@@ -95,6 +97,44 @@ def test_every_field_of_a_record_lands_in_its_own_tensor(tmp_path, kind):
     item = dataset[order[0]]
     assert np.array_equal(item["mask"], arrays["mask"][order[0]])
     assert item["label"] == order[0] % 4
+
+
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("name", ["image", "mask", "vector", "tokens"])
+def test_one_field_of_all_samples_comes_in_their_order_in_batches(tmp_path, monkeypatch, kind, name):
+    expected = make_cache(tmp_path, MIXED[kind])[name]
+    dataset = CachedDataset(tmp_path, indices=[5, 1, *range(22, 6, -1)])
+    monkeypatch.setattr(dataset_module, "_FIELD_BATCH_BYTES", 4 * expected[0].nbytes)
+    batches = list(dataset.field_batches(name))
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4, 2]
+    assert np.array_equal(np.concatenate(batches), expected[[5, 1, *range(22, 6, -1)]])
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_for_one_field_the_others_are_neither_read_nor_decoded(tmp_path, monkeypatch, kind):
+    arrays = make_cache(tmp_path, MIXED[kind])
+    read, decoded, preadv = [], [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read.append(sum(map(len, buffers))) or preadv(
+        file, buffers, at))  # fmt: skip
+    decode = field_reader.decode_into
+    monkeypatch.setattr(field_reader, "decode_into", lambda field, *rest: decoded.append(field.name) or decode(
+        field, *rest))  # fmt: skip
+    (masks,) = CachedDataset(tmp_path).field_batches("mask")
+    assert np.array_equal(masks, arrays["mask"])
+    assert sum(read) <= SAMPLES * (72 + 20 + 3 * 4 + 20)  # a mask, its index row, the lengths, what zstd adds to noise
+    assert set(decoded) <= {"mask"}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_one_field_of_records_that_are_not_as_their_layout_says_is_damage(tmp_path, kind):
+    make_cache(tmp_path, MIXED[kind])
+    with pytest.raises(UsageError, match=r"no field 'depth'.*image, mask"):
+        next(CachedDataset(tmp_path).field_batches("depth"))
+    index = np.load(tmp_path / INDEX_NAME)
+    index["length"][3] -= 1
+    np.save(tmp_path / INDEX_NAME, index)
+    with pytest.raises(DamageError):
+        list(CachedDataset(tmp_path).field_batches("mask"))
 
 
 @pytest.mark.parametrize("name", ["jpeg", "png", "zstd"])

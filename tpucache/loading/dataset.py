@@ -25,6 +25,7 @@ from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
 from tpucache.machine import available_memory
 from tpucache.store.codec import decode_into
+from tpucache.store.field_reader import read_field
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
@@ -39,6 +40,7 @@ Self = TypeVar("Self", bound="CachedDataset")
 IMAGE: Final = "image"
 NO_LABEL: Final = -1
 _SHARE: Final = 3  # "auto" takes a third of the free memory at most: there may be a second dataset, to validate on
+_FIELD_BATCH_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,18 @@ class CachedDataset(Dataset[Item]):
             self._read(opened, numbers[missing], memory, slots[missing])
             memory.fill(slots[missing])
         memory.gather(slots, buffer.arrays)
+
+    def field_batches(self, name: str) -> Iterator[Array]:
+        """Yield one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.
+
+        Of the records' other fields nothing is read. Raises UsageError where there is no such field, and DamageError.
+        """
+        field_bytes = max([field.nbytes for field in self._layout.fields if field.name == name], default=1)
+        count = max(1, _FIELD_BATCH_BYTES // max(1, field_bytes))
+        for start in range(0, len(self), count):
+            indices = np.arange(start, min(start + count, len(self)))
+            opened = self._files
+            yield read_field(opened.reader, self._layout, opened.index[self._numbers(indices, self.epoch)], name)
 
     def hint(self, indices: Array, epoch: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

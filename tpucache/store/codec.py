@@ -75,20 +75,32 @@ class RecordLayout:
         lengths = [len(p) for f, p in zip(self.fields, parts, strict=True) if not f.fixed]
         return struct.pack(self._lengths, *lengths) + b"".join(parts)
 
-    def split(self, record: memoryview) -> list[memoryview]:
-        """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""
-        at = struct.calcsize(self._lengths)
-        if len(record) < at:
-            raise DamageError(f"a record of {len(record)} bytes cannot hold its lengths, {at} bytes")
-        lengths = iter(struct.unpack_from(self._lengths, record))
-        parts = []
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of the lengths that a record begins with."""
+        return struct.calcsize(self._lengths)
+
+    def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
+        """Return where each field's bytes start and end in a record of `length` bytes, by its first `header_bytes`.
+
+        Raises DamageError when the lengths do not add up.
+        """
+        at = self.header_bytes
+        if len(header) < at:
+            raise DamageError(f"a record of {len(header)} bytes cannot hold its lengths, {at} bytes")
+        lengths = iter(struct.unpack_from(self._lengths, header))
+        spans = []
         for field in self.fields:
             size = field.nbytes if field.fixed else next(lengths)
-            parts.append(record[at : at + size])
+            spans.append((at, at + size))
             at += size
-        if at != len(record):
-            raise DamageError(f"a record of {len(record)} bytes should have {at}")
-        return parts
+        if at != length:
+            raise DamageError(f"a record of {length} bytes should have {at}")
+        return spans
+
+    def split(self, record: memoryview) -> list[memoryview]:
+        """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""
+        return [record[start:end] for start, end in self.spans(record, len(record))]
 
     @functools.cached_property
     def _lengths(self) -> str:

@@ -65,6 +65,11 @@ class AugmentSettings:
         """Whether images are mixed with others, so that targets are, too."""
         return bool(self.mixup or self.cutmix)
 
+    @property
+    def moves(self) -> bool:
+        """Whether pixels change their places."""
+        return bool(self.flip or self.vertical_flip or self.shift or self.rotate)
+
 
 def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> npt.NDArray[np.float32]:
     """Return the random numbers of one step, float32 (batch, COLUMNS): a pure function of the arguments.

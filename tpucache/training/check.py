@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.training import tasks
 from tpucache.training.device import Device
-from tpucache.training.learner import MASK, host_labels
+from tpucache.training.feeder import IMAGE
 from tpucache.training.settings import TrainSettings
-from tpucache.training.tasks import Task, count_outputs, infer_task, make_task
+from tpucache.training.tasks import Task
+
+#: Fields of an image that the device's augmentation does not move.
+_POINTS: Final = ("boxes", "keypoints")
 
 
 def find_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
     """Return the task that the settings name, or that the cache's labels are of. Raises UsageError."""
-    name = infer_task(dataset) if settings.task == "auto" else settings.task
-    if name != MASK:
-        return make_task(name, count_outputs(name, dataset))
-    if MASK not in dataset.names:
-        raise UsageError("the cache has no masks: warm it up from a .csv with --mask-col")
-    if settings.mask_classes is None:
-        raise UsageError("a cache does not say how many classes its masks have: give --mask-classes")
-    return make_task(name, settings.mask_classes)
+    return tasks.find_task(settings.task, dataset, settings.mask_classes)
 
 
 def check_fit(
@@ -29,8 +28,11 @@ def check_fit(
     for name, dataset in (("training", train_set), ("validation", valid_set)):
         if dataset is None:
             continue
+        if not len(dataset):
+            raise UsageError(f"there are no {name} samples: select others")
         try:
-            task.check(host_labels(task, dataset))
+            for labels in task.label_batches(dataset):
+                task.check(labels)
         except UsageError as error:
             raise UsageError(f"{name} data: {error}") from error
     if valid_set is not None and valid_set.classes != train_set.classes:
@@ -40,6 +42,7 @@ def check_fit(
         )
     if valid_set is not None and _shapes(valid_set) != _shapes(train_set):
         raise UsageError("the validation cache's records have other fields or sizes than the training cache's")
+    _check_combination(settings, train_set)
     batch, part = settings.batch_size, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:
         raise UsageError(
@@ -51,6 +54,21 @@ def check_fit(
         raise UsageError(
             f"a batch of {batch} does not divide over {device.cores} cores in {settings.accumulate} parts: "
             f"give --batch-size {-(-batch // share) * share}"
+        )
+
+
+def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
+    """Raise UsageError for settings of which one would leave another without effect, or data without its meaning."""
+    own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
+    if settings.class_weights != "none" and (settings.loss or settings.train_step):
+        raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")
+    if settings.loss and settings.train_step:
+        raise UsageError(f"--loss {settings.loss} would not be used: {own} computes the loss. Leave one of them out")
+    points = [name for name in _POINTS if name in train_set.names]
+    if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
+        raise UsageError(
+            f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
+            "--shift and --rotate out, or move them in warmup's variants"
         )
 
 

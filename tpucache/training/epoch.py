@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from tpucache.training.evaluate import evaluate
 from tpucache.training.folder import RunData, save_best
@@ -13,14 +12,7 @@ from tpucache.training.history import Row, Watcher
 from tpucache.training.idle import Pace
 from tpucache.training.learner import Learner
 from tpucache.training.state import RunState, StepPlan
-
-#: What makes one epoch's weights better than another's, and whether more of it is better.
-_WATCHED: Final = {
-    "classes": ("accuracy", True),
-    "multilabel": ("loss", False),
-    "regression": ("rmse", False),
-    "mask": ("iou", True),
-}
+from tpucache.training.tasks import Task
 
 
 def end_epoch(
@@ -39,7 +31,7 @@ def end_epoch(
         **{f"valid_{name}": value for name, value in metrics.items()},
     }
     state.rows.append(row)
-    if state.keep_best(watched_value(learner.task.name, metrics)):
+    if state.keep_best(watched_value(learner.task, metrics)):
         save_best(run, learner, data)
     return row
 
@@ -50,10 +42,10 @@ def notify(watchers: Sequence[Watcher], row: Row, pace: Pace) -> None:
         watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
 
 
-def watched_value(task: str, metrics: dict[str, float]) -> float | None:
+def watched_value(task: Task, metrics: dict[str, float]) -> float | None:
     """Return what is to be as high as possible: None where nothing was evaluated, NaN where it has no value."""
     if not metrics:
         return None
-    name, is_more_better = _WATCHED[task]
+    name, more_is_better = task.watched
     value = metrics.get(name, math.nan)
-    return value if is_more_better else -value
+    return value if more_is_better else -value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -11,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.training.device import Device
 from tpucache.training.feeder import IMAGE, DeviceBatch, Feeder, as_named
-from tpucache.training.learner import Learner
-from tpucache.training.metrics import mask_metrics
-from tpucache.training.tasks import Mask, Task
+from tpucache.training.learner import DIVERGED_ADVICE, Learner
+from tpucache.training.tasks import Task
 
 Array = npt.NDArray[Any]
 #: Makes tensors with a row a sample of a batch's outputs and labels, on the device.
@@ -31,6 +32,8 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
 
     Sums are taken on the host in float64, so that nothing depends on the batch or on the number of cores. `check` is
     called between batches; what it raises ends the evaluation, and the learner is as it was.
+
+    Raises TrainingError when the loss is not finite.
     """
     task = learner.task
     losses, values = [], []
@@ -38,11 +41,15 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
     with contextlib.closing(results(learner, dataset, _score(task))) as batches:
         for part, value in batches:
             losses.append(part)
-            values.append(value.astype(np.float64).sum(0, keepdims=True) if isinstance(task, Mask) else value)
+            values.append(value.astype(np.float64).sum(0, keepdims=True) if task.scores_add_up else value)
             check()
     found = np.concatenate(values)
-    metrics = mask_metrics(found.sum(0)) if isinstance(task, Mask) else task.metrics(found, dataset.labels.numpy())
-    return {"samples": len(dataset), "loss": float(np.concatenate(losses).astype(np.float64).mean()), **metrics}
+    loss = float(np.concatenate(losses).astype(np.float64).mean())
+    if not math.isfinite(loss):
+        raise TrainingError(
+            f"the validation loss is {loss} {learner.position}: training has diverged. {DIVERGED_ADVICE}"
+        )
+    return {"samples": len(dataset), "loss": loss, **task.metrics(found, dataset.labels.numpy())}
 
 
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
@@ -89,10 +96,8 @@ def rows(
 
 
 def _score(task: Task) -> Reduce:
-    """Return what makes each sample's loss, and what its metrics are made of: predictions, or a mask's counts."""
-    if isinstance(task, Mask):  # its predictions are as large as the images
-        return lambda outputs, labels: (task.losses(outputs, labels), task.confusion(outputs, labels))
-    return lambda outputs, labels: (task.losses(outputs, labels), task.predictions(outputs))
+    """Return what makes each sample's loss and what its metrics are made of."""
+    return lambda outputs, labels: (task.losses(outputs, labels), task.scores(outputs, labels))
 
 
 def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, torch.Tensor]]:

@@ -82,7 +82,7 @@ def open_run(
 
 def save_run(run: Path, learner: Learner, data: RunData, state: RunState) -> None:
     """Write the checkpoint that a run can continue from, and its history. Raises TrainingError."""
-    content = {**_metadata(learner, data), "stand": asdict(state), "learner": learner.state_dict()}
+    content = {**_metadata(learner, data), "stand": asdict(state), "learner": learner.checked_state()}
     save_checkpoint(run / LAST_NAME, content)
     write_history(run, state.rows)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -15,21 +15,23 @@ from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.training.augment import Augment
+from tpucache.training.checkpoint import to_host
 from tpucache.training.device import Device
 from tpucache.training.ema import Ema
 from tpucache.training.feeder import IMAGE, LABEL, DeviceBatch
+from tpucache.training.forward import check_model, forward, model_name, outputs_of
+from tpucache.training.mask_task import MASK
 from tpucache.training.models import build_model
 from tpucache.training.optimizers import clip_gradients, make_optimizer, set_rates
 from tpucache.training.schedule import Rates
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks import Task
+from tpucache.training.user_code import check_loss, user_code
 
 #: ImageNet's channels, in 0..255: what weights from elsewhere were mostly trained with.
 IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 TARGET: Final = "target"
-MASK: Final = "mask"
-
-Inputs = dict[str, torch.Tensor]
+DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
 
 
 class Learner:
@@ -46,16 +48,16 @@ class Learner:
         model = build_model(settings.model, task.outputs)
         self.mean, self.std = channel_statistics(settings, dataset)
         self._augment = _augment(settings, dataset, self.mean, self.std, device)
-        weights = (
-            None
-            if settings.class_weights == "none"
-            else task.weights(settings.class_weights, host_labels(task, dataset))
-        )
+        weights = None if settings.class_weights == "none" else balanced_weights(task, dataset)
         self._weights = None if weights is None else weights.to(device.torch_device)
+        self._steps = 0
         self._loss = named_callable(settings.loss)
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
-            self._check(model, dataset)
+            check_model(model, settings, task, dataset)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UsageError(f"{model_name(settings)} has no parameters to learn: use another model")
+        self._finite = [name for name, tensor in model.state_dict().items() if _is_finite(tensor)]
         self.model = device.place(model)
         self.optimizer = make_optimizer(self.model, settings.optimizer, settings.peak_lr, settings.weight_decay)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
@@ -66,12 +68,16 @@ class Learner:
 
         The step is recorded, not sent: `device.step_end` does that, once or once for several steps.
         """
+        self._steps = number + 1
         self.device.step_begin(step_seed(self.settings.seed, number))
         set_rates(self.optimizer, rates)
         total: torch.Tensor | None = None
         for batch in batches:
+            if not len(batch.labels):
+                raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
             loss = self._batch_loss(batch) / len(batches)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            with user_code(f"the gradient of {model_name(self.settings)}", batch.fields):
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise UsageError("a step needs a batch")
@@ -86,16 +92,27 @@ class Learner:
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the model's outputs for a batch as it is in the cache: float32, the batch first."""
         normalise = None if self._augment is None else self._augment.plain
-        return outputs_of(self.model, batch, self.device, self.settings.bf16, normalise, self._eval_step)
+        return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
 
     def labels(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return what a batch's outputs are held against."""
-        return class_map(batch.fields[MASK]) if self.task.name == MASK else batch.labels
+        """Return what a batch's outputs are compared with."""
+        return self.task.labels(batch.fields, batch.labels)
+
+    @property
+    def position(self) -> str:
+        """Where the learner is, for messages."""
+        return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes: model, optimizer, averaged weights."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return state if self.ema is None else {**state, "ema": self.ema.state_dict()}
+
+    def checked_state(self) -> dict[str, Any]:
+        """Return `state_dict`, copied to the host. Raises TrainingError when training has diverged."""
+        state: dict[str, Any] = to_host(self.state_dict())
+        self._check_finite(state["model"])
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the learner whose state this was, exactly. Raises TrainingError when it was another model's."""
@@ -109,9 +126,11 @@ class Learner:
         self.device.wait()
 
     def best_weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy, on the host, of the weights that are evaluated."""
+        """Return a copy, on the host, of the weights that are evaluated. Raises TrainingError when they diverged."""
         with self.evaluated() as model:
-            return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        self._check_finite(weights)
+        return weights
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
@@ -125,94 +144,53 @@ class Learner:
             finally:
                 self.model.train()
 
+    def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise TrainingError when weights, on the host, are not finite that were when they were made."""
+        bad = [name for name in self._finite if not _is_finite(weights[name])]
+        if bad:
+            raise TrainingError(
+                f"{len(bad)} of the model's tensors, such as {bad[0]!r}, are not finite {self.position}: training has "
+                f"diverged. {DIVERGED_ADVICE}. What was saved before is kept"
+            )
+
     def _batch_loss(self, batch: DeviceBatch) -> torch.Tensor:
-        inputs, labels = {**batch.fields}, self.labels(batch)
-        augment, draws = self._augment, batch.draws
+        settings, augment, draws = self.settings, self._augment, batch.draws
+        inputs = {**batch.fields}
         if augment is not None and draws is not None:
             inputs[IMAGE] = augment.images(batch.images, draws)
-            if self.task.name == MASK:
-                labels = inputs[MASK] = augment.masks(labels, draws)
+            if MASK in inputs:
+                inputs[MASK] = augment.masks(inputs[MASK][..., 0], draws)[..., None]
         elif augment is not None:
             inputs[IMAGE] = augment.plain(batch.images)
-        soft = self._loss is None or bool(self.settings.smoothing) or self.settings.augment.mixes
-        targets = self.task.targets(labels, self.settings.smoothing) if soft else labels
+        labels = self.task.labels(inputs, batch.labels)
+        soft = self._loss is None or bool(settings.smoothing) or settings.augment.mixes
+        targets = self.task.targets(labels, settings.smoothing) if soft else labels
         if augment is not None and draws is not None:
             inputs[IMAGE], targets = augment.mix(inputs[IMAGE], targets, draws)
             inputs[IMAGE] = self.device.laid_out(inputs[IMAGE])
-        with self.device.autocast(self.settings.bf16):
+        with self.device.autocast(settings.bf16):
             if self._train_step is not None:
-                loss: torch.Tensor = self._train_step(self.model, {**inputs, LABEL: batch.labels, TARGET: targets})
-                return loss.float()
-            outputs = forward(self.model, inputs).float()
-        if self._loss is not None:
-            return self._loss(outputs, targets)  # type: ignore[no-any-return]  # somebody's own function
-        return self.task.loss(outputs, targets, self._weights)
-
-    def _check(self, model: nn.Module, dataset: CachedDataset) -> None:
-        """Run two samples through the model on the host, to tell in words what would be a shape error in a graph."""
-        sample = {
-            field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))
-            for field in dataset.manifest.fields
-        }
-        if IMAGE in sample:
-            sample[IMAGE] = sample[IMAGE].float()
-        model.eval()
-        try:
-            with torch.no_grad():
-                outputs = forward(model, sample)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            told = ", ".join(f"{name} {tuple(tensor.shape[1:])}" for name, tensor in sample.items())
-            raise UsageError(f"the model {self.settings.model!r} cannot take this cache's {told}: {error}") from error
-        finally:
-            model.train()
-        check_outputs(self.settings.model, self.task, outputs)
+                name, step_inputs = (
+                    f"the step {settings.train_step!r}",
+                    {**inputs, LABEL: batch.labels, TARGET: targets},
+                )
+                with user_code(name, step_inputs):
+                    loss = self._train_step(self.model, step_inputs)
+                return check_loss(loss, name)
+            with user_code(model_name(settings), inputs):
+                outputs = forward(self.model, inputs).float()
+        if self._loss is None:
+            return self.task.loss(outputs, targets, self._weights)
+        name = f"the loss {settings.loss!r}"
+        with user_code(name, {"outputs": outputs, TARGET: targets}):
+            loss = self._loss(outputs, targets)
+        return check_loss(loss, name)
 
 
-def check_outputs(model: str, task: Task, outputs: Any) -> None:
-    """Raise UsageError unless a model's outputs for two samples are what the task's labels ask for."""
-    shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None
-    if shape is None or shape[:2] != (2, task.outputs) or len(shape) != (4 if task.name == MASK else 2):
-        told = type(outputs).__name__ if shape is None else shape
-        each = "a pixel" if task.name == MASK else "a sample"
-        raise UsageError(
-            f"the model {model!r} gives {told} for 2 samples, the labels ask for {task.outputs} numbers {each}: "
-            "use a model with so many outputs"
-        )
-
-
-def host_labels(task: Task, dataset: CachedDataset) -> npt.NDArray[Any]:
-    """Return all labels of a dataset, or all its masks: (n, …)."""
-    if task.name != MASK:
-        return dataset.labels.numpy()
-    return np.stack([class_map(dataset[position][MASK]).numpy() for position in range(len(dataset))])
-
-
-def class_map(mask: torch.Tensor) -> torch.Tensor:
-    """Return masks (…, height, width) of those in a cache, which have one channel: (…, height, width, 1)."""
-    return mask[..., 0]
-
-
-def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Call a model with the image, or, without one, with all fields by name."""
-    outputs: torch.Tensor = model(inputs[IMAGE]) if IMAGE in inputs else model(**inputs)
-    return outputs
-
-
-def outputs_of(
-    model: nn.Module,
-    batch: DeviceBatch,
-    device: Device,
-    bf16: bool,
-    normalise: Callable[[torch.Tensor], torch.Tensor] | None,
-    eval_step: Callable[..., torch.Tensor] | None,
-) -> torch.Tensor:
-    """Return what a model in evaluation gives for a batch as it is in the cache: float32, the batch first."""
-    inputs = {**batch.fields}
-    if normalise is not None:
-        inputs[IMAGE] = normalise(batch.images)
-    with device.autocast(bf16):
-        outputs = forward(model, inputs) if eval_step is None else eval_step(model, {**inputs, LABEL: batch.labels})
-    return outputs.float()
+def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
+    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host, one batch at a time."""
+    counts = functools.reduce(np.add, (task.count(labels) for labels in task.label_batches(dataset)))
+    return task.weights("balanced", counts)
 
 
 def step_seed(seed: int, number: int) -> int:
@@ -240,6 +218,10 @@ def _augment(
         return None
     height, width = dataset.manifest.fields[dataset.names.index(IMAGE)].shape[:2]
     return Augment(settings.augment, mean, std, height, width, device.torch_device)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:

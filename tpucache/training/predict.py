@@ -20,13 +20,14 @@ from tpucache.progress import Progress
 from tpucache.store.files import write_atomically
 from tpucache.training.evaluate import rows
 from tpucache.training.feeder import DeviceBatch
-from tpucache.training.learner import MASK
+from tpucache.training.mask_task import is_decided
 from tpucache.training.predictor import Predictor
+from tpucache.training.task_kinds import SEPARATOR
+from tpucache.training.tasks import Task
 
 Array = npt.NDArray[Any]
 
 _COLUMNS: Final = ("sample", "path", "label", "prediction")
-_BETWEEN: Final = ";"
 
 _log = logging.getLogger("tpucache")
 
@@ -48,10 +49,10 @@ class PredictReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines for people."""
-        told = (
+        summary = (
             f"{self.samples:,} samples, {self.runs} x {len(self.variants)} predictions of each averaged: {self.output}"
         )
-        return [told, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
+        return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
 def predict(
@@ -68,22 +69,23 @@ def predict(
     if batch_size % cores:
         fits = -(-batch_size // cores) * cores
         raise UsageError(f"a batch of {batch_size} does not divide over {cores} cores: give --batch-size {fits}")
-    if task.name == MASK and len(datasets) > 1:
+    if task.dense and len(datasets) > 1:
         raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
     for each in datasets:
         predictor.check(each)
     metrics = {}
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
-        if task.name == MASK:
+        if task.dense:
             names: list[str] = []
             values = np.empty((len(dataset), 0), np.float32)
             predictions = list(_save_maps(predictor, dataset, output, batch_size, threads, progress))
         else:
             names = value_names(predictor)
             values = predict_values(predictor, datasets, batch_size, threads, progress)
-            predictions = [_told(row, names, task.name) for row in values]
+            _check_finite(dataset, np.asarray(np.isfinite(values).all(1)))
+            predictions = [task.describe(row, names) for row in values]
             metrics = _metrics(predictor, dataset, values)
-    _write(output, dataset, _labels(dataset, task.name), predictions, names, values)
+    _write(output, dataset, _labels(dataset, task), predictions, names, values)
     variants = [each.variant for each in datasets]
     return PredictReport(str(output), len(dataset), task.name, predictor.runs, variants, metrics)
 
@@ -121,13 +123,16 @@ def _save_maps(
         raise DependencyError(f"class maps are PNG files: `pip install pillow` to write them ({error})") from error
     folder = output.with_name(f"{output.stem}_maps")
 
-    def class_map(batch: DeviceBatch) -> tuple[torch.Tensor]:
-        return (predictor.predict(batch).argmax(1).to(torch.uint8),)  # as small as it gets, before it is read back
+    def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        predictions = predictor.predict(batch)
+        return predictions.argmax(1).to(torch.uint8), is_decided(predictions)  # as small as it gets before it is read
 
-    numbers = iter(dataset.numbers.tolist())
+    numbers, first = iter(dataset.numbers.tolist()), 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for (maps,) in rows(dataset, predictor.device, batch_size, threads, class_map):
+        for maps, finite in rows(dataset, predictor.device, batch_size, threads, class_map):
+            _check_finite(dataset, finite, first)
+            first += len(maps)
             for pixels in maps:
                 path = folder / f"{next(numbers):06d}.png"
                 Image.fromarray(pixels).save(path)
@@ -150,23 +155,29 @@ def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dic
     return predictor.task.metrics(values, labels)
 
 
-def _told(row: Array, names: Sequence[str], task: str) -> str:
-    """Return a sample's class, its classes above 0.5, or its values."""
-    if task == "classes":
-        return names[int(row.argmax())]
-    if task == "multilabel":
-        return _BETWEEN.join(name for name, value in zip(names, row, strict=True) if value > 0.5)
-    return _BETWEEN.join(map(str, row))
+def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None:
+    """Raise TrainingError unless the predictions of all samples from `first` on are finite."""
+    bad = np.flatnonzero(~finite)
+    if len(bad):
+        raise TrainingError(
+            f"the predictions of {len(bad):,} samples are not finite, the first that of "
+            f"{dataset.paths[first + int(bad[0])]!r}: the run has diverged, or its model does not take such "
+            "images. Nothing follows from such numbers"
+        )
 
 
-def _labels(dataset: CachedDataset, task: str) -> list[str]:
+def _labels(dataset: CachedDataset, task: Task) -> list[str]:
     """Return the cache's own labels in the words of the predictions, empty where there are none."""
     if "label" not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()
     if labels.ndim == 1:
         return [dataset.classes[label] if label >= 0 else "" for label in labels]
-    return [_told(row, dataset.classes, "multilabel" if task == "multilabel" else "regression") for row in labels]
+    try:
+        task.check(labels)
+    except UsageError:  # of another task: the values themselves
+        return [SEPARATOR.join(map(str, row)) for row in labels]
+    return [task.describe(row, dataset.classes) for row in labels]
 
 
 def _write(

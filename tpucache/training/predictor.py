@@ -14,7 +14,9 @@ from tpucache.training.augment import Normalise
 from tpucache.training.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
 from tpucache.training.device import Device
 from tpucache.training.feeder import IMAGE, DeviceBatch
-from tpucache.training.learner import MASK, named_callable, outputs_of
+from tpucache.training.forward import outputs_of
+from tpucache.training.learner import named_callable
+from tpucache.training.mask_task import MASK
 from tpucache.training.models import build_model
 from tpucache.training.settings import settings_from
 from tpucache.training.tasks import Task, make_task
@@ -22,6 +24,7 @@ from tpucache.training.tasks import Task, make_task
 Outputs = Callable[[DeviceBatch], torch.Tensor]
 
 _AGREED: Final = ("task", "outputs", "classes")
+_NAMED: Final = 5  # classes in a message, at most
 
 
 class Predictor:
@@ -53,7 +56,10 @@ class Predictor:
         return total.mean(0)
 
     def check(self, dataset: CachedDataset) -> None:
-        """Raise UsageError unless a cache has the fields, in the sizes, that the models have learned from."""
+        """Raise UsageError unless a cache has the fields, sizes and classes that the models have learned from.
+
+        A cache without classes, such as one without labels, may always be predicted.
+        """
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
         for name, kind in self.fields.items():
             if found.get(name) != kind:
@@ -62,6 +68,24 @@ class Predictor:
                     f"the run learned from the field {name!r} of {kind[0]} {kind[1]}, and {dataset.directory} has "
                     f"{told}: warm it up with the options of the training cache"
                 )
+        if self.classes and dataset.classes and dataset.classes != self.classes and not self.task.dense:
+            raise UsageError(
+                f"the run has learned other classes than those of {dataset.directory}: "
+                f"{describe_difference(self.classes, dataset.classes)}. Its labels would be compared with other classes"
+            )
+
+
+def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
+    """Return in words how the classes of a cache differ from those a run has learned."""
+    parts = []
+    for verb, names in (
+        ("lacks", [name for name in learned if name not in set(found)]),
+        ("adds", [name for name in found if name not in set(learned)]),
+    ):
+        if names:
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            parts.append(f"{verb} {', '.join(map(repr, names[:_NAMED]))}{more}")
+    return f"it {' and '.join(parts)}" if parts else "it has them in another order"
 
 
 def _load_best(run: Path) -> dict[str, Any]:
@@ -78,7 +102,7 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
     fields = {field["name"]: (field["dtype"], tuple(field["shape"])) for field in content["fields"]}
     if IMAGE in fields and content["settings"]["eval_step"] is None:
         return {IMAGE: fields[IMAGE]}
-    if content["task"] == MASK:
+    if make_task(content["task"], content["outputs"]).dense:
         del fields[MASK]
     return fields
 
@@ -96,4 +120,5 @@ def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:
     if any(field["name"] == IMAGE for field in content["fields"]):
         normalise = Normalise(content["mean"], content["std"], device.torch_device)
     eval_step = named_callable(settings.eval_step)
-    return lambda batch: outputs_of(model, batch, device, settings.bf16, normalise, eval_step)
+    task = make_task(content["task"], content["outputs"])
+    return lambda batch: outputs_of(model, batch, device, settings, task, normalise, eval_step)

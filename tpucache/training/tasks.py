@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
-from tpucache.training.task_kinds import VOID, Classes, Mask, Multilabel, Regression, TaskName
+from tpucache.training.mask_task import VOID, Mask
+from tpucache.training.task_kinds import Classes, Multilabel, Regression, TaskName, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tpucache.loading.dataset import CachedDataset
 
@@ -34,12 +35,43 @@ class Task(Protocol):
         """How many numbers, a sample or a pixel, the model gives."""
         ...
 
+    @property
+    def dense(self) -> bool:
+        """Whether outputs and labels are maps that move with their images, not numbers of a whole sample."""
+        ...
+
+    @property
+    def watched(self) -> Watched:
+        """The metric that says which epoch is the best one."""
+        ...
+
+    @property
+    def scores_add_up(self) -> bool:
+        """Whether `metrics` takes sums of scores over samples as it takes the scores."""
+        ...
+
+    def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
+        """Yield the labels of all samples of a dataset, on the host, in as many batches as memory wants."""
+        ...
+
+    def labels(self, fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        """Return this task's labels of a batch, given its records' fields and what the samples table has."""
+        ...
+
     def check(self, labels: Array) -> None:
         """Raise UsageError when these labels, on the host, are not of this task or do not fit its outputs."""
         ...
 
-    def weights(self, wanted: str | Sequence[float] | None, labels: Array) -> torch.Tensor | None:
-        """Return a weight a class for `loss`, float32 (outputs,) on the host: "balanced" over these labels, or a list.
+    def check_outputs(self, outputs: object, samples: int, source: str) -> None:
+        """Raise UsageError, naming their source, unless outputs are what the labels of so many samples ask for."""
+        ...
+
+    def count(self, labels: Array) -> Array:
+        """Return what balancing classes takes of some labels, on the host; it adds up over batches of them."""
+        ...
+
+    def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
+        """Return a weight a class for `loss`, float32 (outputs,) on the host: "balanced" by these counts, or a list.
 
         Raises UsageError for a list that does not fit, and where a task has no classes.
         """
@@ -61,8 +93,16 @@ class Task(Protocol):
         """Return what outputs mean, float32: probabilities, or values."""
         ...
 
-    def metrics(self, predictions: Array, labels: Array) -> dict[str, float]:
-        """Return the metrics over all samples, both on the host."""
+    def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return what the metrics are made of, a row a sample: predictions, or counts."""
+        ...
+
+    def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
+        """Return the metrics over all samples, both on the host. They are NaN for scores that are not finite."""
+        ...
+
+    def describe(self, values: Array, names: Sequence[str]) -> str:
+        """Return one sample's predictions, (outputs,), as text: by the names of classes, or as values."""
         ...
 
 
@@ -84,6 +124,12 @@ def make_task(name: TaskName, outputs: int) -> Task:
     return _KINDS[name](outputs)
 
 
+def find_task(name: TaskName | Literal["auto"], dataset: CachedDataset, mask_classes: int | None = None) -> Task:
+    """Return the task of this name, or the one that the cache's labels are of. Raises UsageError."""
+    found = infer_task(dataset) if name == "auto" else name
+    return make_task(found, count_outputs(found, dataset, mask_classes))
+
+
 def infer_task(dataset: CachedDataset) -> TaskName:
     """Return the task that a cache's labels are of; masks are a task only when asked for.
 
@@ -99,8 +145,11 @@ def infer_task(dataset: CachedDataset) -> TaskName:
     return "multilabel" if dataset.classes and inside else "regression"
 
 
-def count_outputs(name: TaskName, dataset: CachedDataset) -> int:
-    """Return how many outputs a model for this cache has. Raises UsageError for masks, whose classes it cannot know."""
-    if name == "mask":
-        raise UsageError("a cache does not say how many classes its masks have: give their number")
-    return dataset.labels.shape[1] if dataset.labels.dim() == 2 else len(dataset.classes)
+def count_outputs(name: TaskName, dataset: CachedDataset, mask_classes: int | None = None) -> int:
+    """Return how many outputs a model for this cache has; for masks their classes, which a cache does not say.
+
+    Raises UsageError where labels are not of the task, or the number of classes is missing or given in vain.
+    """
+    if mask_classes is not None and not _KINDS[name].dense:
+        raise UsageError(f"the task {name!r} has no masks to give a number of classes for: leave --mask-classes out")
+    return _KINDS[name].count_outputs(dataset, mask_classes)

@@ -1,0 +1,64 @@
+"""One field of many records, such as all masks, without reading the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, UsageError
+from tpucache.store.codec import RecordLayout, decode_into
+from tpucache.store.reader import ShardReader
+
+Array = npt.NDArray[Any]
+
+
+def read_field(reader: ShardReader, layout: RecordLayout, rows: Array, name: str) -> Array:
+    """Return one field of the records of these index rows: (rows, *shape) of the field's dtype.
+
+    Of the other fields nothing is read. Raises UsageError where records have no such field, DamageError or FormatError
+    for records that are not as the layout says.
+    """
+    names = [field.name for field in layout.fields]
+    if name not in names:
+        raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
+    place = names.index(name)
+    field = layout.fields[place]
+    spans = _spans(reader, layout, rows, place)
+    parts = rows.copy()
+    parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])
+    parts["length"] = spans[:, 1] - spans[:, 0]
+    out = np.empty((len(rows), *field.shape), field.dtype)
+    if field.fixed:
+        flat = out.reshape(len(rows), -1).view(np.uint8)
+        reader.scatter(parts, [[row.data] for row in flat])
+        return out
+    encoded = _read(reader, parts)
+    for target, data in zip(out, encoded, strict=True):
+        decode_into(field, memoryview(data), target)
+    return out
+
+
+def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -> npt.NDArray[np.int64]:
+    """Return where in each record a field starts and ends: int64 (rows, 2)."""
+    if not layout.fixed:
+        headers = rows.copy()
+        headers["length"] = np.minimum(rows["length"], layout.header_bytes)
+        lengths = rows["length"].tolist()
+        spans = [
+            layout.spans(memoryview(header), length)[place]
+            for header, length in zip(_read(reader, headers), lengths, strict=True)
+        ]
+        return np.array(spans, np.int64).reshape(-1, 2)
+    if np.any(rows["length"] != layout.nbytes):
+        raise DamageError(f"the index has records that are not of {layout.nbytes:,} bytes: copy the cache again")
+    start = sum(field.nbytes for field in layout.fields[:place])
+    return np.tile(np.array([start, start + layout.fields[place].nbytes], np.int64), (len(rows), 1))
+
+
+def _read(reader: ShardReader, rows: Array) -> Sequence[bytearray]:
+    buffers = [bytearray(length) for length in rows["length"].tolist()]
+    reader.scatter(rows, [[memoryview(buffer)] for buffer in buffers])
+    return buffers
