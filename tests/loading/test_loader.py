@@ -53,10 +53,14 @@ def test_an_epoch_is_covered_exactly(cache, indices, batch, drop_last, shuffle, 
 def test_all_ranks_together_see_the_global_batches(cache, world, samples, drop_last):
     dataset = CachedDataset(cache, indices=range(samples))
     whole = list(CachedLoader(dataset, 5 * world, shuffle=True, seed=3, drop_last=drop_last))
-    parts = [
-        list(CachedLoader(dataset, 5, shuffle=True, seed=3, drop_last=drop_last, rank=rank, world_size=world))
-        for rank in range(world)
-    ]
+    settings = {"shuffle": True, "seed": 3, "drop_last": drop_last, "world_size": world}
+    if 0 < samples % (5 * world) < world and not drop_last:
+        for rank in range(world):
+            with pytest.raises(UsageError, match="some would get an empty batch"):
+                CachedLoader(dataset, 5, rank=rank, **settings)
+        return
+    parts = [list(CachedLoader(dataset, 5, rank=rank, **settings)) for rank in range(world)]
+    assert all(len(labels) for part in parts for _, labels in part)
     assert {len(part) for part in parts} == {len(whole)}
     for step, (images, labels) in enumerate(whole):
         assert torch.equal(torch.cat([part[step][0] for part in parts]), images)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
 import itertools
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +15,11 @@ import torch
 from torch.utils.data import Dataset
 
 from tpucache.errors import FormatError, UsageError
+from tpucache.loading.arguments import to_integer
+from tpucache.loading.digest import digest_of
 from tpucache.loading.find import locate
+from tpucache.loading.indices import integer_positions, is_single, to_positions
+from tpucache.loading.labels import check_labels, to_tensor
 from tpucache.loading.memory import RecordMemory
 from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
@@ -27,7 +27,7 @@ from tpucache.machine import available_memory
 from tpucache.store.codec import decode_into
 from tpucache.store.field_reader import read_field
 from tpucache.store.index import RecordIndex
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable, open_samples
 
@@ -38,7 +38,6 @@ InMemory = bool | Literal["auto"]
 Self = TypeVar("Self", bound="CachedDataset")
 
 IMAGE: Final = "image"
-NO_LABEL: Final = -1
 _SHARE: Final = 3  # "auto" takes a third of the free memory at most: there may be a second dataset, to validate on
 _FIELD_BATCH_BYTES: Final = 4 << 20
 
@@ -59,6 +58,9 @@ class CachedDataset(Dataset[Item]):
     float32 vector, or -1 where the cache has no labels. A cache with fields beside the image gives a dict of tensors
     instead, the label under "label".
 
+    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of these samples, as slices, lists and masks
+    of a numpy array are arrays; nothing is read for that (see `select`).
+
     It works under DataLoader with any kind of worker, Subset and everything else that takes a dataset. It pickles
     small and opens files in the process that reads them. `close`, or leaving a `with` block, lets go of its files and
     of its records in memory; all that was selected from one dataset shares them.
@@ -77,23 +79,28 @@ class CachedDataset(Dataset[Item]):
         `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`).
 
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
-        variant each epoch (see `set_epoch`), all K in K epochs. `indices` keeps only these samples, in this order.
+        variant each epoch (see `set_epoch`), all K in K epochs.
+
+        `indices` keeps only these samples, in this order: positions from 0, or a mask of one bool a sample. Negative
+        ones are refused here, because -1 is how many tables say "not found".
 
         `in_memory` keeps each record, decoded, once it is read; "auto" does where all of them take at most a third of
         the memory that is free. Each process that reads keeps its own: it is meant for CachedLoader's threads.
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
         """
-        self.directory = locate(cache)
+        self.directory = locate(cache).absolute()  # files are opened later, perhaps from another working folder
         self.manifest = Manifest.load(self.directory)
         self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
         self._variant: int | Literal["epoch"] = variant
         self._check_variant()
+        self._has_checked_labels = False
+        self._digest: str | None = None
         self._epoch = torch.tensor(0)
         self._share_epoch()
         self._positions: npt.NDArray[np.int64] | None = None
         if indices is not None:
-            self._positions = _check_positions(indices, self.manifest.samples)
+            self._positions = to_positions(indices, self.manifest.samples, from_end=False)
         self._layout = self.manifest.layout
         self._scratch = _Scratch()
         self._in_memory = in_memory
@@ -108,24 +115,26 @@ class CachedDataset(Dataset[Item]):
     def __len__(self) -> int:
         return self.manifest.samples if self._positions is None else len(self._positions)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: Any) -> Item:
+        """Return one sample for a whole number, and for anything else the dataset that `select` gives.
+
+        Raises IndexError outside of the samples, UsageError for what is no index.
+        """
+        if not is_single(index):
+            return self.select(index)
+        if overrides(self, "__getitem__"):
+            return self._items([index])[0]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return several samples, as torch's fetcher asks for a whole batch. Raises IndexError."""
-        positions = np.array(indices, np.int64)
-        positions[positions < 0] += len(self)
-        if len(positions) and not (positions.min() >= 0 and positions.max() < len(self)):
-            raise IndexError(f"indices {indices} of {len(self)} samples")
-        buffer = Buffer(self._layout.fields, len(positions))
-        self.read_into(buffer, positions, self.epoch)
-        tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
-        columns = [*tensors, self.labels_of(positions)]
-        return [self.pack(row) for row in zip(*columns, strict=True)]
+        """Return several samples, as torch's fetcher asks for a whole batch. Raises IndexError and UsageError."""
+        if overrides(self, "__getitem__") and not overrides(self, "__getitems__"):
+            return [self[index] for index in indices]  # what a subclass does to a sample, it does to a batch's
+        return self._items(indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_scratch", "digest")
-        return {key: value for key, value in self.__dict__.items() if key not in derived}
+        # A copy, because another thread may read meanwhile, and set what is set on first use.
+        return {key: value for key, value in self.__dict__.copy().items() if key != "_scratch"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -171,31 +180,21 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def mean_record_bytes(self) -> int:
-        """Bytes a record takes on disk, on average."""
-        shards = self.manifest.shards
-        return max(1, sum(entry.bytes for entry in shards) // max(1, self.manifest.records))
+        """Bytes a record takes on disk, on average over the variants in use."""
+        shards = self._shards
+        return max(1, sum(entry.bytes for entry in shards) // max(1, sum(entry.records for entry in shards)))
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all that decides the samples: records, labels, selection and its order.
 
         Only the variants in use count, so adding variants to a cache leaves the digest of variant 0 as it is. Loaders
         and runs are resumed only where it is the same.
         """
-        used = [v for v in self.manifest.variants if v == self._variant or (self._variant == "epoch" and v)]
-        shards = sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda e: e.name)
-        facts = {
-            "variant": self._variant,
-            "fields": [dataclasses.asdict(field) for field in self.manifest.fields],
-            "classes": self.manifest.classes,
-            "shards": [(entry.name, entry.first, entry.records, entry.records_sha256) for entry in shards],
-        }
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-        labels = self._labels if self._labels is not None else np.empty(0)
-        for array in (labels, np.empty(0) if self._positions is None else self._positions):
-            digest.update(f"{array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        if self._digest is None:
+            positions = self._cache_positions(np.arange(len(self)))
+            self._digest = digest_of(self.manifest, self._variant, self._shards, self._labels, positions)
+        return self._digest
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -223,13 +222,19 @@ class CachedDataset(Dataset[Item]):
         """All labels: int64 (n,), or float32 (n, m)."""
         return self.labels_of(np.arange(len(self)))
 
-    def select(self, indices: Sequence[int] | Array) -> CachedDataset:
-        """Return a dataset of these samples of this one, in this order. Raises UsageError."""
-        chosen = self._cache_positions(_check_positions(indices, len(self)))
+    def select(self, indices: Sequence[int] | Array | slice) -> CachedDataset:
+        """Return a dataset of these samples of this one, in this order; nothing is read.
+
+        `indices` are positions (negative ones count from the end), a mask of one bool a sample, or a slice; a sample
+        may be chosen more than once. The dataset has an epoch of its own, which begins as this one's.
+
+        Raises UsageError; OutOfRangeError, which is also an IndexError, for positions outside of the samples.
+        """
+        chosen = self._cache_positions(to_positions(indices, len(self)))
         self._files  # a closed dataset is refused  # noqa: B018
         selected = object.__new__(type(self))
         selected.__dict__.update(self.__getstate__())
-        selected._positions = chosen
+        selected._positions, selected._digest = chosen, None
         selected._scratch = _Scratch()
         selected._epoch = self._epoch.clone()
         selected._share_epoch()
@@ -237,8 +242,11 @@ class CachedDataset(Dataset[Item]):
         return selected
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch it is, for variant="epoch". Workers of a DataLoader see it, too, also those that persist."""
-        self._epoch.fill_(epoch)
+        """Set the epoch, for variant="epoch". Workers of a DataLoader see it, too, also those that persist.
+
+        Raises UsageError unless it is a whole number from 0.
+        """
+        self._epoch.fill_(to_integer("epoch", epoch, 0))
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int) -> None:
         """Read samples into the first rows of a buffer. Threads may call this at once, with a buffer each.
@@ -278,11 +286,8 @@ class CachedDataset(Dataset[Item]):
         opened.reader.hint(opened.index[numbers])
 
     def labels_of(self, indices: Array) -> torch.Tensor:
-        """Return the labels of samples: int64 (n,), or float32 (n, m)."""
-        if self._labels is None:
-            return torch.full((len(indices),), NO_LABEL)
-        labels = self._labels[self._cache_positions(indices)]
-        return torch.from_numpy(labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64))
+        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m). Raises FormatError."""
+        return to_tensor(self._labels, self._cache_positions(indices))
 
     def pack(self, parts: Sequence[torch.Tensor]) -> Item:
         """Return a sample's or a batch's fields and label in the shape that users see."""
@@ -296,6 +301,17 @@ class CachedDataset(Dataset[Item]):
         tensor = torch.from_numpy(array)
         return tensor.permute(0, 3, 1, 2) if name == IMAGE else tensor
 
+    def _items(self, indices: Sequence[int]) -> list[Item]:
+        """Read samples and return each in the shape that users see."""
+        positions = integer_positions(indices, len(self))
+        if not len(positions):
+            return []
+        buffer = Buffer(self._layout.fields, len(positions))
+        self.read_into(buffer, positions, self.epoch)
+        tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
+        columns = [*tensors, self.labels_of(positions)]
+        return [self.pack(row) for row in zip(*columns, strict=True)]
+
     def _share_epoch(self) -> None:
         """Keep the epoch where worker processes see it change; only a turning variant needs that."""
         if self._variant == "epoch":
@@ -304,7 +320,17 @@ class CachedDataset(Dataset[Item]):
     # Plain properties: cached ones hold a lock in Python 3.10 and 3.11, which a process forked meanwhile gets locked.
     @property
     def _labels(self) -> Array | None:
-        return self.table.labels
+        labels = self.table.labels
+        if not self._has_checked_labels:
+            check_labels(labels, self.manifest.classes)
+            self._has_checked_labels = True
+        return labels
+
+    @property
+    def _shards(self) -> list[ShardEntry]:
+        """The shards of the variants in use, in the order of their names."""
+        used = [v for v in self.manifest.variants if v == self._variant or (self._variant == "epoch" and v)]
+        return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
 
     @property
     def _files(self) -> _Opened:
@@ -397,8 +423,6 @@ class _Scratch(threading.local):
         return [self._block[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
-def _check_positions(indices: Sequence[int] | Array, samples: int) -> npt.NDArray[np.int64]:
-    positions = np.array(indices, np.int64).reshape(-1)
-    if len(positions) and not (positions.min() >= 0 and positions.max() < samples):
-        raise UsageError(f"indices reach from {positions.min()} to {positions.max()}, of {samples} samples")
-    return positions
+def overrides(dataset: CachedDataset, method: str) -> bool:
+    """Return whether the dataset is of a subclass with a method of its own of this name."""
+    return getattr(type(dataset), method) is not getattr(CachedDataset, method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -27,6 +28,8 @@ _MAX_SECONDS: Final = 30.0  # a mounted drive answers some twenty folders a seco
 _NAMED: Final = 10
 _VERSIONS: Final = "versions"
 
+_log: Final = logging.getLogger("tpucache")
+
 
 def locate(cache: str | Path) -> Path:
     """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths."""
@@ -41,6 +44,8 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     is looked for in `roots`; if not given, in the folders of the environment variable TPUCACHE_PATH; if that is not
     set, where Kaggle and Colab mount datasets and kagglehub keeps them. Of several versions that kagglehub keeps of one
     dataset the latest is taken, and copies of one cache count once.
+
+    A warning is logged where a folder of that name cannot be used, or not all folders were searched.
 
     Raises UsageError for what is no name, and where several caches have it; NotACacheError where none does.
     """
@@ -60,6 +65,11 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
         raise UsageError(f"{len(distinct)} caches are called {name!r}: {places}. Give the path of the one you mean")
     if not distinct:
         raise NotACacheError(search.explain(name, refused))
+    for reason in refused:
+        _log.warning("another folder is called %r, too, but cannot be used: %s", name, reason)
+    if search.cut:
+        roots = ", ".join(map(str, search.cut))
+        _log.warning("%s was not searched to its end: it may hold another cache that is called %r", roots, name)
     return next(iter(distinct.values()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Literal, TypeVar
 
@@ -12,9 +12,12 @@ import torch
 from torch.utils.data import Subset
 
 from tpucache.errors import UsageError
-from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.arguments import to_integer
+from tpucache.loading.dataset import CachedDataset, overrides
+from tpucache.loading.indices import integer_positions
+from tpucache.loading.loader_state import LoaderState, read_state
 from tpucache.loading.pool import BufferPool
-from tpucache.loading.sampler import Positions, block_order, full_order, rank_slice
+from tpucache.loading.sampler import Positions, block_order, full_order, global_batches, rank_slice
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 
@@ -24,7 +27,6 @@ Shuffle = bool | Literal["full", "block"]
 
 _CHUNK_BYTES: Final = 8 << 20
 _SPAN: Final = 1024
-_STATE: Final = ("seed", "epoch", "position", "samples")
 
 
 class CachedLoader:
@@ -35,7 +37,7 @@ class CachedLoader:
 
     Each finished iteration is an epoch: the next one has another order, a function of (seed, epoch) alone. It is
     finished with its last batch, whether or not the caller asks for one more. One that is abandoned is begun again, or
-    continued in the middle through `state_dict` and `load_state_dict`.
+    continued in the middle through `state_dict` and `load_state_dict`. A dataset without samples gives no batch.
 
     `close`, or leaving a `with` block, frees the buffers that no batch uses.
     """
@@ -57,48 +59,50 @@ class CachedLoader:
         """Plan to read; nothing is read before the first iteration.
 
         `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
-        short unless `drop_last`. `threads` read at once, `prefetch` batches ahead.
+        short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
+        batch, whose mean loss is NaN, so that is refused. `threads` read at once, `prefetch` batches ahead.
 
         `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
         `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
         for caches that do not. Raises UsageError.
         """
-        if isinstance(dataset, Subset) and isinstance(dataset.dataset, CachedDataset):
-            dataset = dataset.dataset.select(list(dataset.indices))
-        if not isinstance(dataset, CachedDataset):
-            raise UsageError(f"CachedLoader reads a CachedDataset, not {type(dataset).__name__}: use DataLoader")
-        for name, value, low in (
-            ("batch_size", batch_size, 1),
-            ("threads", threads, 1),
-            ("prefetch", prefetch, 0),
-            ("window", window, 1),
-            ("seed", seed, 0),
-            ("world_size", world_size, 1),
-        ):
-            if value < low:
-                raise UsageError(f"{name} is at least {low}, not {value}")
-        if not 0 <= rank < world_size:
+        self.dataset = _cached_dataset(dataset)
+        self.batch_size = to_integer("batch_size", batch_size, 1)
+        self._threads, self._prefetch = to_integer("threads", threads, 1), to_integer("prefetch", prefetch, 0)
+        self._window, self._seed = to_integer("window", window, 1), to_integer("seed", seed, 0)
+        self._world_size, self._rank = to_integer("world_size", world_size, 1), to_integer("rank", rank, 0)
+        if self._rank >= self._world_size:
             raise UsageError(f"rank is 0 to {world_size - 1} in a world of {world_size}, not {rank}")
-        self.dataset = dataset
-        self.batch_size = batch_size
         self.drop_last = drop_last
-        self.epoch = 0
         self._order = _order_name(shuffle)
-        self._seed, self._window = seed, window
-        self._threads, self._prefetch = threads, prefetch
-        self._rank, self._world_size = rank, world_size
-        self._position = self._resume = 0
-        self._pool: BufferPool | None = BufferPool(dataset.manifest.fields, batch_size)
+        self._chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes) if self._order == "block" else 0
+        self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
+        self._resume = 0
+        self._iterations = 0  # begun so far; what each one knows of itself is its number
+        self._outdated = 0  # iterations up to this number were begun before the epoch was set
+        self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
+        self._pool: BufferPool | None = BufferPool(self.dataset.manifest.fields, self.batch_size)
+        left = len(self.dataset) % self._global_batch
+        if 0 < left < self._world_size and not drop_last:
+            raise UsageError(_too_few(left, self._world_size))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
         whole, rest = divmod(len(self.dataset), self._global_batch)
         return whole + (rest > 0 and not self.drop_last)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        return self._place[0]
+
     def __iter__(self) -> Iterator[Batch]:
         self._buffers  # a closed loader is refused  # noqa: B018
-        start, self._resume = self._resume, 0
-        return self._run(self.epoch, start)
+        epoch, start, self._resume = self.epoch, self._resume, 0
+        self._iterations += 1
+        self._is_ambiguous = False
+        self._move(epoch, start)
+        return self._run(self._iterations, epoch, start, self._epoch_order(epoch))
 
     def __enter__(self: Self) -> Self:
         return self
@@ -114,38 +118,54 @@ class CachedLoader:
         self._pool = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
-        if epoch < 0:
-            raise UsageError(f"epoch is at least 0, not {epoch}")
-        self.epoch, self._position, self._resume = epoch, 0, 0
+        """Go to the start of an epoch; the epoch of a state that was just loaded continues where the state says."""
+        epoch = to_integer("epoch", epoch, 0)
+        self._go_to(epoch, self._resume if epoch == self.epoch else 0)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return where the loader stands, the batches handed out so far counted as seen."""
-        return {
-            "seed": self._seed,
-            "epoch": self.epoch,
-            "position": self._position,
-            "samples": len(self.dataset),
-            "order": f"block {self._window}" if self._order == "block" else self._order,
-            "fingerprint": self.dataset.manifest.fingerprint,
-        }
+        """Return the place in the epoch, the batches handed out so far counted as seen.
 
-    def load_state_dict(self, state: dict[str, int | str]) -> None:
-        """Continue where another loader stood, whatever its ranks and batch size. Raises UsageError."""
-        own = self.state_dict()
-        for name in ("fingerprint", "samples", "order"):
-            if state.get(name) != own[name]:
-                raise UsageError(
-                    f"the state is of another cache, another part of it or another order: {name} {state.get(name)!r}, "
-                    f"here {own[name]!r}"
-                )
-        seed, epoch, position = (state.get(name) for name in _STATE[:3])
-        if not (isinstance(seed, int) and isinstance(epoch, int) and isinstance(position, int)):
-            raise UsageError(f"a loader's state holds {', '.join(_STATE)} as whole numbers, not {state}")
-        if min(seed, epoch) < 0 or not 0 <= position <= len(self.dataset):
-            raise UsageError(f"no loader of {len(self.dataset)} samples stands at {state}")
-        self._seed, self.epoch = seed, epoch
-        self._position = self._resume = position
+        It holds what `load_state_dict` compares, too: the dataset's digest, and the order's name.
+        Raises UsageError while several iterations of this loader run side by side: they have no common place.
+        """
+        if self._is_ambiguous:
+            raise UsageError(
+                "this loader was begun again, or its epoch set, while an earlier iteration went on to give batches: "
+                "there is no single place to save. Make a CachedLoader for each iteration"
+            )
+        return self._state().to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another loader was, whatever its ranks and batch size; `set_epoch` of its epoch keeps that.
+
+        Raises UsageError where records of the variants in use, labels, selection or order are not the same.
+        """
+        earlier = self.dataset.manifest  # earlier versions counted all variants, so that adding one changed the order
+        record = max(1, sum(entry.bytes for entry in earlier.shards) // max(1, earlier.records))
+        saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record))
+        first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
+        if 0 < stop - first < self._world_size:
+            raise UsageError(_too_few(stop - first, self._world_size))
+        self._seed, self._chunk = saved.seed, saved.chunk
+        self._go_to(saved.epoch, saved.position)
+
+    def _state(self) -> LoaderState:
+        epoch, position = self._place
+        return LoaderState(
+            seed=self._seed,
+            epoch=epoch,
+            position=position,
+            samples=len(self.dataset),
+            order=f"block {self._window}" if self._order == "block" else self._order,
+            chunk=self._chunk,
+            fingerprint=self.dataset.manifest.fingerprint,
+            digest=self.dataset.digest,
+        )
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        """Let the next iteration begin there; iterations that run no longer move the loader."""
+        self._place, self._resume = (epoch, position), position
+        self._outdated, self._is_ambiguous = self._iterations, False
 
     @property
     def _buffers(self) -> BufferPool:
@@ -157,11 +177,9 @@ class CachedLoader:
     def _global_batch(self) -> int:
         return self.batch_size * self._world_size
 
-    def _run(self, epoch: int, start: int) -> Generator[Batch, None, None]:
-        order = self._epoch_order(epoch)
+    def _run(self, iteration: int, epoch: int, start: int, order: Positions) -> Generator[Batch, None, None]:
         pending: deque[tuple[int, Future[Batch]]] = deque()
         hinted = start
-        self._stand(epoch, start)
         with (
             ThreadPoolExecutor(self._threads, "tpucache-read") as threads,
             ThreadPoolExecutor(1, "tpucache-hint") as hints,
@@ -176,21 +194,21 @@ class CachedLoader:
                     own = order[rank_slice(first, stop, self._rank, self._world_size)]
                     pending.append((stop, threads.submit(self._read, own, epoch)))
                     if len(pending) > self._prefetch:
-                        yield self._next(pending, epoch)
+                        yield self._next(pending, iteration, epoch)
                 while pending:
-                    yield self._next(pending, epoch)
+                    yield self._next(pending, iteration, epoch)
             finally:
                 for _, future in pending:
                     future.cancel()
                 hints.shutdown(cancel_futures=True)
 
-    def _stand(self, epoch: int, position: int) -> None:
+    def _move(self, epoch: int, position: int) -> None:
         """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.
 
         Trainers that know the length never ask for the batch after the last: they must not see the epoch again.
         """
         over = next(self._bounds(position), None) is None
-        self.epoch, self._position = (epoch + 1, 0) if over else (epoch, position)
+        self._place = (epoch + 1, 0) if over else (epoch, position)
 
     @property
     def _hint_span(self) -> int:
@@ -202,24 +220,20 @@ class CachedLoader:
         if self._order == "full":
             return full_order(samples, self._seed, epoch)
         if self._order == "block":
-            chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
-            return block_order(samples, self._seed, epoch, chunk=chunk, window=self._window)
+            return block_order(samples, self._seed, epoch, chunk=self._chunk, window=self._window)
         return np.arange(samples)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
-        samples = len(self.dataset)
-        for first in range(start, samples, self._global_batch):
-            stop = min(first + self._global_batch, samples)
-            if stop - first < self._global_batch and self.drop_last:
-                return
-            yield first, stop
+        return global_batches(start, len(self.dataset), self._global_batch, self._world_size, self.drop_last)
 
-    def _next(self, pending: deque[tuple[int, Future[Batch]]], epoch: int) -> Batch:
+    def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int) -> Batch:
         self._buffers  # a loader closed meanwhile is refused  # noqa: B018
         stop, future = pending.popleft()
         batch = future.result()
-        self._stand(epoch, stop)
+        if iteration > self._outdated:
+            self._move(epoch, stop)
+        self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
         return batch
 
     def _read(self, indices: Positions, epoch: int) -> Batch:
@@ -235,6 +249,28 @@ class CachedLoader:
             self.dataset.as_tensor(name, array) for name, array in zip(self.dataset.names, arrays, strict=True)
         ]
         return self.dataset.pack([*tensors, self.dataset.labels_of(indices)])
+
+
+def _cached_dataset(dataset: Any) -> CachedDataset:
+    """Return the CachedDataset that a dataset, a Subset, or a Subset of one is. Raises UsageError for any other."""
+    if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
+        whole = _cached_dataset(dataset.dataset)
+        return whole.select(integer_positions(dataset.indices, len(whole)))
+    if not isinstance(dataset, CachedDataset):
+        raise UsageError(f"CachedLoader reads a CachedDataset, not {type(dataset).__name__}: use DataLoader")
+    if any(overrides(dataset, name) for name in ("__getitem__", "__getitems__")):
+        raise UsageError(
+            f"{type(dataset).__name__} changes samples one by one, which CachedLoader would not do: use DataLoader, or "
+            "change whole batches after the loader"
+        )
+    return dataset
+
+
+def _too_few(samples: int, ranks: int) -> str:
+    return (
+        f"the last global batch of the epoch has {samples} samples for {ranks} ranks: some would get an empty batch. "
+        "Use drop_last=True, another batch_size, or fewer ranks"
+    )
 
 
 def _order_name(shuffle: Shuffle) -> str:

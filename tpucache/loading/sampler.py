@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,6 +37,22 @@ def _random(seed: int, epoch: int) -> np.random.RandomState:
     The seed sequence keeps neighbouring seeds and epochs independent.
     """
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
+
+
+def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: bool) -> Iterator[tuple[int, int]]:
+    """Yield where each batch of all ranks together begins and ends in an epoch's order, from position `start`.
+
+    A last batch of fewer samples than `ranks` takes what it lacks from the one before, so that each rank has a sample.
+    """
+    while start < samples:
+        stop = min(start + size, samples)
+        if stop - start < size and drop_last:
+            return
+        left = samples - stop
+        if 0 < left < ranks and not drop_last:
+            stop -= ranks - left
+        yield start, stop
+        start = stop
 
 
 def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.samples import SampleTable
+from tpucache.store.samples import Column, SampleTable
 
 
 class Split(NamedTuple):
@@ -38,16 +38,45 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
     valid = np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
     train = np.setdiff1d(np.arange(len(labels)), valid)
     if not len(valid) or not len(train):
-        raise UsageError(f"{len(labels)} samples cannot be split at {fraction}")
+        raise UsageError(
+            f"{len(labels):,} samples in {len(held):,} classes cannot be split at {fraction}: at least one class needs "
+            "two samples. Give another cache to validate on, or a fold"
+        )
     return Split(train, valid)
 
 
-def fold_split(table: SampleTable, fold: str) -> Split:
-    """Hold out the samples of one fold, by the samples table's column `fold`. Raises UsageError."""
+def fold_split(table: SampleTable, fold: str | int) -> Split:
+    """Hold out the samples of one fold: the value, a whole number or a name, that the table's column `fold` has there.
+
+    Raises UsageError where there is no such fold or nothing else, and where samples are in no fold.
+    """
     if "fold" not in table:
         raise UsageError("the cache has no folds: warm it up from a .csv with --fold-col, or give a fraction")
-    folds = np.asarray(table["fold"])
-    if not fold.isdecimal() or not np.any(folds == int(fold)) or np.all(folds == int(fold)):
-        raise UsageError(f"there is no fold {fold!r} to hold out: the cache has {np.unique(folds).tolist()}")
-    held = folds == int(fold)
+    folds = _folds(table["fold"])
+    text = str(fold).strip()
+    is_number = text.removeprefix("-").isdecimal()
+    held = folds == text if folds.dtype.kind == "U" else np.full(len(folds), False)
+    if folds.dtype.kind != "U" and is_number:
+        held = folds == int(text)
+    if not held.any() or held.all():
+        raise UsageError(f"there is no fold {text!r} to hold out: the cache has {np.unique(folds).tolist()}")
     return Split(np.flatnonzero(~held), np.flatnonzero(held))
+
+
+def _folds(column: Column) -> npt.NDArray[Any]:
+    """Return each sample's fold as a whole number or as text. Raises UsageError where one has none."""
+    folds = np.asarray(column if isinstance(column, np.ndarray) else list(column))
+    if folds.ndim != 1:
+        raise UsageError(
+            f"the column fold has shape {folds.shape}, not one value a sample: warm up with --fold-col again"
+        )
+    if folds.dtype.kind == "f":
+        missing = ~(np.isfinite(folds) & (folds == np.round(folds)))
+    else:
+        missing = folds == "" if folds.dtype.kind == "U" else np.full(len(folds), False)
+    if missing.any():
+        raise UsageError(
+            f"{int(missing.sum()):,} samples are in no fold, the first at position {int(missing.argmax())}: they would "
+            "train in every fold. Give each a whole number or a name"
+        )
+    return folds if folds.dtype.kind == "U" else folds.astype(np.int64)

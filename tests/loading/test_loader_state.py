@@ -1,0 +1,326 @@
+"""A loader's state continues the same batches, or is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
+from tpucache.loading import loader as loader_module
+from tpucache.loading.sampler import block_order, global_batches, rank_slice
+from tpucache.store.manifest import Manifest
+from tpucache.store.samples import encode_columns
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few samples, as caches of many images have relative to their size."""
+    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 100_000)
+
+
+@pytest.fixture
+def black(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An augmentation whose images take far fewer bytes than clean ones."""
+    (tmp_path / "black_by_test.py").write_text("def black(image, rng):\n    image[...] = 0\n    return image\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "black_by_test:black"
+
+
+def numbers(batches: Iterator[Any], dataset: CachedDataset) -> list[int]:
+    """Tell which samples batches hold, by their bytes: all images of the cache differ."""
+    known = {image.contiguous().numpy().tobytes(): at for at, (image, _) in enumerate(dataset)}
+    return [known[image.contiguous().numpy().tobytes()] for images, _ in batches for image in images]
+
+
+def stopped(loader: CachedLoader, batches: int) -> dict[str, int | str]:
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    return loader.state_dict()
+
+
+def relabelled(cache: Path, place: Path) -> Path:
+    """Copy a cache, with the label of one sample changed."""
+    shutil.copytree(cache, place)
+    table = CachedDataset(cache).table
+    columns = {name: table[name] for name in table}
+    labels = np.array(columns["label"])
+    labels[7] = (labels[7] + 1) % 4
+    (place / "samples.npz").write_bytes(encode_columns({**columns, "label": labels}))
+    return place
+
+
+def test_a_state_of_another_fold_of_the_same_size_is_refused(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    fold = np.arange(150) % 5
+    state = stopped(CachedLoader(dataset.select(fold != 0), 10, shuffle=True), 3)
+    for other in (dataset.select(fold != 1), dataset.select(np.flatnonzero(fold != 0)[::-1].copy())):
+        with pytest.raises(UsageError, match="digest"):
+            CachedLoader(other, 10, shuffle=True).load_state_dict(state)
+    CachedLoader(dataset.select(np.flatnonzero(fold)), 10, shuffle=True).load_state_dict(state)
+
+
+def test_a_state_of_other_labels_or_of_another_variant_is_refused(cache: Path, tmp_path: Path) -> None:
+    state = stopped(CachedLoader(CachedDataset(cache), 10), 3)
+    for other in (CachedDataset(relabelled(cache, tmp_path / "relabelled")), CachedDataset(cache, 1)):
+        with pytest.raises(UsageError, match="digest"):
+            CachedLoader(other, 10).load_state_dict(state)
+
+
+def test_a_selection_of_everything_continues_the_whole(cache: Path) -> None:
+    state = stopped(CachedLoader(CachedDataset(cache), 10), 3)
+    CachedLoader(CachedDataset(cache)[:], 10).load_state_dict(json.loads(json.dumps(state)))
+
+
+@pytest.mark.parametrize("window", [10, 40, 41])
+def test_a_state_of_another_window_is_refused(cache: Path, window: int) -> None:
+    state = stopped(CachedLoader(CachedDataset(cache), 10, shuffle="block", window=40), 3)
+    loader = CachedLoader(CachedDataset(cache), 10, shuffle="block", window=window)
+    if window == 40:
+        loader.load_state_dict(state)
+        return
+    with pytest.raises(UsageError, match="order"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("shuffle", [True, "block"])
+def test_an_epoch_continues_in_its_order_when_variants_were_added(
+    photos: Path, tmp_path: Path, black: str, shuffle: str
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(photos, cache, Recipe(size=64, codec="png", variants=1, augment=black), jobs=1)
+    before = CachedDataset(cache)
+    loader = CachedLoader(before, 30, shuffle=shuffle, window=60)
+    iterator = iter(loader)
+    seen = numbers(iter([next(iterator) for _ in range(3)]), before)
+    state = loader.state_dict()
+    build_cache(photos, cache, Recipe(size=64, codec="png", variants=3, augment=black), jobs=1)
+    after = CachedDataset(cache)
+    assert after.manifest.augmented == 3
+    rest = CachedLoader(after, 30, shuffle=shuffle, window=60)
+    rest.load_state_dict(state)
+    assert sorted(seen + numbers(iter(rest), after)) == list(range(150))
+    assert after.digest == before.digest
+    turning = CachedLoader(CachedDataset(cache, "epoch"), 30, shuffle=shuffle, window=60)
+    with pytest.raises(UsageError, match="digest"):
+        turning.load_state_dict(state)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_chunks_of_a_state_are_kept_where_shards_have_another_size(cache: Path, monkeypatch) -> None:
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 30, shuffle="block", window=60)
+    iterator = iter(loader)
+    seen = numbers(iter([next(iterator)]), dataset)
+    state = loader.state_dict()
+    monkeypatch.setattr(CachedDataset, "mean_record_bytes", 5000)
+    other = CachedLoader(dataset, 30, shuffle="block", window=60)
+    other.load_state_dict(state)
+    assert sorted(seen + numbers(iter(other), dataset)) == list(range(150))
+    assert other.state_dict()["chunk"] == state["chunk"]
+
+
+@pytest.mark.parametrize("position", [0, 40])
+def test_set_epoch_keeps_the_position_of_the_epoch_that_was_loaded(cache: Path, position: int) -> None:
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 20, shuffle=True)
+    loader.set_epoch(2)
+    state = stopped(loader, position // 20)
+    resumed = CachedLoader(dataset, 20, shuffle=True)
+    resumed.load_state_dict(state)
+    seen = []
+    for epoch in range(2, 4):
+        resumed.set_epoch(epoch)
+        resumed.set_epoch(epoch)
+        seen.append(numbers(iter(resumed), dataset))
+    orders = []
+    for epoch in range(2, 4):
+        loader.set_epoch(epoch)
+        orders.append(numbers(iter(loader), dataset))
+    assert seen == [orders[0][position:], orders[1]]
+
+
+def test_set_epoch_of_another_epoch_starts_there(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 20, shuffle=True)
+    state = stopped(loader, 3)
+    for epochs in ((1,), (1, 0)):
+        loader.load_state_dict(state)
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epochs[-1], 0)
+        assert len(numbers(iter(loader), dataset)) == 150
+
+
+def test_a_position_is_used_once(cache: Path) -> None:
+    loader = CachedLoader(CachedDataset(cache), 20, shuffle=True)
+    loader.load_state_dict(stopped(loader, 3))
+    next(iter(loader))
+    loader.set_epoch(0)
+    assert loader.state_dict()["position"] == 0
+    assert len(list(loader)) == len(loader)
+
+
+def test_an_iteration_from_before_does_not_move_a_loader_that_was_set(cache: Path) -> None:
+    loader = CachedLoader(CachedDataset(cache), 20, shuffle=True)
+    state = stopped(loader, 2)
+    for place in (lambda: loader.load_state_dict({**state, "epoch": 5}), lambda: loader.set_epoch(6)):
+        iterator = iter(loader)
+        next(iterator)
+        place()
+        epoch, expected = loader.epoch, len(loader) - 2 * (loader.epoch == 5)
+        assert len(list(iterator)) == len(loader) - 1
+        with pytest.raises(UsageError, match="no single place"):
+            loader.state_dict()
+        assert loader.epoch == epoch
+        assert len(list(loader)) == expected
+        assert loader.state_dict()["epoch"] == epoch + 1
+
+
+def test_iterations_side_by_side_each_see_everything_but_have_no_common_state(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 50, shuffle=True)
+    pairs = list(zip(loader, loader, strict=True))
+    assert all(torch.equal(one[0], other[0]) for one, other in pairs)
+    assert sorted(numbers(iter([one for one, _ in pairs]), dataset)) == list(range(150))
+    outer = iter(loader)
+    next(outer)
+    assert len(list(loader)) == 3
+    next(outer)
+    with pytest.raises(UsageError, match="no single place"):
+        loader.state_dict()
+    del outer
+    assert len(list(loader)) == 3
+    loader.state_dict()
+
+
+def test_an_iteration_that_is_set_aside_does_not_count(cache: Path) -> None:
+    loader = CachedLoader(CachedDataset(cache), 50, shuffle=True)
+    aside = iter(loader)
+    next(aside)
+    iterator = iter(loader)
+    assert loader.state_dict()["position"] == 0
+    next(iterator)
+    next(iterator)
+    assert loader.state_dict()["position"] == 100
+    del aside
+
+
+def early_state(loader: CachedLoader, **changes: object) -> dict[str, Any]:
+    """Return a state as versions wrote it before datasets had a digest."""
+    state = loader.state_dict()
+    names = ("seed", "epoch", "position", "samples", "order", "fingerprint")
+    return {**{name: state[name] for name in names}, **changes}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_state_without_a_digest_continues_with_a_warning(cache: Path, caplog, shuffle: bool) -> None:
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 20, shuffle=shuffle)
+    whole = numbers(iter(loader), dataset)
+    loader.set_epoch(0)
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        loader.load_state_dict(early_state(loader, position=60))
+    assert "could not be compared" in caplog.text
+    assert numbers(iter(loader), dataset) == whole[60:]
+    for change in ({"fingerprint": "0" * 64}, {"samples": 3}, {"order": "block 9"}):
+        with pytest.raises(UsageError, match=next(iter(change))):
+            loader.load_state_dict(early_state(loader, **change))
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_block_state_without_a_digest_keeps_its_chunks(photos: Path, tmp_path: Path, black: str) -> None:
+    build_cache(photos, tmp_path / "cache", Recipe(size=64, codec="png", variants=1, augment=black), jobs=1)
+    dataset = CachedDataset(tmp_path / "cache")
+    manifest = Manifest.load(tmp_path / "cache")
+    record = sum(entry.bytes for entry in manifest.shards) // manifest.records
+    order = block_order(150, 0, 0, chunk=100_000 // record, window=40)
+    loader = CachedLoader(dataset, 10, shuffle="block", window=40)
+    assert loader.state_dict()["chunk"] != 100_000 // record
+    loader.load_state_dict(early_state(loader, position=30))
+    assert numbers(iter(loader), dataset) == order[30:].tolist()
+
+
+@pytest.mark.parametrize("change", [{"chunk": 0}, {"chunk": None}, {"chunk": "7"}, {"digest": "0" * 64}])
+def test_a_block_state_of_no_loader_is_refused(cache: Path, change: dict[str, object]) -> None:
+    loader = CachedLoader(CachedDataset(cache), 10, shuffle="block")
+    with pytest.raises(UsageError):
+        loader.load_state_dict({**loader.state_dict(), **change})
+
+
+def test_a_seed_of_numpy_can_be_saved_and_loaded(cache: Path) -> None:
+    loader = CachedLoader(CachedDataset(cache), np.int64(10), shuffle=True, seed=np.int64(3))
+    loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+
+
+@pytest.mark.parametrize("name", ["batch_size", "seed", "threads", "prefetch", "window", "rank", "world_size"])
+@pytest.mark.parametrize("value", [1.5, "2", None, True])
+def test_a_number_that_is_not_whole_is_refused(cache: Path, name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=name):
+        CachedLoader(CachedDataset(cache), **{"batch_size": 4, name: value})
+
+
+@given(st.integers(0, 90), st.integers(0, 90), st.integers(1, 6), st.integers(1, 6), st.booleans())
+def test_every_rank_has_samples_in_each_global_batch(start, samples, batch, ranks, drop_last) -> None:
+    size = batch * ranks
+    bounds = list(global_batches(start, samples, size, ranks, drop_last))
+    left = max(0, samples - start)
+    assert len(bounds) == (left // size if drop_last else -(-left // size))
+    covered = [position for first, stop in bounds for position in range(first, stop)]
+    assert covered == list(range(start, samples))[: len(covered)]
+    assert drop_last or len(covered) == left
+    if drop_last or (left >= ranks and (batch > 1 or left % size == 0)):
+        for first, stop in bounds:
+            shares = [rank_slice(first, stop, rank, ranks) for rank in range(ranks)]
+            assert all(share.start < share.stop <= share.start + batch for share in shares)
+
+
+@pytest.mark.parametrize(("samples", "batch"), [(3, 1), (3, 2), (17, 4), (5, 1)])
+def test_too_few_samples_for_the_ranks_are_refused_at_once(cache: Path, samples: int, batch: int) -> None:
+    dataset = CachedDataset(cache)[:samples]
+    for rank in range(4):
+        with pytest.raises(UsageError, match=r"for 4 ranks: some would get an empty batch\. Use drop_last=True"):
+            CachedLoader(dataset, batch, rank=rank, world_size=4)
+        batches = list(CachedLoader(dataset, batch, rank=rank, world_size=4, drop_last=True))
+        assert len(batches) == samples // (4 * batch)
+
+
+def test_a_rest_that_cannot_be_shared_is_refused_when_resuming(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    state = {**CachedLoader(dataset, 1).state_dict(), "position": 147}
+    loader = CachedLoader(dataset, 5, rank=3, world_size=5)
+    with pytest.raises(UsageError, match="3 samples for 5 ranks"):
+        loader.load_state_dict(state)
+    loader.load_state_dict({**state, "position": 145})
+
+
+def test_a_subset_of_a_subset_is_read_like_torch_reads_it(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    subset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, [9, 4, -1, 30]), [2, 0])
+    ((images, labels),) = CachedLoader(subset, 4)
+    assert len(labels) == 2
+    for at in range(2):
+        assert torch.equal(images[at], subset[at][0])
+
+
+class Doubled(torch.utils.data.Subset):
+    """A subset that changes what it shows."""
+
+    def __getitem__(self, index):
+        return [part * 2 for part in super().__getitem__(index)]
+
+
+def test_a_subset_that_changes_samples_is_refused(cache: Path) -> None:
+    with pytest.raises(UsageError, match="use DataLoader"):
+        CachedLoader(Doubled(CachedDataset(cache), [1]), 4)

@@ -1,0 +1,18 @@
+"""Numbers that callers pass, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tpucache.errors import UsageError
+
+
+def to_integer(name: str, value: Any, low: int) -> int:
+    """Return an argument as an int; also numpy's and torch's whole numbers are ones. Raises UsageError below `low`."""
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "iu":
+        raise UsageError(f"{name} is a whole number, not {value!r}")
+    if int(value) < low:
+        raise UsageError(f"{name} is at least {low}, not {value}")
+    return int(value)

@@ -1,0 +1,58 @@
+"""Which samples an index means, as numpy understands indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+
+Positions = npt.NDArray[np.int64]
+
+
+class OutOfRangeError(UsageError, IndexError):
+    """An index lies outside the dataset; also an IndexError, which ends Python's iteration over a sequence."""
+
+
+def is_single(index: Any) -> bool:
+    """Return whether an index means one sample, like 3 or a tensor without dimensions."""
+    return not isinstance(index, slice) and np.ndim(index) == 0
+
+
+def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
+    """Return the positions that a slice, a mask or whole numbers mean among `samples` samples: int64 (n,), from 0.
+
+    A mask holds one bool a sample. Negative numbers count from the end where `from_end` allows it. The tuple of one
+    array that np.nonzero and np.where give is taken as the array.
+
+    Raises UsageError for anything else, OutOfRangeError for numbers outside of the samples.
+    """
+    if isinstance(indices, slice):
+        return np.arange(*indices.indices(samples))
+    if isinstance(indices, tuple) and len(indices) == 1 and np.ndim(indices[0]) == 1:
+        (indices,) = indices
+    array = np.asarray(indices)
+    if array.dtype.kind != "b":
+        return integer_positions(array, samples, from_end=from_end)
+    if array.shape != (samples,):
+        raise UsageError(f"a mask for {samples} samples has shape ({samples},), not {array.shape}")
+    return np.flatnonzero(array)
+
+
+def integer_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
+    """Return whole numbers, and nothing else, as `to_positions` does; a list of bools is not a mask here."""
+    array = np.asarray(indices)
+    if array.ndim != 1:
+        raise UsageError(f"samples are chosen by a list or array of one dimension, not by {indices!s:.100}")
+    if not array.size:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise UsageError(f"samples are chosen by whole numbers or a mask, not by {array.dtype}: {indices!s:.100}")
+    low, high = int(array.min()), int(array.max())
+    if low < (-samples if from_end else 0) or high >= samples:
+        raise OutOfRangeError(f"indices reach from {low} to {high}, of {samples} samples")
+    positions = array.astype(np.int64)
+    positions[positions < 0] += samples
+    return positions

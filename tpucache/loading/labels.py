@@ -1,0 +1,42 @@
+"""A cache's labels, checked before anything learns from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tpucache.errors import FormatError
+
+Labels = npt.NDArray[Any]
+
+NO_LABEL: Final = -1
+
+
+def check_labels(labels: Labels | None, classes: Sequence[str]) -> None:
+    """Raise FormatError for class numbers without a class, and for values that int64 or float32 cannot hold."""
+    if labels is None or not labels.size:
+        return
+    if labels.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            is_lost = np.isfinite(labels) & ~np.isfinite(labels.astype(np.float32))
+        if is_lost.any():
+            raise FormatError(f"{int(is_lost.sum())} labels are beyond float32, such as {labels[is_lost][0]}")
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if high > np.iinfo(np.int64).max:
+        raise FormatError(f"labels reach to {high}, beyond int64")
+    if classes and labels.ndim == 1 and (low < NO_LABEL or high >= len(classes)):
+        raise FormatError(
+            f"labels reach from {low} to {high}, but the cache has {len(classes)} classes: build it again"
+        )
+
+
+def to_tensor(labels: Labels | None, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return the labels of samples: int64 (n,), -1 where the cache has none, or float32 (n,) or (n, m)."""
+    if labels is None:
+        return torch.full((len(positions),), NO_LABEL)
+    return torch.from_numpy(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))

@@ -1,0 +1,73 @@
+"""What CachedLoader.state_dict holds: written by one loader, checked by the one that continues."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from tpucache.errors import UsageError
+
+_COMPARED: Final = {
+    "fingerprint": "it is of another cache",
+    "samples": "it is of another part of the cache",
+    "digest": "the variants, the labels, the selection or its order changed",
+    "order": "it is of another order: give the same shuffle and window",
+}
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """A place in an epoch, and what decides the batches that follow it.
+
+    `position` counts the samples of the epoch that have been handed out, over all ranks. `digest` is the dataset's;
+    `chunk` the samples in a chunk of the block order, 0 for other orders.
+    """
+
+    seed: int
+    epoch: int
+    position: int
+    samples: int
+    order: str
+    chunk: int
+    fingerprint: str
+    digest: str
+
+    def to_dict(self) -> dict[str, int | str]:
+        """Return the state as plain numbers and strings, for torch.save or JSON."""
+        return asdict(self)
+
+
+def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int) -> LoaderState:
+    """Return another loader's state, if this loader can continue there; `own` is this loader's state.
+
+    States without a digest, which earlier versions wrote, have no chunk either: `earlier_chunk` is used, and a warning
+    is logged because the selection cannot be compared. Raises UsageError for a state that does not fit.
+    """
+    mine = own.to_dict()
+    is_early = "digest" not in state
+    for name, reason in _COMPARED.items():
+        if state.get(name) != mine[name] and not (is_early and name == "digest"):
+            raise UsageError(
+                f"the state cannot be continued here, {reason}: {name} {state.get(name)!r}, here {mine[name]!r}"
+            )
+    if is_early:
+        _log.warning(
+            "the loader's state was written by an earlier tpucache: cache, number of samples and order are the same, "
+            "but variant, labels, selection and added variants could not be compared"
+        )
+    chunk = earlier_chunk if is_early and own.chunk else own.chunk and _integer(state, "chunk", 1)
+    seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
+    if position > own.samples:
+        raise UsageError(f"the state's position is {position}, in a dataset of {own.samples} samples")
+    return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk)
+
+
+def _integer(state: Mapping[str, Any], name: str, low: int) -> int:
+    value = state.get(name)
+    if type(value) is not int or value < low:
+        raise UsageError(f"a loader's state holds {name} as a whole number from {low}, not {value!r}")
+    return value
