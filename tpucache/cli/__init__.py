@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 
 from tpucache import __version__
@@ -23,9 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     try:
-        options = _parser().parse_args(arguments)
-        command: Callable[[argparse.Namespace], int] = options.command
-        return command(options)
+        return _run(_parser().parse_args(arguments))
     except UsageError as error:
         return complain(error, 2)
     except UnfinishedError as error:
@@ -37,6 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to read a message
         sys.stderr.close()
         return 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except TpucacheError as error:
+        if options.traceback:
+            traceback.print_exception(error)
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:

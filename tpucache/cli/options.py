@@ -27,6 +27,7 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.set_defaults(command=run)
+    command.add_argument("--traceback", action="store_true", help="where an error comes from in the code, too")
     return command
 
 

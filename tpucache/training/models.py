@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from tpucache.callables import load_callable
-from tpucache.errors import DependencyError, UsageError
+from tpucache.errors import DependencyError, TpucacheError, UsageError
+from tpucache.training.user_code import describe_error
 
 _TIMM: Final = "timm:"
 
@@ -118,8 +119,8 @@ DENSE_MODELS: Final[dict[str, Callable[[int], nn.Module]]] = {"unet": unet}
 def build_model(name: str, outputs: int) -> nn.Module:
     """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` makes of the number.
 
-    Raises UsageError for a name that is none of these and for a callable that makes no module, DependencyError for a
-    timm model without timm.
+    Raises UsageError for a name that is none of these and for a callable that fails or makes no module,
+    DependencyError for a timm model without timm.
     """
     built_in = MODELS | DENSE_MODELS
     if name.startswith(_TIMM):
@@ -127,7 +128,12 @@ def build_model(name: str, outputs: int) -> nn.Module:
     if name not in built_in and ":" not in name:
         raise UsageError(f"there is no model {name!r}: use {', '.join(built_in)}, timm:NAME or module:callable")
     build = built_in[name] if name in built_in else load_callable(name)
-    model = build(outputs)
+    try:
+        model = build(outputs)
+    except TpucacheError:
+        raise
+    except Exception as error:  # somebody's code raises whatever it raises
+        raise UsageError(f"the model {name!r} cannot be made: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name!r} made a {type(model).__name__}, not a torch.nn.Module")
     return model
