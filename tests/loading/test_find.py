@@ -84,6 +84,23 @@ def test_copies_of_one_cache_count_once_and_the_first_is_taken(cache, tmp_path):
     assert find_cache(SLUG, [tmp_path / "a", tmp_path / "b", tmp_path / "a"]) == first
 
 
+def test_two_caches_of_one_name_are_refused_with_both_paths(cache, other, tmp_path):
+    places = [mount(cache, tmp_path / "a" / SLUG), mount(other, tmp_path / "b" / SLUG)]
+    for roots in ([tmp_path], [tmp_path / "a", tmp_path / "b"], [tmp_path / "b", tmp_path / "a"]):
+        with pytest.raises(UsageError) as error:
+            find_cache(SLUG, roots)
+        assert all(str(place) in str(error.value) for place in places)
+
+
+def test_a_cache_of_the_name_that_cannot_be_used_is_reported(cache, tmp_path, caplog):
+    place = mount(cache, tmp_path / "a" / SLUG)
+    broken = tmp_path / "b" / SLUG
+    broken.mkdir(parents=True)
+    (broken / "manifest.json").write_text(place.joinpath("manifest.json").read_text()[:-9])
+    assert find_cache(SLUG, [tmp_path / "b", tmp_path / "a"]) == place
+    assert f"cannot be used: {broken}" in caplog.text
+
+
 def test_what_is_not_a_cache_is_told_of(tmp_path):
     (tmp_path / SLUG).mkdir()
     (tmp_path / SLUG / "manifest.json").write_text("{}")
@@ -98,7 +115,7 @@ def test_none_at_all_is_explained(tmp_path):
         assert part in str(told.value)
 
 
-def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch):
+def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(find, "_MAX_FOLDERS", 5)
     monkeypatch.setattr(find, "_MAX_ENTRIES", 8)
     for number in range(20):
@@ -106,6 +123,7 @@ def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch):
     place = mount(cache, tmp_path / "small" / SLUG)
     roots = [tmp_path / "large", tmp_path / "small"]
     assert find_cache(SLUG, roots) == place
+    assert "large was not searched to its end: it may hold another cache" in caplog.text
     with pytest.raises(NotACacheError, match=r"large has more, and was left after 5 folders"):
         find_cache("gone", roots)
     monkeypatch.setattr(find, "_MAX_SECONDS", -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,19 @@ def test_an_epoch_is_a_whole_number(cache: Path, epoch: object) -> None:
     for target in (CachedDataset(cache, "epoch"), CachedLoader(CachedDataset(cache), 4)):
         with pytest.raises(UsageError, match="epoch"):
             target.set_epoch(epoch)
+
+
+def test_a_dataset_is_read_from_where_it_was_opened(cache: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(cache.parent)
+    dataset = CachedDataset(cache.name)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(dataset[3][0], CachedDataset(cache)[3][0])
+    assert torch.equal(dataset[3:4][0][0], CachedDataset(cache)[3][0])
+
+
+def test_a_selection_is_of_the_cache_that_was_opened(cache: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(cache, tmp_path / "copy")
+    dataset = CachedDataset(copied)
+    manifest = copied / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"ant"', '"asp"'))
+    assert dataset[:3].classes == dataset.classes

@@ -324,3 +324,11 @@ class Doubled(torch.utils.data.Subset):
 def test_a_subset_that_changes_samples_is_refused(cache: Path) -> None:
     with pytest.raises(UsageError, match="use DataLoader"):
         CachedLoader(Doubled(CachedDataset(cache), [1]), 4)
+
+
+def test_the_epoch_of_the_dataset_does_not_reach_into_a_loader(cache: Path) -> None:
+    turning = CachedDataset(cache, "epoch")
+    expected = [images.clone() for images, _ in CachedLoader(CachedDataset(cache, "epoch"), 10)]
+    for at, (images, _) in enumerate(CachedLoader(turning, 10)):
+        turning.set_epoch(at + 1)
+        assert torch.equal(images, expected[at])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.loading.split import stratified_split
+from tpucache.loading.split import fold_split, stratified_split
+from tpucache.store.samples import Strings
 
 
 @given(st.lists(st.integers(0, 4), min_size=20, max_size=200), st.floats(0.05, 0.9), st.integers(0, 99))
@@ -33,3 +34,49 @@ def test_a_split_depends_on_the_seed_alone():
 def test_a_fraction_outside_zero_to_one_is_refused(fraction):
     with pytest.raises(UsageError):
         stratified_split(np.arange(10) % 2, fraction, 0)
+
+
+@pytest.mark.parametrize("labels", [[], [0], [0, 1, 2], [[1.0, 0.0]]])
+def test_what_cannot_be_split_is_refused_with_the_reason(labels):
+    with pytest.raises(UsageError, match=f"{len(labels)} samples in . classes cannot be split at 0.5"):
+        stratified_split(np.array(labels), 0.5, 0)
+
+
+FOLDS = {
+    "integers": np.array([0, 1, 2, 1], np.int64),
+    "bytes": np.array([0, 1, 2, 1], np.uint8),
+    "floats": np.array([0.0, 1.0, 2.0, 1.0]),
+    "text": Strings.pack(["0", "1", "2", "1"]),
+}
+
+
+@pytest.mark.parametrize("column", FOLDS)
+@pytest.mark.parametrize("fold", ["1", 1, " 1"])
+def test_a_fold_is_held_out_whatever_its_column_holds(column, fold):
+    train, valid = fold_split({"fold": FOLDS[column]}, fold)
+    assert (train.tolist(), valid.tolist()) == ([0, 2], [1, 3])
+
+
+def test_folds_may_have_names():
+    table = {"fold": Strings.pack(["site a", "site b", "site a"])}
+    assert fold_split(table, "site a").valid.tolist() == [0, 2]
+    for other in ("site c", "0", ""):
+        with pytest.raises(UsageError, match="the cache has"):
+            fold_split(table, other)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [np.array([0.0, np.nan, 1.0]), np.array([0.0, 0.5, 1.0]), Strings.pack(["0", "", "1"]), np.zeros((3, 2), np.int64)],
+)
+def test_samples_in_no_fold_do_not_train_in_every_fold(column):
+    with pytest.raises(UsageError, match=r"1 samples are in no fold, the first at position 1|shape \(3, 2\)"):
+        fold_split({"fold": column}, "1")
+
+
+@pytest.mark.parametrize("fold", ["3", "-1", "1.0", "one", ""])
+def test_a_fold_that_is_not_there_is_refused(fold):
+    with pytest.raises(UsageError, match=r"the cache has \[0, 1, 2\]"):
+        fold_split({"fold": FOLDS["integers"]}, fold)
+    with pytest.raises(UsageError, match=r"the cache has \[1\]"):
+        fold_split({"fold": np.ones(3, np.int64)}, "1")
