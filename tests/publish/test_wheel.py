@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -71,3 +72,39 @@ def test_a_package_that_was_never_installed_is_told_of(tmp_path, monkeypatch):
     monkeypatch.setattr(wheel, "_NAME", "tpucache-never-installed")
     with pytest.raises(DependencyError, match="pip install"):
         wheel.write_wheel(tmp_path)
+
+
+@pytest.fixture
+def littered(tmp_path, monkeypatch):
+    """A copy of the package with files in it that are not its own."""
+    package = shutil.copytree(PACKAGE, tmp_path / "site" / "tpucache")
+    for name in LITTER:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("TOKEN = 'secret'")
+    monkeypatch.setattr(tpucache, "__file__", str(package / "__init__.py"))
+    return package
+
+
+LITTER = [
+    ".env",
+    "credentials.json",
+    "id_rsa",
+    "notes.txt",
+    "my_secrets.py",
+    "publish/scratch.py",
+    "publish/wheel.py.orig",
+    "publish/.wheel.py.swp",
+    ".ipynb_checkpoints/recipe-checkpoint.py",
+    "private/__init__.py",
+    "private/keys.py",
+    "store/py.typed",
+    "data/cache.lmdb",
+]
+
+
+def test_nothing_that_merely_lies_in_the_package_is_published(littered, tmp_path):
+    with zipfile.ZipFile(wheel.write_wheel(tmp_path)) as archive:
+        names = set(archive.namelist())
+        assert not names & {f"tpucache/{name}" for name in LITTER}
+        assert not any(b"secret'" in archive.read(name) for name in names)
+        assert names >= {"tpucache/__init__.py", "tpucache/__main__.py", "tpucache/py.typed", "tpucache/store/stage.py"}

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache.errors import PublishError, StoreError, UsageError
+from tpucache.errors import PublishError, StoreError
+from tpucache.kaggle import COMPANIONS
 from tpucache.publish import rules
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, write_card
+from tpucache.publish.owned import check_bundle, claim_bundle, metadata_text, sign_metadata
 from tpucache.publish.sheet import contact_sheet
-from tpucache.publish.wheel import write_wheel
+from tpucache.publish.wheel import wheel_bytes, wheel_name
 from tpucache.store.files import write_atomically
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
+from tpucache.store.folders import CLAIM_NAME, check_apart, claim_folder, folder_path, hold_folder, remove_claim
+from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.stage import check_room, copy_file
 
 _log: Final = logging.getLogger("tpucache")
-_OURS: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, rules.METADATA_NAME)
-_EXTRAS: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What Kaggle is told of a dataset. Raises UsageError for what it does not take."""
+    """What Kaggle needs to know of a dataset. Raises UsageError for what it does not take."""
 
     dataset_id: str
     title: str
@@ -36,10 +36,10 @@ class Metadata:
         object.__setattr__(self, "title", rules.check_title(self.title))
         rules.check_license(self.license_name)
 
-    def to_json(self, description: str) -> str:
-        """Return the text of dataset-metadata.json."""
-        told: dict[str, Any] = {"title": self.title, "id": self.dataset_id, "description": description}
-        return json.dumps({**told, "licenses": [{"name": self.license_name}]}, indent=1) + "\n"
+    def to_dict(self, description: str) -> dict[str, Any]:
+        """Return the content of dataset-metadata.json."""
+        names = {"title": self.title, "id": self.dataset_id, "description": description}
+        return {**names, "licenses": [{"name": self.license_name}]}
 
 
 @dataclass(frozen=True)
@@ -56,30 +56,38 @@ class Bundle:
         return sum(self.files.values())
 
 
-def make_bundle(cache: Path, metadata: Metadata, out: Path | None = None) -> Bundle:
+def make_bundle(cache: str | Path, metadata: Metadata, out: str | Path | None = None) -> Bundle:
     """Make the folder to upload, `CACHE.publish` beside the cache if not given, out of a cache that is sound.
 
     The cache's files are hard links, or verified copies where the file system has none. A folder that an earlier call
-    made is brought up to date. Raises UsageError for a folder that holds anything else, PublishError for a cache that
-    Kaggle does not take, StoreError when the folder cannot be written.
+    made of the same cache, or of it before more was added, is brought up to date. Raises UsageError for a folder that
+    holds anything else, or is the cache, inside of it or around it; PublishError for a cache that Kaggle does not take;
+    StoreError when the folder cannot be written.
     """
-    manifest = Manifest.load(cache)
+    source = folder_path(cache)
+    manifest = Manifest.load(source)
     if len(manifest.shards) > rules.MAX_SHARDS:
         raise PublishError(
-            f"{cache} has {len(manifest.shards)} shards, and a published cache at most {rules.MAX_SHARDS}: "
+            f"{source} has {len(manifest.shards)} shards, and a published cache at most {rules.MAX_SHARDS}: "
             "warm it up with --target kaggle, or a larger --shard-mb"
         )
-    folder = out or cache.resolve().with_name(f"{cache.resolve().name}.publish")
-    if folder.resolve() == cache.resolve():
-        raise UsageError(f"{folder} is the cache itself: --out is another folder")
-    names = {entry.name for entry in manifest.files}
+    real = source.resolve()
+    folder = real.with_name(f"{real.name}.publish") if out is None else folder_path(out)
+    check_apart(source, folder)
+    written = _written(source, manifest, metadata)
+    claim = claim_bundle(manifest, written)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder, names)
-        _link(cache, folder, manifest)
-        write_atomically(folder / MANIFEST_NAME, (cache / MANIFEST_NAME).read_bytes())
-        write_wheel(folder)
-        _write_card(cache, folder, manifest, metadata, room=len(names) + len(_EXTRAS) + 1 <= rules.MAX_FILES)
+        with hold_folder(folder, "publishing from"):
+            for path in check_bundle(folder, source, claim):
+                # What differs goes before its claim does; the metadata keep theirs until they are replaced.
+                if path.name in written.keys() - {rules.METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
+                    path.unlink()
+            claim_folder(folder, claim)
+            _link(source, folder, manifest)
+            signed = sign_metadata(written.pop(rules.METADATA_NAME), claim)
+            for name, data in {**written, rules.METADATA_NAME: signed}.items():
+                write_atomically(folder / name, data)
+            remove_claim(folder)
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error}. Give a place that can be written by --out") from error
     found = rules.breaches(folder)
@@ -89,29 +97,32 @@ def make_bundle(cache: Path, metadata: Metadata, out: Path | None = None) -> Bun
     return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded})
 
 
-def _clear(folder: Path, names: set[str]) -> None:
-    """Take what an earlier call left out of a folder. Raises UsageError, and takes nothing, if there is more."""
-    entries = {path.name: path for path in folder.iterdir()}
-    foreign = sorted(name for name, path in entries.items() if not _is_ours(name) or not path.is_file())
-    if foreign:
-        raise UsageError(f"{folder} holds {', '.join(foreign[:5])}, which would be uploaded: give another --out")
-    for name in entries.keys() - names:
-        entries[name].unlink()
-
-
-def _is_ours(name: str) -> bool:
-    of_cache = SHARD_NAME.fullmatch(name) or TABLE_NAME.fullmatch(name) or name.endswith(".tmp")
-    return bool(of_cache) or name in _OURS or (name.startswith("tpucache-") and name.endswith(".whl"))
+def _written(cache: Path, manifest: Manifest, metadata: Metadata) -> dict[str, bytes]:
+    """Return what is written beside the cache's files: manifest, wheel, card, a sheet where possible, metadata."""
+    has_room = len(manifest.shards) + COMPANIONS < rules.MAX_FILES
+    sheet = contact_sheet(cache) if has_room else None
+    if not has_room:
+        _log.warning("%s has so many files that there is no room for a sheet of samples", cache)
+    given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
+    return {
+        MANIFEST_NAME: (cache / MANIFEST_NAME).read_bytes(),
+        wheel_name(): wheel_bytes(),
+        CARD_NAME: write_card(*given, sheet=bool(sheet)).encode(),
+        **({SHEET_NAME: sheet} if sheet else {}),
+        rules.METADATA_NAME: metadata_text(metadata.to_dict(write_card(*given, sheet=False))),
+    }
 
 
 def _link(cache: Path, folder: Path, manifest: Manifest) -> None:
     """Have each of the cache's files in the folder, linked or copied."""
     copied: list[FileEntry] = []
     for entry in manifest.files:
-        target = folder / entry.name
-        target.unlink(missing_ok=True)
+        target, ours = folder / entry.name, (cache / entry.name).resolve()
+        if target.exists() and target.samefile(ours):
+            continue
         try:
-            target.hardlink_to((cache / entry.name).resolve())
+            target.unlink(missing_ok=True)
+            target.hardlink_to(ours)
         except OSError:  # another file system, or one that has no links
             copied.append(entry)
     if copied:
@@ -120,16 +131,3 @@ def _link(cache: Path, folder: Path, manifest: Manifest) -> None:
         check_room(folder, needed)
     for entry in copied:
         copy_file(cache, folder, entry)
-
-
-def _write_card(cache: Path, folder: Path, manifest: Manifest, metadata: Metadata, *, room: bool) -> None:
-    """Write the card, the sheet it shows where one is possible, and the metadata with the card as description."""
-    sheet = contact_sheet(cache) if room else None
-    if not room:
-        _log.warning("%s has so many files that there is no room for a sheet of samples", cache)
-    if sheet:
-        write_atomically(folder / SHEET_NAME, sheet)
-    told = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
-    write_atomically(folder / CARD_NAME, write_card(*told, sheet=bool(sheet)).encode())
-    description = write_card(*told, sheet=False)
-    write_atomically(folder / rules.METADATA_NAME, metadata.to_json(description).encode())

@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
+from tpucache.kaggle import MAX_FILES, MAX_SHARDS
+
+__all__ = [
+    "LICENSES",
+    "MAX_FILES",
+    "MAX_SHARDS",
+    "METADATA_NAME",
+    "breaches",
+    "check_id",
+    "check_license",
+    "check_title",
+]
 
 METADATA_NAME: Final = "dataset-metadata.json"
-MAX_FILES: Final = 50  # with more, kagglehub zips all of them, and so does the web page
-MAX_SHARDS: Final = 48
 MAX_BYTES: Final = 200_000_000_000
 TITLE_LENGTH: Final = range(6, 51)
 SLUG_LENGTH: Final = range(6, 51)

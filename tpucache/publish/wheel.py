@@ -1,9 +1,16 @@
-"""tpucache's own wheel, made from the package that runs: no network, no build tools, the same bytes every time."""
+"""tpucache's own wheel, made from the package that runs: no network, no build tools, the same bytes every time.
+
+What belongs into it is decided by a rule, not by what lies in the package's folder: `py.typed`, and each module that
+tpucache's own code imports, starting from `tpucache` and `tpucache.__main__`. A file that nothing imports stays out.
+"""
 
 from __future__ import annotations
 
+import ast
 import base64
+import functools
 import hashlib
+import io
 import re
 import zipfile
 from collections.abc import Iterator
@@ -13,11 +20,14 @@ from typing import Final
 
 import tpucache
 from tpucache.errors import DependencyError
+from tpucache.store.files import write_atomically
 
 _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what tells of that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
+# A module that users import and tpucache itself does not has to be named here.
+_ROOTS: Final = ("tpucache", "tpucache.__main__")
 
 
 def wheel_name() -> str:
@@ -25,8 +35,15 @@ def wheel_name() -> str:
     return f"{_NAME}-{tpucache.__version__}-py3-none-any.whl"
 
 
-def write_wheel(folder: Path) -> Path:
-    """Write this tpucache as a wheel into a folder and return its path; it holds Python alone and fits any machine.
+def write_wheel(folder: str | Path) -> Path:
+    """Write this tpucache as a wheel into a folder and return its path. Raises what `wheel_bytes` raises, OSError."""
+    path = Path(folder) / wheel_name()
+    write_atomically(path, wheel_bytes())
+    return path
+
+
+def wheel_bytes() -> bytes:
+    """Return this tpucache as a wheel; it holds Python alone and fits any machine.
 
     The package's files are those that run, the metadata those that pip installed; an editable installation serves as
     well. Format: the binary distribution format of the Python packaging guide, version 1.0. Raises DependencyError
@@ -39,21 +56,52 @@ def write_wheel(folder: Path) -> Path:
     ).encode()
     record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
-    path = folder / wheel_name()
+    target = io.BytesIO()
     # Stored, not deflated: compressed bytes differ between releases of zlib.
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
             member = zipfile.ZipInfo(name)  # its default date, 1980-01-01, is the same every time
             member.external_attr = _MODE
             archive.writestr(member, data)
-    return path
+    return target.getvalue()
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
+    """Yield the package's own files: its modules, and the mark that it is typed."""
     package = Path(tpucache.__file__).parent
-    for path in sorted(package.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
-            yield f"{_NAME}/{path.relative_to(package).as_posix()}", path.read_bytes()
+    paths = [package / "py.typed", *_modules(package).values()]
+    for path in sorted(path for path in paths if path.is_file()):
+        yield f"{_NAME}/{path.relative_to(package).as_posix()}", path.read_bytes()
+
+
+@functools.cache
+def _modules(package: Path) -> dict[str, Path]:
+    """Return the file of each module that the package's own modules import, inside of functions or out of them."""
+    found: dict[str, Path] = {}
+    waiting = list(_ROOTS)
+    while waiting:
+        name = waiting.pop()
+        path = _module_file(package, name)
+        if path is not None and name not in found:
+            found[name] = path
+            waiting += _imported(ast.parse(path.read_bytes()))
+            waiting.append(name.rpartition(".")[0])
+    return found
+
+
+def _module_file(package: Path, name: str) -> Path | None:
+    place = package.parent.joinpath(*name.split(".")) if name.partition(".")[0] == _NAME else package / "nothing"
+    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of what a module may import; some are names in a module and no modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _metadata_files() -> Iterator[tuple[str, bytes]]:
@@ -64,7 +112,7 @@ def _metadata_files() -> Iterator[tuple[str, bytes]]:
             "tpucache runs from a folder that was never installed, so its metadata is missing: `pip install` it first"
         )
     metadata = found.read_text("METADATA") or ""
-    # An editable installation goes on to tell the version it was installed at.
+    # An editable installation keeps stating the version it was installed at.
     yield "METADATA", re.sub(r"(?m)^Version: .*$", f"Version: {tpucache.__version__}", metadata, count=1).encode()
     yield from sorted(_others(found))
 

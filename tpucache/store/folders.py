@@ -24,14 +24,14 @@ from typing import Final
 
 from tpucache.errors import StoreError, UsageError
 from tpucache.store.files import write_atomically
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
 FINISHED: Final = "finished"
 PART_SUFFIX: Final = ".part"
 MAX_CLAIM_BYTES: Final = 256 << 20
-_CLAIM_ASIDE: Final = re.compile(rf"\.{re.escape(CLAIM_NAME)}\.\d+\.tmp")
+_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # what `write_atomically` writes first
 _FORMAT: Final = "tpucache claim"
 _NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
 _NAMED: Final = 5
@@ -75,13 +75,19 @@ class Claim:
         begun = set() if self.command == FINISHED else {f".{name}{PART_SUFFIX}" for name in self.files}
         return begun | set(self.files)
 
+    def wrote_aside(self, name: str) -> bool:
+        """Tell whether a name is that of one of these files while it is written."""
+        aside = _ASIDE.fullmatch(name)
+        return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
+
     def precedes(self, other: Claim) -> bool:
         """Tell whether this is the other's cache, or one to which shards were added to make the other."""
         if self.identity == other.identity:
             return True
-        shards = [name for name in self.files if SHARD_NAME.fullmatch(name)]
-        kept = all(other.files.get(name, digest) == digest for name, digest in self.files.items())
-        return bool(shards) and kept and all(name in other.files for name in shards)
+        shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
+        tables = {name: digest for name, digest in self.files.items() if TABLE_NAME.fullmatch(name)}
+        kept = all(other.files.get(name, digest) == digest for name, digest in tables.items())
+        return bool(shards) and kept and all(other.files.get(name) == digest for name, digest in shards.items())
 
 
 def folder_path(place: str | Path) -> Path:
@@ -121,7 +127,7 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
     `names` are all that is there, `claims` what it says of itself: of its unfinished copy, its manifest, or both.
     """
-    there = {name for name in names if not _CLAIM_ASIDE.fullmatch(name)}
+    there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:
         return
     if WORK_NAME in there:
@@ -136,6 +142,12 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
     foreign = there & wanted.names - {name for claim in claims for name in claim.names}
     if foreign:
         raise UsageError(f"{where} holds {named(foreign)} of another origin: move that away, or use another folder")
+
+
+def is_claim_aside(name: str) -> bool:
+    """Tell whether a name is that of a claim while it is written, in a folder that was empty before."""
+    aside = _ASIDE.fullmatch(name)
+    return aside is not None and aside[1] == CLAIM_NAME
 
 
 def read_claims(folder: Path) -> list[Claim]:
