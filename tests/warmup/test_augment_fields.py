@@ -97,6 +97,20 @@ def test_a_point_and_a_box_stay_on_their_pixel_when_it_is_flipped(
         np.testing.assert_allclose(result["keypoints"], [[column + 0.5, row + 0.5, 1]], atol=1e-4)
 
 
+@pytest.mark.parametrize("flip", ["HorizontalFlip", "VerticalFlip"])
+def test_a_point_on_an_edge_stays_visible_in_its_pixel_when_it_is_flipped(
+    flip: str, albumentations: Any, tmp_path: Path
+) -> None:
+    definition = _decided(albumentations, tmp_path, getattr(albumentations, flip)(p=1))
+    mask = np.zeros((24, 24, 1), np.uint8)
+    mask[0, 0], mask[0, 9], mask[13, 0] = 1, 2, 3
+    points = np.array([[0, 0, 1], [9.5, 0, 1], [0, 13.5, 1]], np.float32)
+    given = {"image": np.zeros((24, 24, 3), np.uint8), "mask": mask, "keypoints": points}
+    result = augment_fields(given, definition, 0, 0, 1)
+    assert (result["keypoints"][:, 2] == 1).all()
+    assert [result["mask"][int(y), int(x), 0] for x, y, _ in result["keypoints"]] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_boxes_and_points_lie_on_what_they_mark(preset: str) -> None:
     """Two squares of a mask, well inside so that no border is in play, against their boxes and middles."""

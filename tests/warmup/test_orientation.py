@@ -227,3 +227,25 @@ def test_an_image_that_is_not_turned_needs_no_statement() -> None:
     for other in others:
         for name, array in first.items():
             np.testing.assert_array_equal(other[name], array)
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("coordinates", ["displayed", "stored"])
+@pytest.mark.parametrize("turn", _TURNS)
+def test_a_point_on_an_edge_stays_in_its_pixel_when_the_image_is_turned(turn: int, coordinates: Any, fit: Any) -> None:
+    """The first edge belongs to the first pixel, the last one to none, in the image that the points were given on."""
+    drawn = (37, 61) if coordinates == "stored" or turn < 5 else (61, 37)
+    inside = [(0, 0), (drawn[1] - 0.5, 0), (0, drawn[0] - 0.5), (drawn[1] - 0.5, drawn[0] - 0.5), (5.5, 9.5)]
+    outside = [(drawn[1], 3), (3, drawn[0]), (-1, 3)]
+    displayed = (61, 37) if turn >= 5 else (37, 61)
+    recipe = Recipe(size=displayed, fit=fit, coordinates=coordinates)
+    image = _encode(np.zeros((37, 61), np.uint8), turn)
+    item = Item({"image": image, "keypoints": np.array([*inside, *outside], float)})
+    rows = _clean(item, recipe)["keypoints"]
+    np.testing.assert_array_equal(rows[:, 2], [1] * len(inside) + [0] * len(outside))
+    marks = np.zeros(drawn, int)
+    for number, (x, y) in enumerate(inside):
+        marks[int(y), int(x)] = number + 1
+    shown = _DISPLAYED[turn](marks) if coordinates == "stored" else marks
+    found = np.floor(rows[: len(inside), :2]).astype(int)
+    assert [shown[y, x] for x, y in found] == list(range(1, len(inside) + 1))

@@ -23,7 +23,7 @@ from tpucache.store.codec import DTYPES, Field
 from tpucache.warmup.decode import decode_turned_mask
 from tpucache.warmup.presize import View, presize_in_view
 from tpucache.warmup.sources.base import Item
-from tpucache.warmup.turn import TURNS, Turn, turn, turn_back, turn_points_back
+from tpucache.warmup.turn import TURNS, Turn, turn, turn_back
 
 Array = npt.NDArray[Any]
 
@@ -93,7 +93,7 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
             clean["boxes"] = _boxes(_numbers(field.name, value, path), view, recipe, path)
         elif field.name == "keypoints":
             points = _numbers(field.name, value, path)
-            clean["keypoints"] = _keypoints(points, view, recipe.coordinates, field.shape[0], path)
+            clean["keypoints"] = _keypoints(points, view, recipe, field.shape[0], path)
     return clean
 
 
@@ -112,9 +112,29 @@ def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDA
     return clipped[(clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])]
 
 
-def within(points: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.bool_]:
-    """Return which points x, y (n, 2) lie in left, top, right, bottom; the right and bottom edges lie outside."""
-    return np.asarray(((points >= area[:2]) & (points < area[2:])).all(axis=1))
+def within(
+    points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
+) -> npt.NDArray[np.bool_]:
+    """Return which points x, y (n, 2) lie in left, top, right, bottom.
+
+    Of two edges the right and bottom ones lie outside, or the others where that axis was `flipped`.
+    """
+    low, high = np.array(area[:2]), np.array(area[2:])
+    inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
+    return np.asarray(inside.all(axis=1))
+
+
+def mark_points(
+    points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
+) -> npt.NDArray[np.float32]:
+    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 or 0.
+
+    Visible ones on the right or bottom edge of left, top, right, bottom come just before it, so that the pixel that a
+    visible point lies in is always there.
+    """
+    last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
+    placed = np.where(visible[:, None], np.minimum(points, last), points)
+    return np.column_stack([placed, visible]).astype(np.float32)
 
 
 def _points(value: bytes | Array) -> int:
@@ -176,15 +196,11 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
     return numbers
 
 
-def _stored(
-    points: npt.NDArray[np.float64], view: View, coordinates: Coordinates | None, path: str
-) -> npt.NDArray[np.float64]:
-    """Return points x, y (n, 2) in the coordinates of the image as stored."""
-    if coordinates == "stored" or view.turn == Turn():
-        return points
-    if coordinates is None:
+def _coordinates(view: View, recipe: Recipe, path: str) -> Coordinates:
+    """Return what points lie on. Raises SampleError where that is not stated but makes a difference."""
+    if recipe.coordinates is None and view.turn != Turn():
         raise SampleError(path, f"it has boxes or keypoints; {_UNSTATED}")
-    return turn_points_back(points, view.turn, view.stored)
+    return recipe.coordinates or "stored"
 
 
 def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str) -> npt.NDArray[np.float32]:
@@ -197,8 +213,8 @@ def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str
     wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
     if wrong.size:
         raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
-    ends = (_stored(points, view, recipe.coordinates, path) for points in (boxes[:, :2], boxes[:, 2:4]))
-    corners = np.stack([view.points(points) for points in ends])
+    coordinates = _coordinates(view, recipe, path)
+    corners = np.stack([view.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
     classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
     kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), view.area)
     if len(kept) > most:
@@ -207,10 +223,12 @@ def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str
 
 
 def _keypoints(
-    points: npt.NDArray[np.float64], view: View, coordinates: Coordinates | None, count: int, path: str
+    points: npt.NDArray[np.float64], view: View, recipe: Recipe, count: int, path: str
 ) -> npt.NDArray[np.float32]:
     """Return keypoints (n, 2) in view, as rows of the record."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
-    moved = view.points(_stored(points, view, coordinates, path)).astype(np.float32)
-    return np.column_stack([moved, within(moved, view.area).astype(np.float32)])
+    coordinates = _coordinates(view, recipe, path)
+    moved = view.points(points, coordinates).astype(np.float32)
+    visible = within(moved, view.area, view.turn[1:] if coordinates == "stored" else (False, False))
+    return mark_points(moved, visible, view.area)

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.recipe import Fit, Recipe
+from tpucache.recipe import Coordinates, Fit, Recipe
 from tpucache.warmup.decode import decode, decoder_versions, opened, orientation, stored_size
 from tpucache.warmup.resize import resize, resizer_versions
 from tpucache.warmup.turn import TURNS, Turn, turn, turn_points
@@ -83,12 +83,21 @@ class View:
         rows = _nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
         return self.place(pixels[rows[:, None], columns])
 
-    def points(self, points: Array) -> npt.NDArray[np.float64]:
-        """Return where points x, y (n, 2) of the image as stored lie on the canvas: float64 (n, 2)."""
+    def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
+        """Return where points x, y (n, 2) of the image as stored or as displayed lie on the canvas: float64 (n, 2)."""
+        if coordinates == "displayed":
+            return self._displayed().points(points)
         left, top, right, bottom = self.box
         scale = np.array([self.size[0] / (right - left), self.size[1] / (bottom - top)])
         moved = (np.asarray(points, np.float64) - (left, top)) * scale
         return np.asarray(turn_points(moved, self.turn, self.size) + self.area[:2])
+
+    def _displayed(self) -> View:
+        """Return the view of the displayed image that is the same as this one of the stored image."""
+        corners = turn_points(np.reshape(self.box, (2, 2)), self.turn, self.stored)
+        (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
+        stored, size = (self.stored[::-1], self.size[::-1]) if self.turn.swap else (self.stored, self.size)
+        return View(stored, (left, top, right, bottom), size, Turn(), self.canvas)
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Pixels:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.warmup.fields import clip_boxes, fill_boxes, within
+from tpucache.warmup.fields import clip_boxes, fill_boxes, mark_points
 
 Array = npt.NDArray[Any]
 
@@ -66,8 +66,9 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
         result["boxes"] = fill_boxes(boxes, len(given["boxes"]))
     if "keypoints" in given:
         points = np.asarray(targets["keypoints"], np.float32)[:, :2] + _MIDDLE
-        visible = within(points, _area(given["image"])) & (given["keypoints"][:, 2] > 0)
-        result["keypoints"] = np.column_stack([points, visible.astype(np.float32)])
+        area = _area(given["image"])
+        inside = ((points >= area[:2]) & (points <= area[2:])).all(axis=1)  # both edges: a flip takes one to the other
+        result["keypoints"] = mark_points(points, inside & (given["keypoints"][:, 2] > 0), area)
     return result
 
 

@@ -47,10 +47,3 @@ def turn_points(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray
     """Return where points x, y (n, 2) of a stored image (width, height) lie once it is turned: float64 (n, 2)."""
     swapped, size = (points[:, ::-1], stored[::-1]) if by.swap else (points, stored)
     return np.where(by[1:], np.subtract(size, swapped), swapped).astype(np.float64)
-
-
-def turn_points_back(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Return where points x, y (n, 2) of a turned image lie in it as stored, (width, height): float64 (n, 2)."""
-    size = stored[::-1] if by.swap else stored
-    flipped = np.where(by[1:], np.subtract(size, points), points).astype(np.float64)
-    return flipped[:, ::-1] if by.swap else flipped
