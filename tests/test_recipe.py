@@ -63,6 +63,8 @@ def test_a_recipe_does_not_change() -> None:
         ("seed", [-1, 2**63, 0.0, "0", None, True]),
         ("shard_mb", [0, -1, 65537, 1.5, None, True]),
         ("quality", [0, 50, True, "95"]),
+        ("coordinates", ["", "Stored", "shown", 1, True, ["stored"]]),
+        ("white_level", [0, -1, 1.0, True, "4095", 2**31]),
     ],
 )
 def test_what_no_cache_can_have_is_refused_by_name(name: str, values: list[Any]) -> None:
@@ -115,6 +117,8 @@ CHANGES: list[dict[str, Any]] = [
     {"codec": "jpeg", "quality": 94},
     {"exact": True},
     {"max_boxes": 5},
+    {"coordinates": "displayed"},
+    {"white_level": 255},
 ]
 
 
@@ -146,3 +150,14 @@ def test_a_difference_tells_before_and_now() -> None:
         "seed 0, now 7",
     ]
     assert differences({"seed": 0}, {"extra": 1}) == ["extra None, now 1", "seed 0, now None"]
+
+
+def test_a_recipe_from_before_a_part_was_added_is_the_same_recipe() -> None:
+    now = Recipe().to_dict()
+    before = {name: value for name, value in now.items() if name not in ("coordinates", "white_level")}
+    assert fingerprint(before) == fingerprint(now)
+    assert differences(before, now) == differences(now, before) == []
+    assert differences(before, Recipe(coordinates="stored", white_level=4095).to_dict()) == [
+        "coordinates None, now 'stored'",
+        "white_level None, now 4095",
+    ]

@@ -185,3 +185,22 @@ def test_a_pgm_states_itself_what_is_white() -> None:
     data = b"P5 16 16 4095\n" + values.astype(">u2").tobytes()
     for white in (None, 300):
         np.testing.assert_allclose(_grey(data, white), _expected(values, 4095), atol=0.51)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_a_transparent_grey_of_few_bits_is_white(bits: int) -> None:
+    rows = bytes([0, *(0b00011011 for _ in range(2 * bits))]) * 16
+    header = struct.pack(">IIBBBBB", 16, 16, bits, _GREY, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"tRNS", struct.pack(">H", 1)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    digits = np.unpackbits(np.frombuffer(rows[1 : 1 + 2 * bits], np.uint8)).reshape(16, bits)
+    numbers = digits @ (1 << np.arange(bits)[::-1])
+    grey = np.where(numbers == 1, 255, numbers * 255 // (2**bits - 1))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+    np.testing.assert_array_equal(_grey(data), np.tile(grey, (16, 1)))
+
+
+def test_a_transparent_colour_of_16_bits_is_refused() -> None:
+    """Pillow compares it with colours of which it keeps the high bytes alone."""
+    data = _png(_ramp(65535), _RGB, _chunk(b"tRNS", struct.pack(">HHH", 1000, 1000, 1000)))
+    with pytest.raises(SampleError, match="is transparent"):
+        _grey(data)

@@ -249,3 +249,23 @@ def test_a_point_on_an_edge_stays_in_its_pixel_when_the_image_is_turned(turn: in
     shown = _DISPLAYED[turn](marks) if coordinates == "stored" else marks
     found = np.floor(rows[: len(inside), :2]).astype(int)
     assert [shown[y, x] for x, y in found] == list(range(1, len(inside) + 1))
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("turn", _TURNS)
+def test_a_turned_image_becomes_what_it_becomes_when_it_was_saved_upright(turn: int, fit: Any) -> None:
+    rng = np.random.default_rng(turn)
+    stored = rng.integers(0, 256, (49, 81, 3), np.uint8)
+    upright = np.ascontiguousarray(_DISPLAYED[turn](stored))
+    height, width = upright.shape[:2]
+    fields = {
+        "mask": rng.integers(0, 256, (height, width), np.uint8),
+        "boxes": np.sort(rng.uniform(-20, 100, (9, 2, 2)), axis=1).reshape(9, 4),  # some of them outside
+        "keypoints": np.array([[0, 0], [width, height], [width / 2, height / 2], *rng.uniform(-9, 90, (9, 2))]),
+    }
+    recipe = Recipe(size=(23, 31), fit=fit, coordinates="displayed")
+    turned = _clean(Item({"image": _encode(stored, turn), **fields}), recipe)
+    expected = _clean(Item({"image": upright, **fields}), recipe)
+    assert np.abs(turned.pop("image").astype(int) - expected.pop("image")).mean() < 0.7
+    for name, array in expected.items():
+        np.testing.assert_allclose(turned[name], array, atol=1e-4)

@@ -34,7 +34,7 @@ import PIL
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, features
 
 from tpucache.errors import SampleError
-from tpucache.warmup.depth import WHITE_16, UncertainRangeError, check_high_bytes, to_8_bits
+from tpucache.warmup.depth import COLOUR_MODES, WHITE_16, UncertainRangeError, bits_of, check_colours, to_8_bits
 from tpucache.warmup.turn import TURNS, turn_back
 
 Array = npt.NDArray[Any]
@@ -42,15 +42,9 @@ Array = npt.NDArray[Any]
 _EXIF_ORIENTATION: Final = 0x0112
 _TIFF_WIDTH: Final = 256
 _TIFF_HEIGHT: Final = 257
-_TIFF_BITS: Final = 258
 _TIFF_PHOTOMETRIC: Final = 262
 _WHITE_IS_ZERO: Final = 0
-_PNG_BITS_AT: Final = 24
 _JPEG_SCALES: Final = 8
-#: Pillow's names of 16-bit colours in a PNG, of which it keeps the first byte, and of those in the other byte order.
-_OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
-#: Modes in which Pillow has colours of 16 bits, cut to 8.
-_COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
 
 # What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
 _BROKEN: Final = (
@@ -122,8 +116,12 @@ def decode(
     width = image.width
     drafted = image.draft(None, least) if least and isinstance(image, ImageFile.ImageFile) else None
     as_stored = _undo(image)
-    if isinstance(data, bytes) and image.mode in _COLOUR_MODES and _bits(image, data) == 16:
-        check_high_bytes(_highest_byte(image, data), white)
+    if isinstance(data, bytes):
+        bits = bits_of(image, data)
+        if image.mode in COLOUR_MODES and bits == 16:
+            check_colours(image, data, white)
+        elif image.mode == "L" and bits < 8 and isinstance(clear := image.info.get("transparency"), int):
+            image.info["transparency"] = clear * 255 // (2**bits - 1)  # Pillow spreads the pixels over 0..255 alone
     pixels = np.asarray(_to_colours(image, white))
     return Decoded(as_stored(pixels), 1.0 if drafted is None else drafted[1][2] / width)
 
@@ -234,33 +232,6 @@ def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:
 
 def _scaled(side: int, eighths: int) -> int:
     return math.ceil(side * eighths / _JPEG_SCALES)
-
-
-def _bits(image: Image.Image, data: bytes) -> int:
-    """Return the bits of a channel as a file has them; 8 for formats of which Pillow knows no more."""
-    if image.format == "PNG":
-        return data[_PNG_BITS_AT]
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
-        return int(max(image.tag_v2.get(_TIFF_BITS, (1,))))
-    return 8
-
-
-def _highest_byte(image: Image.Image, data: bytes) -> int:
-    """Return the highest byte of colours of 16 bits, but their transparency, that were cut to their high bytes."""
-    pixels = np.asarray(image)
-    colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
-    highest = int(colours.max())
-    return 255 if not highest and _is_black_png(data) else highest  # black whatever is white
-
-
-def _is_black_png(data: bytes) -> bool:
-    """Return whether a PNG has colours of 16 bits whose low bytes are all 0; False where that cannot be read."""
-    with Image.open(io.BytesIO(data)) as image:
-        tiles: Any = image.tile  # tuples of four, under another name in each Pillow
-        if image.format != "PNG" or any(rawmode not in _OF_LOW_BYTES for *_, rawmode in tiles):
-            return False
-        tiles[:] = [(*place, _OF_LOW_BYTES[rawmode]) for *place, rawmode in tiles]
-        return not np.asarray(image)[..., :3].any()
 
 
 def _to_colours(image: Image.Image, white: int | None) -> Image.Image:

@@ -6,10 +6,12 @@ bits into 16. Scaled by a wrong range such an image turns black or white, so wha
 
 from __future__ import annotations
 
+import io
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, TiffImagePlugin
 
 Array = npt.NDArray[Any]
 
@@ -18,6 +20,13 @@ WHITE_16: Final = 65535
 _LEAST_16: Final = 1 << 14
 #: A float image that is nowhere brighter than this would turn nearly black.
 _LEAST_FLOAT: Final = 1 / 16
+
+#: Pillow's names of 16-bit colours in a PNG, of which it keeps the first byte, and of those in the other byte order.
+_OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
+#: Modes in which Pillow has colours of 16 bits, cut to 8.
+COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
+_PNG_BITS_AT: Final = 24
+_TIFF_BITS: Final = 258
 
 _ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
 
@@ -50,12 +59,24 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
     return grey
 
 
-def check_high_bytes(highest: int, white: int | None) -> None:
-    """Check colours of 16 bits that were cut to their high bytes, of which `highest` is the largest.
+def bits_of(image: Image.Image, data: bytes) -> int:
+    """Return the bits of a channel as a file has them; 8 for formats of which Pillow knows no more."""
+    if image.format == "PNG":
+        return data[_PNG_BITS_AT]
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(max(image.tag_v2.get(_TIFF_BITS, (1,))))
+    return 8
 
-    Raises UncertainRangeError when 65535 may not be what is white.
+
+def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
+    """Check an image of `COLOUR_MODES` with 16 bits a channel, of which Pillow keeps the high bytes.
+
+    Raises UncertainRangeError when 65535 may not be what is white, or one colour is transparent, as others may have
+    the same high bytes.
     """
-    if white is None and highest < _LEAST_16 >> 8:
+    if "transparency" in image.info:
+        raise UncertainRangeError("one of its colours of 16 bits is transparent: save it with 8 bits, or with alpha")
+    if white is None and _highest_byte(image, data) < _LEAST_16 >> 8:
         raise UncertainRangeError(
             "its colours have 16 bits but use at most 14 of them, which is nearly black if 65535 is white: "
             "save it with 8 bits, or state --white-level 65535 if it is as dark as that"
@@ -64,3 +85,21 @@ def check_high_bytes(highest: int, white: int | None) -> None:
         raise UncertainRangeError(
             f"its colours have 16 bits, and --white-level {white} can scale grey only: save it with 8 bits"
         )
+
+
+def _highest_byte(image: Image.Image, data: bytes) -> int:
+    """Return the highest byte of colours of 16 bits, but their transparency, that were cut to their high bytes."""
+    pixels = np.asarray(image)
+    colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
+    highest = int(colours.max())
+    return 255 if not highest and _is_black_png(data) else highest  # black whatever is white
+
+
+def _is_black_png(data: bytes) -> bool:
+    """Return whether a PNG has colours of 16 bits whose low bytes are all 0; False where that cannot be read."""
+    with Image.open(io.BytesIO(data)) as image:
+        tiles: Any = image.tile  # tuples of four, under another name in each Pillow
+        if image.format != "PNG" or any(rawmode not in _OF_LOW_BYTES for *_, rawmode in tiles):
+            return False
+        tiles[:] = [(*place, _OF_LOW_BYTES[rawmode]) for *place, rawmode in tiles]
+        return not np.asarray(image)[..., :3].any()
