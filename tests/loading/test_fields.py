@@ -172,6 +172,16 @@ def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_onc
     ]
 
 
+def test_lengths_that_no_memory_holds_are_damage(photos, tmp_path):
+    build_cache(photos, tmp_path / "cache", Recipe(size=8, codec="jpeg"), jobs=1)
+    path = tmp_path / "cache" / "index.npy"
+    index = np.load(path)
+    index["length"] = 0xFFFFFFFF
+    np.save(path, index)
+    with pytest.raises(DamageError, match=r"by the index, more than there is.*verify"):
+        CachedDataset(tmp_path / "cache").__getitems__(list(range(150)) * 40)
+
+
 def test_a_record_that_does_not_decode_is_an_error_of_ours(tmp_path):
     make_cache(tmp_path, MIXED["encoded"])
     shard = tmp_path / shard_name(0, 0)

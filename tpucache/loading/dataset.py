@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from tpucache.loading.labels import check_labels, to_tensor
 from tpucache.loading.memory import RecordMemory
 from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
+from tpucache.loading.scratch import Scratch
 from tpucache.machine import available_memory
 from tpucache.store.codec import decode_into
 from tpucache.store.field_reader import read_field
@@ -102,7 +101,7 @@ class CachedDataset(Dataset[Item]):
         if indices is not None:
             self._positions = to_positions(indices, self.manifest.samples, from_end=False)
         self._layout = self.manifest.layout
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         self._in_memory = in_memory
         shown = self.manifest.augmented if variant == "epoch" else 1
         self._opened: _Opened | None = _Opened(
@@ -138,7 +137,7 @@ class CachedDataset(Dataset[Item]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         self._share_epoch()
         if self._memory is not None and not self._memory.claim(list(self._runs()), available_memory()):
             self._memory = None  # this process may take less: records are read from their files
@@ -155,7 +154,7 @@ class CachedDataset(Dataset[Item]):
         What was selected from this dataset, or this one from, stays open. Closing again does nothing.
         """
         self._opened = self._memory = None
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
 
     def __repr__(self) -> str:
         return (
@@ -235,7 +234,7 @@ class CachedDataset(Dataset[Item]):
         selected = object.__new__(type(self))
         selected.__dict__.update(self.__getstate__())
         selected._positions, selected._digest = chosen, None
-        selected._scratch = _Scratch()
+        selected._scratch = Scratch()
         selected._epoch = self._epoch.clone()
         selected._share_epoch()
         selected._memory = selected._claim_memory()
@@ -407,20 +406,6 @@ class CachedDataset(Dataset[Item]):
             raise UsageError(f'{self.directory} has variants {has} and "epoch", not {self._variant!r}')
         if any(not field.shape and field.codec == "bytes" for field in self.manifest.fields):
             raise FormatError(f"{self.directory} holds a field of bytes, whose length varies: it has no tensor")
-
-
-class _Scratch(threading.local):
-    """Memory for the encoded records of a batch, kept from one to the next: new memory is cleared before it is read."""
-
-    def __init__(self) -> None:
-        self._block = memoryview(b"")
-
-    def slices(self, lengths: Sequence[int]) -> list[memoryview]:
-        """Return memory of these lengths, side by side; the next call of the same thread takes it back."""
-        ends = list(itertools.accumulate(lengths))
-        if ends and ends[-1] > len(self._block):
-            self._block = np.empty(ends[-1] + ends[-1] // 4, np.uint8).data
-        return [self._block[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def overrides(dataset: CachedDataset, method: str) -> bool:
