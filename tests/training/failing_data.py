@@ -28,3 +28,17 @@ def boxed() -> Generated:
         return {"image": image, "boxes": np.array([[1, 2, 5, 9, 0]], np.float32), "label": number % 4}
 
     return Generated(make, "a", "b", "c", "d")
+
+
+def void_squares() -> Generated:
+    """A bright rectangle of class 1 with an edge that is of no class."""
+
+    def make(rng: np.random.Generator, _number: int) -> dict[str, Any]:
+        mask = np.zeros((64, 64), np.uint8)
+        top, left = rng.integers(0, 32, 2)
+        mask[top : top + 30, left : left + 30] = 255
+        mask[top + 2 : top + 28, left + 2 : left + 28] = 1
+        image = rng.normal(70 + 110 * (mask[..., None] > 0), 25, (64, 64, 3)).clip(0, 255).astype(np.uint8)
+        return {"image": image, "mask": mask}
+
+    return Generated(make)

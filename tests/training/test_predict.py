@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -126,6 +127,46 @@ def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
     with pytest.raises(UsageError, match="divide over 8 cores"):
         predict(predictor, [CachedDataset(cache)], tmp_path / "out.csv", 12)
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("ant", "bee", "cat", "doe"), "it lacks 'dog' and adds 'doe'"),
+        (("ant", "bee"), "it lacks 'cat', 'dog'"),
+        (("bee", "ant", "cat", "dog"), None),
+    ],
+)
+def test_a_cache_of_other_classes_is_refused_by_what_differs(photos, folds, tmp_path, names, words):
+    for name in names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        shutil.copy(next((photos / "ant").iterdir()), tmp_path / "photos" / name)
+    build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=16), jobs=1)
+    predictor, dataset = Predictor(folds[:1], EagerDevice()), CachedDataset(tmp_path / "cache")
+    if words is None:  # folders are sorted: these are the classes of the run
+        predictor.check(dataset)
+        predictor.classes = predictor.classes[::-1]
+        words = "in another order"
+    with pytest.raises(UsageError, match=words):
+        predict(predictor, [dataset], tmp_path / "out.csv", 8)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
+    best = torch.load(folds[0] / "best.pt", weights_only=True)
+    best["model"]["5.bias"][1] = float("nan")
+    (tmp_path / "run").mkdir()
+    torch.save(best, tmp_path / "run" / "best.pt")
+    dataset = CachedDataset(cache)
+    with pytest.raises(TrainingError, match=f"150 samples are not finite, the first that of '{dataset.paths[0]}'"):
+        predict(Predictor([tmp_path / "run"], EagerDevice()), [dataset], tmp_path / "out.csv", 8)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
+    report = predict(Predictor(folds[:1], EagerDevice()), [CachedDataset(cache, indices=[])], tmp_path / "out.csv", 8)
+    assert (report.samples, report.metrics) == (0, {})
+    assert read(tmp_path / "out.csv") == [["sample", "path", "label", "prediction", "ant", "bee", "cat", "dog"]]
 
 
 def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_path):

@@ -96,11 +96,11 @@ def predict_values(
     """Return probabilities or values, the mean over the datasets: float32 (samples, outputs), in the samples' order."""
     total = np.zeros((len(datasets[0]), predictor.task.outputs))
     for dataset in datasets:
-        parts = []
+        done = 0
         for (part,) in rows(dataset, predictor.device, batch_size, threads, lambda batch: (predictor.predict(batch),)):
-            parts.append(part)
+            total[done : done + len(part)] += part
+            done += len(part)
             progress.advance(len(part))
-        total += np.concatenate(parts)
     mean: Array = (total / len(datasets)).astype(np.float32)
     return mean
 
@@ -144,7 +144,7 @@ def _save_maps(
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
     """Return the task's metrics, or nothing where the labels are not of the task."""
-    if "label" not in dataset.table or dataset.classes != predictor.classes:
+    if not len(dataset) or "label" not in dataset.table or dataset.classes != predictor.classes:
         return {}
     labels = dataset.labels.numpy()
     try:
