@@ -20,7 +20,7 @@ test: $(STAMP) ## run the tests, two at once (JOBS=8 for eight)
 	$(PYTEST)
 
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not xla'
 
 lint: $(STAMP) ## linters, formatting, types, and the direction of imports
 	$(BIN)/ruff check .

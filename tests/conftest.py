@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -16,12 +17,22 @@ from PIL import Image
 
 from tpucache import Recipe, build_cache
 
+NEEDS_XLA = pytest.mark.skip(reason="torch_xla is not installed: it has no release for this Python or machine")
+
 CLASSES = ("ant", "bee", "cat", "dog")
 SAMPLES = 150
 
 # The same examples in every run, however long a busy machine takes; --hypothesis-profile default looks for others.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs torch_xla where it is not installed."""
+    if importlib.util.find_spec("torch_xla") is None:
+        for item in items:
+            if item.get_closest_marker("xla"):
+                item.add_marker(NEEDS_XLA)
 
 
 def write_photos(folder: Path, samples: int, classes: tuple[str, ...] = CLASSES, side: int = 24) -> Path:

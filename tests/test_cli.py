@@ -129,6 +129,7 @@ def test_training_stopped_by_a_time_limit_ends_with_status_three(cache, tmp_path
     assert "--resume" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_training_on_a_folder_of_ones_own_cache_works(cache, tmp_path, capsys):
     arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
     assert main([*arguments, "--valid", str(cache), "--epochs", "1", "--batch-size", "32", "--json"]) == 0

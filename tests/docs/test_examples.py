@@ -76,6 +76,7 @@ def test_every_link_leads_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+@pytest.mark.slow
 def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
     shutil.copytree(photos, tmp_path / "photos" / "train")
     monkeypatch.chdir(tmp_path)

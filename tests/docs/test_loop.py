@@ -15,7 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
 EAGER = 'open_device("eager")'
 
 
-@pytest.mark.parametrize("device", ['open_device("eager")', 'open_device("xla")'])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [EAGER, pytest.param('open_device("xla")', marks=pytest.mark.xla)])
 def test_the_loop_of_the_page_trains(cache, tmp_path, device):
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert EAGER in code

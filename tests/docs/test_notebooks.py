@@ -18,6 +18,8 @@ import pytest
 from tpucache import CachedDataset
 from tpucache.cli import main
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 PARAMETERS = "parameters"
 PROG = ["python", "-m", "tpucache"]

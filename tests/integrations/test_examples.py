@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
 WHOLE, DROPPED, FOLDS = 2 * 150, 2 * (150 // 32 * 32), 5 * 150  # two epochs; without the last batch; five folds
 EXAMPLES = {

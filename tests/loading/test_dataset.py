@@ -67,6 +67,7 @@ def test_a_clean_sample_is_the_presized_photograph(cache, photos):
     assert dataset.classes[label] == Path(path).parts[0]
 
 
+@pytest.mark.slow
 def test_samples_are_the_same_under_any_worker_without_the_writers_libraries(cache, tmp_path):
     published = shutil.copytree(cache, tmp_path / "published")
     for path in (published, *published.iterdir()):
@@ -124,6 +125,7 @@ def test_variant_epoch_shows_all_augmented_variants_in_turn(cache):
         assert sorted(shown) == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_that_persist_see_each_epoch(cache, method):
     turning = CachedDataset(cache, "epoch", indices=range(20))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = {"eager": ("eager", 1), "one": ("xla", 1), "eight": ("xla", 8)}
 OPTIMIZERS = {"sgd": 0.02, "adamw": 0.002}
 STEPS = 56
@@ -57,6 +59,7 @@ ALIKE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.xla
 @ALIKE
 def test_losses_are_those_of_plain_torch(runs, name, optimizer):
     expected, losses = runs["eager", optimizer][0]["losses"], runs[name, optimizer][0]["losses"]
@@ -65,6 +68,7 @@ def test_losses_are_those_of_plain_torch(runs, name, optimizer):
     assert abs(losses[-1] - losses[0]) > 1e-3
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize("name", ["one", "eight"])
 def test_weights_are_those_of_plain_torch(runs, name):
     # By SGD alone, for the reason given below.
@@ -76,6 +80,7 @@ def test_weights_are_those_of_plain_torch(runs, name):
         torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=relative)
 
 
+@pytest.mark.xla
 @ALIKE
 def test_validation_metrics_are_those_of_plain_torch(runs, name, optimizer):
     pairs = zip(runs["eager", optimizer][0]["epochs"], runs[name, optimizer][0]["epochs"], strict=True)
@@ -87,6 +92,7 @@ def test_validation_metrics_are_those_of_plain_torch(runs, name, optimizer):
         assert found["valid_loss"] == pytest.approx(expected["valid_loss"], abs=bound)
 
 
+@pytest.mark.xla
 @ALIKE
 def test_nothing_compiles_after_the_second_step(runs, name, optimizer):
     assert runs[name, optimizer][0]["pace"]["compiles"] == 0
@@ -96,6 +102,7 @@ def test_nothing_compiles_after_the_second_step(runs, name, optimizer):
 CHECK_RESUME = Path(__file__).parents[2] / "scripts" / "check_resume.py"
 
 
+@pytest.mark.xla
 def test_a_run_that_is_killed_ends_in_the_same_bits(cache, python):
     def check(cores):
         return python(CHECK_RESUME, cache, "--cores", cores, "--kills", 1, "--model", "tiny_models:tiny", devices=cores)
@@ -125,7 +132,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("backend", "cores"), [("eager", 1), ("xla", 8)])
+@pytest.mark.parametrize(("backend", "cores"), [("eager", 1), pytest.param("xla", 8, marks=pytest.mark.xla)])
 def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python, tmp_path, backend, cores):
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
@@ -140,6 +147,7 @@ def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python
     assert not (tmp_path / "run" / "last.pt").exists()
 
 
+@pytest.mark.xla
 def test_a_missing_tpu_is_told_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
     done = python(
         "-m", "tpucache", "train", cache, "--run", tmp_path, "--cores", 4, "--batch-size", 8, devices=8, asked=False

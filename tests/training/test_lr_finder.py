@@ -172,6 +172,7 @@ assert compiles[0] == compiles[1], compiles
 """
 
 
+@pytest.mark.xla
 def test_learner_and_random_numbers_on_xla_are_left_exactly_as_they_were(cache, python, tmp_path):
     (tmp_path / "script.py").write_text(ON_XLA)
     done = python(tmp_path / "script.py", cache, 8, devices=8)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.xla
+
 CORES = {"one": 1, "eight": 8}
 #: AdamW divides a gradient by its own size, and so scales up the rounding of small ones.
 NOISE = {"sgd": 1e-5, "adamw": 3e-4}

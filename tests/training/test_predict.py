@@ -91,6 +91,7 @@ np.savez(output, compiles=compiles, **found)
 """
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize("cores", [1, 8])
 def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, folds, python, tmp_path, cores):
     (tmp_path / "script.py").write_text(ON_XLA.format(counts=COUNTS))

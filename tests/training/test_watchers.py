@@ -33,6 +33,7 @@ def scalars(folder):
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_leaves_curves_scalars_and_a_trace(cache, tmp_path):
     run = tmp_path / "run"
     arguments = ["train", cache, "--run", run, "--backend", "eager", "--model", "cnn", "--epochs", 2, "--valid", 0.2]

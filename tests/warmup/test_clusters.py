@@ -21,6 +21,8 @@ from tpucache.warmup.engine import Engine
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 64

@@ -21,6 +21,8 @@ from tpucache import BuildError, Recipe, build_cache, repair_cache, verify_cache
 from tpucache.warmup import plan
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 Mode = Literal["full disk", "kill"]
 

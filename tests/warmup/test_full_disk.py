@@ -15,6 +15,8 @@ import pytest
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 Standing = dict[str, tuple[int, int]]
 

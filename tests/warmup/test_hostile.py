@@ -19,6 +19,8 @@ from tpucache.warmup.presize import presize
 from tpucache.warmup.sources import FolderSource
 from tpucache.warmup.sources.base import Listing
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "make_hostile.py"
 _MUTANTS = 500
 _SIZE = 32

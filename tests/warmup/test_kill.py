@@ -21,6 +21,8 @@ from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.run import build_cache
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 96  # so that a shard of 1 MiB holds 37 images

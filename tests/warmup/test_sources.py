@@ -65,6 +65,7 @@ def test_a_table_with_masks_is_cached_with_folds_and_the_masks_follow_the_images
             assert float(agree.min()) > 0.9
 
 
+@pytest.mark.slow
 def test_folds_train_on_variants_and_validate_on_the_clean_one(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = "--path-col name --label-col kind --suffix .png --fold-col part --size 16 --variants 1 --augment flip"
