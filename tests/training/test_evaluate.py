@@ -11,6 +11,7 @@ from tpucache import CachedDataset
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluate import evaluate, results
+from tpucache.training.interrupt import Stopped
 from tpucache.training.learner import Learner
 from tpucache.training.settings import TrainSettings
 
@@ -55,3 +56,24 @@ def test_averaged_weights_are_what_is_evaluated_and_the_own_ones_come_back(cache
     assert learner.model.training
     learner.ema = None
     assert evaluate(learner, dataset)["loss"] != pytest.approx(with_average, rel=1e-3)
+
+
+def test_an_evaluation_that_is_stopped_leaves_the_learner_as_it_was(cache):
+    dataset, batches = CachedDataset(cache), []
+    learner = learner_for(dataset, ema=0.5)
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    with torch.no_grad():
+        for average in learner.ema.state_dict()["average"].values():
+            average.add_(1)
+
+    def check():
+        batches.append(1)
+        if len(batches) == 3:
+            raise Stopped("now")
+
+    with pytest.raises(Stopped) as stopped:
+        evaluate(learner, dataset, check)
+    assert stopped.value.__traceback__ is not None  # it holds the frames, and what they hold, to the end of this test
+    assert len(batches) == 3 < -(-150 // 8)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.model.state_dict().items())
+    assert learner.model.training

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tpucache.training import idle
-from tpucache.training.device import Counters
+from tpucache.training.device import Counters, EagerDevice, eager
 from tpucache.training.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
+from tpucache.training.settings import TrainSettings
 
 STEP, BATCH, STEPS = 0.25, 4, 30
 PACE = Pace(100, 1000.0, 0.1, waited=0.0, device_idle=0.0, compiles=0, received_bytes=0)
@@ -94,7 +95,7 @@ def test_what_compiles_after_the_warm_up_is_counted(world):
         ({"steps": 0}, "Too few steps"),
         ({"compiles": 3}, "3 graphs"),
         ({"waited": 0.4, "device_idle": 0.4}, r"Data limits the run \(40%"),
-        ({"device_idle": 0.3}, "--steps-per-execution"),
+        ({"device_idle": 0.3}, "--steps-per-execution 4"),
         ({"ceiling_idle": 0.3}, "longer than on data already there"),
         ({}, "The device limits the run"),
     ],
@@ -106,3 +107,29 @@ def test_one_sentence_says_what_limits_the_run(changed, told):
 def test_a_replay_that_is_slower_than_the_run_is_no_idleness():
     assert PACE.with_ceiling(900.0).ceiling_idle == 0
     assert PACE.with_ceiling(2000.0).ceiling_idle == 0.5
+
+
+def test_the_advice_is_not_to_do_what_is_done_already():
+    late, slow = replace(PACE, waited=0.4), replace(PACE, device_idle=0.3)
+    used = TrainSettings(steps_per_execution=4, bf16=True, threads=8)
+    assert "--in-memory" in late.advice(used)
+    assert "--in-memory" not in late.advice(used, in_memory=True)
+    assert "more than 8 --threads" in late.advice(used, in_memory=True)
+    assert "--steps-per-execution 16" in slow.advice(used)
+    assert "--bf16" in PACE.advice()
+    assert "--bf16" not in PACE.advice(used)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_plain_torch_is_executing_in_all_steps_of_an_execution(monkeypatch, steps):
+    world = World()
+    monkeypatch.setattr(eager, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    device = EagerDevice()
+    for _ in range(3):
+        world.now += 7.0  # the loop waits for data
+        for number in range(steps):
+            device.step_begin(number)
+            world.now += STEP
+        device.step_end()
+        device.step_end()  # an evaluation's batch, which is not counted
+    assert device.counters().execute_seconds == pytest.approx(3 * steps * STEP)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, TrainingError, UsageError
+from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
 from tpucache.training.augment import AugmentSettings
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
+from tpucache.training.interrupt import StopRequest
 from tpucache.training.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
 from tpucache.training.settings import TrainSettings
@@ -81,6 +82,15 @@ def test_the_test_ends_soon_after_the_loss_diverges(cache, monkeypatch, loss, ke
     assert len(taken) < 50
     assert taken[1] / taken[0] == pytest.approx(taken[9] / taken[8])
     assert taken[0] == pytest.approx(1e-6)
+
+
+def test_a_range_test_that_reaches_the_time_limit_leaves_the_learner_as_it_was(cache):
+    dataset = CachedDataset(cache)
+    learner, times = learner_for(dataset), iter(range(100))
+    before = copy.deepcopy(learner.state_dict())
+    with pytest.raises(UnfinishedError, match=r"after 8 of 100 steps.*--resume"):
+        range_test(learner, dataset, stop=StopRequest(10.0, clock=lambda: next(times)))  # one is left for saving
+    assert_equal(learner.state_dict(), before)
 
 
 def test_rates_that_do_not_rise_are_refused(cache):

@@ -114,6 +114,16 @@ def test_a_resumed_run_takes_back_scalars_of_steps_that_it_takes_again(tmp_path)
     assert scalars(tmp_path)["valid/loss"] == [(4, 0.5)]
 
 
+def test_an_epoch_whose_evaluation_is_made_up_for_is_written_before_any_loss(tmp_path):
+    with TensorBoard(tmp_path) as board:
+        board.losses(0, [1.0, 2.0])
+    with TensorBoard(tmp_path) as board:
+        board.epoch({"epoch": 1, "step": 2, "valid_loss": 0.5})
+        board.losses(2, [3.0])
+    assert scalars(tmp_path)["train/loss"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert scalars(tmp_path)["valid/loss"] == [(2, 0.5)]
+
+
 def test_tensorboard_that_is_missing_is_an_error_in_words(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(DependencyError, match=r"tpucache\[tensorboard\]"):

@@ -1,0 +1,93 @@
+"""A run that is stopped at any moment, in any way, is resumed to the same history, best weights and last weights."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from stopping import Killed, Moment, differences, results, run_once, stop_once
+
+from tpucache.training.device import EagerDevice
+
+
+@pytest.fixture(scope="module")
+def whole(cache, tmp_path_factory):
+    """An uninterrupted run: what it leaves, and how many batches its device ran."""
+    run, device = tmp_path_factory.mktemp("whole"), EagerDevice()
+    moment = Moment(device)
+    run_once(cache, run, device)
+    return results(run), moment.count
+
+
+@pytest.mark.parametrize("kind", ["time limit", "SIGTERM", "SIGKILL"])
+def test_a_run_stopped_at_any_step_or_evaluation_batch_resumes_to_the_same_results(cache, tmp_path, whole, kind):
+    expected, batches = whole
+    assert batches >= 4 + 2 * 2
+    stops = 0
+    for chosen in range(1, batches + 1):
+        run = tmp_path / str(chosen)
+        if stop_once(cache, run, EagerDevice(), kind, chosen):
+            stops += 1
+            if kind != "SIGKILL":
+                assert json.loads((run / "report.json").read_text())["finished"] is False
+            run_once(cache, run, EagerDevice())
+        assert json.loads((run / "report.json").read_text())["finished"] is True
+        assert differences(results(run), expected) == [], chosen
+    assert stops >= batches - 2  # after the last evaluation nothing is left to stop
+
+
+def test_a_run_killed_between_any_two_writes_resumes_to_the_same_results(cache, tmp_path, whole, monkeypatch):
+    fsync = os.fsync
+    writes, chosen = 0, 0
+
+    def counted(descriptor):
+        nonlocal writes
+        writes += 1
+        if writes == chosen:
+            raise Killed
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    run_once(cache, tmp_path / "whole", EagerDevice())
+    total = writes
+    assert total >= 2 * 3  # the best weights, the state and the history, each file and its folder
+    for chosen in range(1, total + 1):
+        run, writes = tmp_path / str(chosen), 0
+        with pytest.raises(Killed):
+            run_once(cache, run, EagerDevice())
+        writes = total
+        run_once(cache, run, EagerDevice())
+        assert differences(results(run), whole[0]) == [], chosen
+        assert json.loads((run / "report.json").read_text())["finished"] is True
+
+
+def test_what_a_killed_process_did_not_rename_is_removed(cache, tmp_path):
+    (tmp_path / ".last.pt.77.tmp").write_bytes(b"half")
+    run_once(cache, tmp_path, EagerDevice())
+    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "history.csv", "last.pt", "report.json"}
+
+
+ON_XLA = """
+import sys
+from pathlib import Path
+from stopping import Moment, differences, results, run_once, stop_once
+from tpucache.training.device import open_device
+
+cache, folder, device = Path(sys.argv[1]), Path(sys.argv[2]), open_device("xla", 8)
+run_once(cache, folder / "whole", device)
+expected = results(folder / "whole")
+# One sample is evaluated first, and once more after two steps. So an epoch ends at 4 and 8, its evaluation at 6 and 10.
+for kind, chosen in [("time limit", 4), ("SIGTERM", 5), ("SIGKILL", 7), ("time limit", 8), ("SIGKILL", 9)]:
+    run = folder / f"{kind} {chosen}"
+    assert stop_once(cache, run, device, kind, chosen)
+    Moment(device)
+    run_once(cache, run, device)
+    assert differences(results(run), expected) == [], (kind, chosen)
+"""
+
+
+def test_a_run_stopped_on_eight_devices_resumes_to_the_same_results(cache, python, tmp_path):
+    (tmp_path / "script.py").write_text(ON_XLA)
+    done = python(tmp_path / "script.py", cache, tmp_path, devices=8)
+    assert done.returncode == 0, done.stderr
