@@ -1,10 +1,11 @@
-"""Stops a small run at every single step, resumes it, and compares what it leaves with what an uninterrupted run leaves.
+"""Stops a small run at every single step, resumes it, and compares what it leaves with an uninterrupted run.
 
     python -m scripts.checks.stops --backend eager xla
 
-Every stop is a process of its own: by a time limit (the clock jumps at the step), by SIGTERM, and by SIGKILL; each after
-every batch that the device runs, of training and of evaluation. SIGKILL also comes before every file is synced. Every
-resume is another process. `history.csv` has to be the same bytes, `best.pt` and `last.pt` the same values to the bit.
+Every stop is a process of its own: by a time limit (the clock jumps at the step), by SIGTERM, and by SIGKILL; each
+after every batch that the device runs, of training and of evaluation. SIGKILL also comes before every file is synced.
+Every resume is another process. `history.csv` has to be the same bytes, `best.pt` and `last.pt` the same values to the
+bit.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ MODEL = """
 from torch import nn
 
 def small(classes):
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes)
-    return nn.Sequential(*layers)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(4, classes))
 """
 STOPPED = """
 import os, signal, sys, time
 from tpucache.cli import main
-from tpucache.training import device
+from tpucache.training import device, loop
+
+loop.ceiling = lambda execute, device, images: 1.0  # it measures a rate by hundreds of executions
 
 kind, chosen, count_file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 counts, open_device, fsync, monotonic = {"batch": 0, "write": 0}, device.open_device, os.fsync, time.monotonic
