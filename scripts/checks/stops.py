@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,9 @@ import torch
 from PIL import Image
 
 from tpucache import Recipe, build_cache
+from tpucache.cli import main as main_of_cli
+from tpucache.training import device, interrupt, loop
+from tpucache.training.device import Backend, Device, open_device
 
 CORES = {"eager": 1, "xla": 8}
 STATUS = {"time limit": 3, "SIGTERM": 3, "SIGKILL": -signal.SIGKILL, "SIGKILL at a write": -signal.SIGKILL}
@@ -39,39 +45,8 @@ def small(classes):
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*layers, nn.Linear(4, classes))
 """
-STOPPED = """
-import os, signal, sys, time
-from tpucache.cli import main
-from tpucache.training import device, loop
-
-loop.ceiling = lambda execute, device, images: 1.0  # it measures a rate by hundreds of executions
-
-kind, chosen, count_file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-counts, open_device, fsync, monotonic = {"batch": 0, "write": 0}, device.open_device, os.fsync, time.monotonic
-clock = [0.0]
-time.monotonic = lambda: monotonic() + clock[0]
-
-def count(what):
-    counts[what] += 1
-    if counts[what] != chosen or (what == "write") != (kind == "SIGKILL at a write"):
-        return
-    if kind == "time limit":
-        clock[0] = 1e6
-    else:
-        os.kill(os.getpid(), signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
-
-def open_counting(*arguments):
-    opened = open_device(*arguments)
-    step_end = opened.step_end
-    opened.step_end = lambda: (step_end(), count("batch"))
-    return opened
-
-device.open_device = open_counting
-os.fsync = lambda descriptor: (count("write"), fsync(descriptor))
-status = main(sys.argv[4:])
-open(count_file, "w").write(f"{counts['batch']} {counts['write']}")
-sys.exit(status)
-"""
+_LOCK = threading.Lock()
+PRELOADED = ["tpucache.cli", "tpucache.training.loop", "tpucache.loading.split"]
 
 
 class Outcome(NamedTuple):
@@ -86,33 +61,68 @@ class Outcome(NamedTuple):
 class Trial:
     """One backend's runs, all in a folder."""
 
-    def __init__(self, folder: Path, cache: Path, backend: str) -> None:
-        self.folder, self._cache, self._backend = folder, cache, backend
+    def __init__(self, folder: Path, cache: Path, backend: str, processes: ForkServerContext) -> None:
+        self.folder, self._cache, self._backend, self._processes = folder, cache, backend, processes
         whole = folder / "whole"
         self.train(whole, "", -1)
         self.batches, self.writes = map(int, (folder / "whole.count").read_text().split())
         self._expected = results(whole)
 
     def train(self, run: Path, kind: str, moment: int, status: int = 0) -> int:
-        cores = CORES[self._backend]
-        words = ["train", self._cache, "--run", run, "--backend", self._backend, "--cores", cores, *OPTIONS.split()]
-        command = [sys.executable, "-c", STOPPED, kind, moment, f"{run}.count", *words, "--time-limit", "1h"]
-        paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(cores)}
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-        done = subprocess.run(map(str, command), env=environment, capture_output=True, text=True, check=False)
-        if done.returncode not in (0, status):
-            sys.exit(f"{kind} {moment}: status {done.returncode}: {done.stderr[-2000:]}")
-        return done.returncode
+        """Run the command in a process of its own, stopped at this moment; return its exit status."""
+        words = ["train", self._cache, "--run", run, "--backend", self._backend, "--cores", CORES[self._backend]]
+        words += [*OPTIONS.split(), "--time-limit", "1h"]
+        process = self._processes.Process(target=run_command, args=(kind, moment, run, [str(word) for word in words]))
+        with _LOCK:
+            process.start()
+        found = None
+        while found is None:
+            time.sleep(0.05)
+            with _LOCK:  # multiprocessing asks after the exit of all processes whenever one is started
+                found = process.exitcode
+        if found not in (0, status):
+            sys.exit(f"{kind} {moment}: status {found}: {Path(f'{run}.log').read_text()[-2000:]}")
+        return found
 
     def stop(self, kind: str, moment: int) -> Outcome:
         run = self.folder / f"{kind} {moment}"
         status = self.train(run, kind, moment, STATUS[kind])
-        is_reported = not status or (STATUS[kind] == 3 and not finished(run)) or STATUS[kind] < 0
-        if status:
-            self.train(run, "", -1)
-        is_reported = is_reported and finished(run)
-        return Outcome(moment, status, is_reported, differences(self._expected, results(run)))
+        is_reported = status < 0 or finished(run) == (status == 0)
+        self.train(run, "", -1)
+        return Outcome(moment, status, is_reported and finished(run), differences(self._expected, results(run)))
+
+
+def run_command(kind: str, moment: int, run: Path, words: list[str]) -> None:
+    """Run a command of the command line that is stopped once it has run so many batches, or begun so many writes."""
+    log = os.open(f"{run}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    counts, hours_later = {"batches": 0, "writes": 0}, False
+    fsync, monotonic = os.fsync, time.monotonic
+
+    def count(what: str) -> None:
+        nonlocal hours_later
+        counts[what] += 1
+        if counts[what] != moment or (what == "writes") != (kind == "SIGKILL at a write"):
+            return
+        if kind == "time limit":
+            hours_later = True
+        else:
+            os.kill(os.getpid(), signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
+
+    def open_counting(backend: Backend, cores: int) -> Device:
+        opened = open_device(backend, cores)
+        step_end = opened.step_end
+        opened.step_end = lambda: (step_end(), count("batches"))
+        return opened
+
+    os.fsync = lambda descriptor: (count("writes"), fsync(descriptor))
+    device.open_device = open_counting
+    interrupt.StopRequest.__init__.__defaults__ = (None, lambda: monotonic() + 1e6 * hours_later)
+    loop.ceiling = lambda execute, device, images: 1.0  # it measures a rate by hundreds of executions
+    status = main_of_cli(words)
+    Path(f"{run}.count").write_text(f"{counts['batches']} {counts['writes']}")
+    sys.exit(status)
 
 
 def finished(run: Path) -> bool:
@@ -154,17 +164,22 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as work:
         cache = write_cache(Path(work))
+        Path(work, "small_model.py").write_text(MODEL)
+        sys.path.insert(0, work)  # which processes take over
+        os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+        processes = multiprocessing.get_context("forkserver")  # of one that has imported, and done nothing else
+        processes.set_forkserver_preload([*PRELOADED, *(["torch_xla"] if "xla" in options.backend else [])])
         for backend in options.backend:
             folder = Path(work, backend)
             folder.mkdir()
-            (folder / "small_model.py").write_text(MODEL)
-            trial = Trial(folder, cache, backend)
+            trial = Trial(folder, cache, backend, processes)
             for kind in options.kind:
                 total, what = (trial.writes, "syncs") if kind.endswith("write") else (trial.batches, "batches")
                 with ThreadPoolExecutor(options.jobs) as threads:
                     outcomes = list(threads.map(lambda moment: trial.stop(kind, moment), range(1, total + 1)))  # noqa: B023  # all are run before it changes
-                stops = [outcome for outcome in outcomes if outcome.status]
+                stops = [outcome for outcome in outcomes if outcome.status == STATUS[kind]]
                 bad = [outcome for outcome in outcomes if outcome.differing or not outcome.is_reported]
+                bad += [outcome for outcome in outcomes if outcome.status != STATUS[kind]]
                 failures += len(bad)
                 verdict = f"{len(bad)} differ: {bad[:3]}" if bad else "all the same"
                 report = "all right" if all(outcome.is_reported for outcome in outcomes) else "wrong"
