@@ -13,9 +13,7 @@ returns such a dictionary.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import random
@@ -33,6 +31,7 @@ from numpy.random import SeedSequence
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
 from tpucache.store.codec import Field
+from tpucache.warmup.code_digest import check_imported, code_digests
 from tpucache.warmup.fields import image_fields
 from tpucache.warmup.seeding import loaded_generators, seeded_generators
 from tpucache.warmup.targets import from_targets, to_targets, with_targets
@@ -63,7 +62,7 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     elif name.endswith((".json", ".yaml", ".yml")):
         definition = _read_file(Path(name))
     elif ":" in name:
-        definition = {"callable": name, "source_sha256": _source_sha256(name)}
+        definition = {"callable": name, **code_digests(name)}
     else:
         raise RecipeError(
             f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
@@ -174,6 +173,7 @@ def _classes(definition: Any) -> set[str]:
 
 def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augment:
     if "callable" in content:
+        check_imported(content)
         target = load_callable(content["callable"])
         return _seeded(target, names) if hasattr(target, "set_random_state") else _called(target, names)
     try:
@@ -251,18 +251,6 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _plain(content: Any) -> Any:
     """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
     return json.loads(json.dumps(content))
-
-
-def _source_sha256(name: str) -> str:
-    """Hash the file that defines a callable, so that a changed augmentation is noticed."""
-    load_callable(name)
-    try:
-        spec = importlib.util.find_spec(name.partition(":")[0])
-    except ValueError:  # __main__ has none
-        return ""
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        return ""
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 @functools.cache

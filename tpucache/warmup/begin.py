@@ -19,6 +19,7 @@ from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column as TableColumn
 from tpucache.store.samples import SampleTable, Strings, encode_columns, open_samples
 from tpucache.warmup.augment import PRESETS, resolve
+from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, order_of, sample_difference
 from tpucache.warmup.fields import record_fields
 from tpucache.warmup.finish import sizes_of, versions
@@ -91,15 +92,16 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     return Plan(json.loads(json.dumps(description)), listing, blocks, fields, labels, before)
 
 
-def begin(work: Path, plan: Plan) -> list[Sample]:
+def begin(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]]:
     """Write the plan down, or compare it with the one an interrupted run wrote; remove what that run left half-done.
 
-    Returns the samples that have another size than when it was begun.
+    Returns the samples that have another size than when it was begun, and the versions that are others now.
     """
     path = work / PLAN_NAME
     changed: list[Sample] = []
+    other: tuple[str, ...] = ()
     if path.exists():
-        _check_plan(work, json.loads(path.read_bytes()), plan)
+        other = _check_plan(work, json.loads(path.read_bytes()), plan)
         samples = plan.listing.samples
         sizes: Any = SampleTable(work / _LISTING_NAME, len(samples))[SIZE_COLUMN]
         changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
@@ -107,7 +109,7 @@ def begin(work: Path, plan: Plan) -> list[Sample]:
         save_listing(work, plan)
         write_atomically(path, json.dumps(plan.told).encode())
     remove_leftovers(work)
-    return changed
+    return changed, other
 
 
 def is_begun(work: Path, manifest: Manifest) -> bool:
@@ -135,11 +137,15 @@ def _augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | No
     if not recipe.variants:
         return dict(before.recipe["augmentation"]) if before else {}
     if before is not None and before.augmented and recipe.augment in PRESETS:
-        now = versions()
-        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(now[name] for name in _OF_PRESETS))
+        used = versions()
+        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(used[name] for name in _OF_PRESETS))
         made = (before.recipe.get("augment"), before.recipe.get("size"))
         if asked == (*made, *(before.created_by.get(name) for name in _OF_PRESETS)):
             return dict(before.recipe["augmentation"])
+    old = before.recipe["augmentation"] if before is not None else {}
+    if old.get("callable") == recipe.augment:
+        now = {"callable": recipe.augment, **code_digests(recipe.augment)}
+        return now if code_changes(old, now) else dict(old)  # an earlier version may say less of the same code
     return resolve(recipe.augment, recipe.height, recipe.width, fields)
 
 
@@ -148,7 +154,7 @@ def _check_recipe(cache: Path, before: Manifest, told: Mapping[str, Any]) -> Non
     old = {**before.recipe}
     if not before.augmented:  # nothing was augmented yet, so any augmentation fits
         old.update(augmentation=told["augmentation"], augment=told["augment"])
-    changed = differences(old, told)
+    changed = recipe_differences(old, told)
     if told["variants"] < before.augmented:
         changed.append(f"variants {before.augmented}, now {told['variants']}")
     if changed:
@@ -156,6 +162,16 @@ def _check_recipe(cache: Path, before: Manifest, told: Mapping[str, Any]) -> Non
             f"{cache} was made with another recipe: {'; '.join(changed)}. "
             "Give the same options, or another folder to build anew."
         )
+
+
+def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name each part in which two recipes differ; of a callable's code, the modules that changed."""
+    old, new = before.get("augmentation", {}), now.get("augmentation", {})
+    if not old.get("callable") or old.get("callable") != new.get("callable"):
+        return differences(before, now)
+    modules = code_changes(old, new)
+    code = [f"the code of the augmentation {new['callable']} changed, in {', '.join(modules)}"] if modules else []
+    return [*differences({**before, "augmentation": new}, now), *code]
 
 
 def _missing_blocks(listing: Listing, recipe: Recipe, cache: Path, before: Manifest) -> list[Block]:
@@ -187,10 +203,10 @@ def _label_of(manifest: Manifest, cache: Path) -> Label:
     return label if isinstance(label, int) else tuple(label)
 
 
-def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> None:
-    """Refuse to go on with another recipe, source or cache; tell of other versions."""
+def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
+    """Refuse to continue with another recipe, source or cache; warn of other versions and return them."""
     cache, now = work.parent, plan.told
-    changed = differences(before["recipe"], now["recipe"])
+    changed = recipe_differences(before["recipe"], now["recipe"])
     for name in EXTENT:
         if before["recipe"][name] != now["recipe"][name]:
             changed.append(f"{name} {before['recipe'][name]}, now {now['recipe'][name]}")
@@ -211,6 +227,7 @@ def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> None:
         raise BuildError(f"{cache} is another cache than when this was begun: remove {work} to give up what was begun")
     if other := version_differences(before["versions"]):
         _log.warning("%s was begun with other versions, whose records may differ: %s", cache, "; ".join(other))
+    return tuple(other)
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:

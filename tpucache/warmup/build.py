@@ -19,6 +19,7 @@ from tpucache.warmup.job import Job, make_records
 from tpucache.warmup.lock import is_held
 from tpucache.warmup.plan import Block, Chunk
 from tpucache.warmup.receipt import SealedShard, save_receipt
+from tpucache.warmup.same_records import check_clean
 from tpucache.warmup.spool import Note, Spooled
 
 
@@ -36,8 +37,8 @@ def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
     """Decode, presize, augment and encode the samples of a chunk, and spool their records.
 
     A chunk that the deadline cuts short is spooled as far as it is done, and another call continues there. Raises
-    SampleError when a sample cannot be used and errors are not skipped, RecipeError or BuildError when its clean record
-    is not the one that the cache has, BuildError when the disk fails.
+    SampleError when a sample cannot be used and errors are not skipped, BuildError when its clean record is not the one
+    that the cache has, or when the disk fails.
     """
     note, records = _begun(job, chunk)
     first = len(note.numbers) + len(note.skipped)
@@ -55,6 +56,8 @@ def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
                 raise
             note.skipped.append(Skipped(sample.number, sample.path, error.reason))
             continue
+        if sample.number in chunk.clean:
+            check_clean(job, sample, made, chunk.clean[sample.number])
         for variant, record in zip(chunk.variants, made.records, strict=True):
             records[variant].append(record)
         if "image" in made.clean:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class Builder:
         self._done: dict[tuple[int, int], ChunkDone] = {}
         self._begun: dict[tuple[int, int], ChunkDone] = {}  # chunks that a deadline cut short
         self._kept: set[int] = set()  # by earlier runs
+        self.known: dict[int, dict[int, int]] = {}  # checksums of one of each chunk's or shard's samples
         self._made = 0
         self._stopped = False  # a worker saw the deadline pass
         for block in blocks:
@@ -141,21 +142,28 @@ class Builder:
             if standing is None or not (job.skip_errors or not standing.note.skipped):
                 if begun := find_begun(job, chunk):
                     self._kept.update(begun.note.numbers)
+                    self._know(begun.note.numbers, begun.crcs)
                     done = ChunkDone(len(begun.note.numbers), len(begun.note.skipped), 0, whole=False)
                     self._begun[block.number, chunk.number] = done
                 continue
             dealt = sorted([*standing.note.numbers, *(skip.number for skip in standing.note.skipped)])
             if dealt == [sample.number for sample in chunk.samples]:
                 self._kept.update(standing.note.numbers)
+                self._know(standing.note.numbers, standing.crcs)
                 done = ChunkDone(len(standing.note.numbers), len(standing.note.skipped), 0)
                 self._done[block.number, chunk.number] = done
         if self._whole(block):
             note = sealed[0].note
             self._kept.update(note.numbers)
+            self._know(note.numbers, {s.entry.variant: s.rows["crc32"].tolist() for s in sealed})
             for chunk in self._chunks[block.number]:
                 self._done[block.number, chunk.number] = ChunkDone(0, 0, 0)
             self._done[block.number, 0] = ChunkDone(len(note.numbers), len(note.skipped), 0)
             spool.remove(job.work, block.number)
+
+    def _know(self, numbers: Sequence[int], checksums: Mapping[int, Sequence[int]]) -> None:
+        if numbers:
+            self.known[numbers[0]] = {variant: values[0] for variant, values in checksums.items()}
 
     def _take(self, block: Block | Chunk, result: Any) -> None:
         if isinstance(block, Chunk):

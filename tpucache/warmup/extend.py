@@ -11,6 +11,7 @@ import numpy as np
 
 from tpucache.errors import SourceError
 from tpucache.store.manifest import Manifest
+from tpucache.store.reader import open_index
 from tpucache.store.samples import SampleTable, Strings, open_samples
 from tpucache.warmup.plan import Block
 from tpucache.warmup.sources.base import Column, Listing, Sample
@@ -76,15 +77,18 @@ def _in_order(listing: Listing, places: Sequence[int]) -> Listing:
 def old_blocks(listing: Listing, cache: Path, manifest: Manifest, variants: Sequence[int]) -> list[Block]:
     """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
     numbers = open_samples(cache, manifest.samples, manifest.table.name).numbers.tolist()
-    return [
-        Block(
-            entry.block,
-            tuple(listing.samples[number] for number in numbers[entry.first : entry.first + entry.records]),
-            tuple(variants),
-        )
-        for entry in sorted(manifest.shards, key=lambda entry: entry.block)
-        if entry.variant == manifest.variants[0]
-    ]
+    index = open_index(cache, manifest)
+    blocks = []
+    for entry in sorted(manifest.shards, key=lambda entry: entry.block):
+        if entry.variant == manifest.variants[0]:
+            part = slice(entry.first, entry.first + entry.records)
+            samples = tuple(listing.samples[number] for number in numbers[part])
+            # The first run of the index is variant 0's, where that is present.
+            checksums = [] if entry.variant else index["crc32"][part].tolist()
+            blocks.append(
+                Block(entry.block, samples, tuple(variants), dict(zip(numbers[part], checksums, strict=False)))
+            )
+    return blocks
 
 
 def _check_same(

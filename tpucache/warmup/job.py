@@ -23,7 +23,7 @@ class Job:
     """What all tasks of a run share.
 
     `shards` is where sealed shards go, `run` the name of the run; `labels` is what samples' own labels must be, None
-    where they do not count; `deadline` is when tasks stop.
+    where they do not count; `deadline` is when tasks stop, `other_versions` names those that differ from the cache's.
     """
 
     source: Source
@@ -36,6 +36,7 @@ class Job:
     run: str
     labels: LabelRule | None = None
     deadline: Deadline = NEVER
+    other_versions: tuple[str, ...] = ()
 
 
 class Made(NamedTuple):
@@ -52,13 +53,17 @@ def make_records(job: Job, sample: Sample, variants: Sequence[int]) -> Made:
     if job.labels is not None:
         job.labels.check(item.label, sample.path)
     clean = clean_fields(item, job.fields, job.recipe, sample.path)
-    layout = RecordLayout(job.fields)
-    quality = {"image": job.recipe.quality}
     records = []
     for variant in variants:
         shown = clean
         if variant:
             shown = augment_fields(clean, job.augmentation, job.recipe.seed, sample.number, variant)
-        parts = [encode(field, shown[field.name], quality.get(field.name)) for field in job.fields]
-        records.append(layout.join(parts))
+        records.append(to_record(job, shown))
     return Made(item, clean, records)
+
+
+def to_record(job: Job, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Return a sample's arrays as the bytes of its record."""
+    quality = {"image": job.recipe.quality}
+    parts = [encode(field, arrays[field.name], quality.get(field.name)) for field in job.fields]
+    return RecordLayout(job.fields).join(parts)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from tpucache.recipe import Recipe
@@ -25,21 +25,26 @@ _MIN_CHUNKS: Final = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples that share one shard a variant; `variants` are those to be built."""
+    """Consecutive samples that share one shard a variant; `variants` are those to be built.
+
+    `clean` has the CRC-32 of the clean record by sample number, where a cache has it already.
+    """
 
     number: int
     samples: tuple[Sample, ...]
     variants: tuple[int, ...]
+    clean: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive samples of a block that one task decodes, once for all variants."""
+    """Consecutive samples of a block that one task decodes, once for all variants; `clean` is as of a block."""
 
     block: int
     number: int
     samples: tuple[Sample, ...]
     variants: tuple[int, ...]
+    clean: Mapping[int, int] = field(default_factory=dict)
 
 
 def record_bytes(fields: Sequence[Field]) -> int:
@@ -78,7 +83,14 @@ def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk
             weight = 0
         parts[-1].append(sample)
         weight += sample.bytes
-    return [Chunk(block.number, number, tuple(part), block.variants) for number, part in enumerate(parts)]
+    return [
+        Chunk(block.number, number, tuple(part), block.variants, _of_samples(block.clean, part))
+        for number, part in enumerate(parts)
+    ]
+
+
+def _of_samples(clean: Mapping[int, int], samples: Sequence[Sample]) -> dict[int, int]:
+    return {sample.number: clean[sample.number] for sample in samples if sample.number in clean}
 
 
 def listing_sha256(listing: Listing) -> str:

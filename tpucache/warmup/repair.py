@@ -17,9 +17,9 @@ from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import open_index
 from tpucache.store.verify import Damage, is_whole, verify_cache
-from tpucache.warmup.augment import resolve
 from tpucache.warmup.begin import PLAN_NAME, version_differences
 from tpucache.warmup.builder import Builder, Standing
+from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.engine import Engine
 from tpucache.warmup.extend import named, number_samples, put_in_order
 from tpucache.warmup.folder import cache_folder, remove_folder, remove_leftovers
@@ -191,9 +191,12 @@ def _listing(source: Source, cache: Path, manifest: Manifest, damaged: Collectio
 def _check_callable(manifest: Manifest) -> None:
     """Refuse a callable of somebody's that changed: what it would make is not what there was."""
     recipe, before = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
-    if "callable" in before and resolve(recipe.augment, recipe.height, recipe.width, manifest.fields) != before:
+    if "callable" not in before:
+        return
+    if changed := code_changes(before, {"callable": recipe.augment, **code_digests(recipe.augment)}):
         raise RecipeError(
-            f"the augmentation {recipe.augment} is another one than when the cache was made: bring it back as it was"
+            f"the augmentation {recipe.augment} is another one than when the cache was made: bring it back as it was "
+            f"(changed: {', '.join(changed)})"
         )
 
 

@@ -12,7 +12,7 @@ from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.begin import PLAN_NAME, Plan, begin, is_begun, make_plan, save_listing
+from tpucache.warmup.begin import PLAN_NAME, Plan, begin, is_begun, make_plan, save_listing, version_differences
 from tpucache.warmup.builder import Builder, Standing
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.engine import Engine
@@ -29,6 +29,7 @@ from tpucache.warmup.folder import cache_folder, remove_folder, remove_old_table
 from tpucache.warmup.job import Job
 from tpucache.warmup.lock import hold
 from tpucache.warmup.presize import slow_parts
+from tpucache.warmup.same_records import check_records, known_records
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Source
 
@@ -89,6 +90,12 @@ def build_cache(
         skip = on_error == "skip"
         job = Job(source, recipe, augmentation, plan.fields, work, cache, skip, "", plan.labels, deadline)
 
+        if plan.before is not None:
+            other_versions = tuple(version_differences(plan.before.created_by))
+            job = dataclasses.replace(job, other_versions=other_versions)
+            with deadline.interrupting("samples of the cache were compared"):
+                check_records(job, plan.listing.samples, known_records(cache, plan.before))
+
         def announce_work(builder: Builder, advice: str) -> None:
             if announce is not None:
                 expected = estimate(job, builder.remaining(), engine.jobs)
@@ -115,14 +122,17 @@ def _build(
         announce(Builder(job, plan.blocks), _ADVICE if plan.before is None else _ADVICE_ADDING)
     job.work.mkdir(exist_ok=True)
     with hold(job.work) as run:
-        changed = begin(job.work, plan)
+        changed, other = begin(job.work, plan)
         if plan.fields[0].name == "image":
             for line in slow_parts():
                 _log.warning("%s", line)
-        builder = Builder(dataclasses.replace(job, run=run), plan.blocks, report)
+        job = dataclasses.replace(job, run=run, other_versions=tuple(sorted({*job.other_versions, *other})))
+        builder = Builder(job, plan.blocks, report)
         if changed:
             builder.check_unchanged(changed)
             save_listing(job.work, plan)
+        with job.deadline.interrupting("samples were compared with those that are done"):
+            check_records(job, plan.listing.samples, builder.known)
         if resumed:
             announce(builder, _ADVICE_RESUMING)
         shards = builder.build(engine)

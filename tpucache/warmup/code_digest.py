@@ -1,0 +1,148 @@
+"""The code of a custom augmentation: the files of its module and of all that this imports and nobody installed."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.callables import load_callable
+from tpucache.errors import RecipeError
+
+_INSTALLED: Final = ("site-packages", "dist-packages")
+#: The module's own file, and the files of its helpers by module name; caches of earlier versions have the first alone.
+OWN: Final = "source_sha256"
+HELPERS: Final = "helpers"
+
+_imported: Final[dict[str, tuple[Any, str]]] = {}
+
+
+def code_digests(name: str) -> dict[str, Any]:
+    """Return the SHA-256 of the file of `module:name`, "" where it has none, and of its helper modules, if it has any.
+
+    Helpers are the modules that it imports, or that these import, but for Python's own and installed ones. Raises
+    UsageError when it cannot be imported.
+    """
+    load_callable(name)
+    module = name.partition(":")[0]
+    digests = {found: _sha256(path) for found, path in _files(module).items()}
+    own = digests.pop(module, "")
+    return {OWN: own, HELPERS: dict(sorted(digests.items()))} if digests else {OWN: own}
+
+
+def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name the modules whose code differs between two definitions of one callable."""
+    module = str(now.get("callable", "")).partition(":")[0]
+    changed = [module] if before.get(OWN) != now.get(OWN) else []
+    if HELPERS in before:  # earlier versions did not look for them
+        old, new = before[HELPERS], now.get(HELPERS, {})
+        changed += [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    return changed
+
+
+def check_imported(definition: Mapping[str, Any]) -> None:
+    """Raise RecipeError when this process has imported other code than a definition says.
+
+    It has where a file was changed since: in a notebook, or in a worker that is used again.
+    """
+    name = definition["callable"]
+    load_callable(name)
+    module = name.partition(":")[0]
+    wanted = {module: definition.get(OWN, ""), **definition.get(HELPERS, {})}
+    for found, path in _files(module).items():
+        spec = getattr(sys.modules.get(found), "__spec__", None)
+        if found not in _imported or _imported[found][0] is not spec:
+            _imported[found] = (spec, _sha256(path))
+        if wanted.get(found, _imported[found][1]) != _imported[found][1]:
+            raise RecipeError(
+                f"the code of {found} changed after this process imported it for the augmentation {name}: start a new "
+                "process (in a notebook: restart the kernel) and run it again"
+            )
+
+
+def _files(module: str) -> dict[str, Path]:
+    """Return the files of a module and of its helpers, by module name."""
+    own = _file(_spec(module))
+    if own is None:
+        return {}
+    files, waiting = {module: own}, [module]
+    while waiting:
+        current = waiting.pop()
+        for name in _imports(current, files[current]):
+            for found, path in _local_modules(name):
+                if found not in files:
+                    files[found] = path
+                    waiting.append(found)
+    return files
+
+
+def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the modules that are imported for a full name, with their files; none of what is installed is looked up."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        module = ".".join(parts[:count])
+        spec = _spec(module)
+        path = _file(spec)
+        places = [str(path)] if path else list(getattr(spec, "submodule_search_locations", None) or ())
+        if not places or not _is_local(module, Path(places[0])):
+            return
+        if path:
+            yield module, path
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """Yield the full names that a module's file may import, anywhere in it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # compiled code
+        return
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Return where a module comes from, None for one that there is not, or that is Python's own."""
+    if not module or module.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    if spec := getattr(sys.modules.get(module), "__spec__", None):
+        return spec  # type: ignore[no-any-return]  # modules have no other
+    found: ModuleSpec | None = None
+    with contextlib.suppress(Exception):  # finding a module imports its packages, which raise whatever they raise
+        found = importlib.util.find_spec(module)
+    return found
+
+
+def _file(spec: ModuleSpec | None) -> Path | None:
+    if spec is None or not spec.has_location or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    return Path(spec.origin)
+
+
+def _is_local(module: str, path: Path) -> bool:
+    """Tell whether a module is somebody's own: neither installed, nor Python's or this package's."""
+    if module.partition(".")[0] == "tpucache" or any(part in _INSTALLED for part in path.parts):
+        return False
+    return not any(path.is_relative_to(folder) for folder in _standard_folders())
+
+
+@functools.cache
+def _standard_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
