@@ -175,7 +175,7 @@ def add(commands: Any) -> None:
         "--white-level", type=positive, metavar="N", help="what is white in images of more than 8 bits, such as 4095"
     )
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="stop cleanly before; run again to continue")
-    command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 48 files")
+    command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 44 shards")
     command.add_argument(
         "--backend", choices=["loky", "dask", "ray", "spark"], default="loky", help="who runs the work"
     )

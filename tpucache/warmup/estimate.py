@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.codec import RecordLayout
 from tpucache.store.pages import PAGE_HEADER_BYTES
@@ -27,10 +28,6 @@ _PAGE_NUMBER_BYTES: Final = 8  # in the place of a record that has pages of its 
 #: Bytes of the tables and receipts for each record, and for each sample beside its path, which they hold twice.
 _RECORD_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 128
-KAGGLE_BYTES: Final = 20_000_000_000  # what /kaggle/working keeps
-# Two fewer than where kagglehub zips a dataset, and one for the sheet of samples; tables and manifest included.
-KAGGLE_FILES: Final = 47
-_TABLES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -133,28 +130,29 @@ def check_room(expected: Estimate, cache: Path, advice: str) -> None:
 
 def kaggle_blocks(variants: int) -> int:
     """Return how many blocks a cache of so many variants may have, to stay within Kaggle's files. Raises BuildError."""
-    blocks = (KAGGLE_FILES - _TABLES) // (variants + 1)
+    blocks = kaggle.TARGET_SHARDS // (variants + 1)
     if not blocks:
         raise BuildError(
-            f"{variants} variants and the clean one make more than {KAGGLE_FILES} files: use at most "
-            f"{KAGGLE_FILES - _TABLES - 1} --variants with --target kaggle"
+            f"{variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} files of records: use at most "
+            f"{kaggle.TARGET_SHARDS - 1} --variants with --target kaggle"
         )
     return blocks
 
 
 def check_kaggle_files(shards: int) -> None:
     """Raise BuildError when a cache of so many shards is not one that Kaggle publishes file by file."""
-    if shards + _TABLES > KAGGLE_FILES:
+    if shards > kaggle.TARGET_SHARDS:
         raise BuildError(
-            f"the cache would have {shards + _TABLES} files, more than the {KAGGLE_FILES} of --target kaggle"
+            f"the cache would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: a larger "
+            "--shard-mb makes fewer"
         )
 
 
 def check_kaggle_bytes(expected: Estimate, cache: Path) -> None:
     """Raise BuildError when a cache, with what is still to be done, is larger than what Kaggle keeps."""
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
-    if total > KAGGLE_BYTES:
+    if total > kaggle.WORKING_BYTES:
         raise BuildError(
             f"the cache would take about {total / 1e9:,.1f} GB, and /kaggle/working keeps "
-            f"{KAGGLE_BYTES / 1e9:.0f}: use --codec jpeg, a smaller --size or fewer --variants"
+            f"{kaggle.WORKING_BYTES / 1e9:.0f}: use --codec jpeg, a smaller --size or fewer --variants"
         )
