@@ -107,7 +107,7 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
     return Memory(machine, limit if limit < _NO_LIMIT else None, available_memory(meminfo, cgroup, own))
 
 
-def measure_space(path: Path) -> Space | None:
+def measure_space(path: str | Path) -> Space | None:
     """Measure the file system that a path is on; None where there is no such path."""
     try:
         usage = shutil.disk_usage(path)

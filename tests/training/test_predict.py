@@ -12,11 +12,14 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
+from tpucache.training.checkpoint import load_checkpoint
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
+from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
 from tpucache.training.predict import predict
 from tpucache.training.predictor import Predictor
+from tpucache.training.report import read_report, write_report
 from tpucache.training.settings import TrainSettings
 
 COUNTS = (1, 7, 8, 9, 1000)
@@ -184,3 +187,15 @@ def test_a_folder_without_a_finished_epoch_is_told_of(tmp_path):
     (tmp_path / "last.pt").write_bytes(b"")
     with pytest.raises(TrainingError, match="no epoch of it has ended"):
         Predictor([tmp_path], EagerDevice())
+
+
+def test_a_run_and_its_predictions_are_given_by_text_too(cache, tmp_path):
+    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=64, lr=0.02)
+    run, options = str(tmp_path / "run"), RunOptions(replay=False, profile=str(tmp_path / "trace"))
+    report = train(run, settings, CachedDataset(str(cache)), None, EagerDevice(), options)
+    assert read_report(run) == report
+    assert load_checkpoint(f"{run}/best.pt")["classes"] == ["ant", "bee", "cat", "dog"]
+    predict(Predictor([run], EagerDevice()), [many(cache, 9)], f"{tmp_path}/out.csv", 8)
+    assert len(read(tmp_path / "out.csv")) == 10
+    write_report(str(tmp_path / "elsewhere"), report)
+    assert find_lr(run, settings, CachedDataset(cache), EagerDevice(), resume=True).lr == settings.lr

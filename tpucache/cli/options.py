@@ -54,7 +54,7 @@ def add_reading(command: argparse.ArgumentParser) -> None:
         default="auto",
         help="keep each record in memory once it is read; auto: where all take at most a third of what is free",
     )
-    command.add_argument("--stage", type=Path, metavar="DIR", help="copy the cache there first, such as to /dev/shm")
+    command.add_argument("--stage", metavar="DIR", help="copy the cache there first, such as to /dev/shm")
 
 
 def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.options import add_cache, add_command, seconds
@@ -128,7 +127,7 @@ def add(commands: Any) -> None:
     command.add_argument("--license", metavar="NAME", help="one of Kaggle's names; none is assumed: try without")
     command.add_argument("--message", metavar="TEXT", help="of a new version; what the cache holds if not given")
     command.add_argument("--public", action="store_true", help="for all to see, if it is new")
-    command.add_argument("--out", type=Path, metavar="DIR", help="the folder to upload; CACHE.publish if not given")
+    command.add_argument("--out", metavar="DIR", help="the folder to upload; CACHE.publish if not given")
     command.add_argument("--dry-run", action="store_true", help="make the folder and check it, upload nothing")
     command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="for Kaggle to have it ready")
     command = add_command(commands, fetch, "gs://bucket/train cache/train")

@@ -29,12 +29,12 @@ _NEXT: Final = "Next Page Token = "
 _REFUSED: Final = re.compile(r"creation error|upload unsuccessful|^skipping", re.IGNORECASE)
 
 
-def create_command(folder: Path, *, public: bool) -> list[str]:
+def create_command(folder: str | Path, *, public: bool) -> list[str]:
     """Return the command that makes a new dataset of a folder."""
     return [NAME, "datasets", "create", "-p", str(folder), *(["--public"] if public else [])]
 
 
-def version_command(folder: Path, message: str) -> list[str]:
+def version_command(folder: str | Path, message: str) -> list[str]:
     """Return the command that makes a folder the next version of its dataset."""
     return [NAME, "datasets", "version", "-p", str(folder), "-m", message]
 

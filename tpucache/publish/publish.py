@@ -41,9 +41,9 @@ class Published:
 
 
 def prepare(
-    cache: Path,
+    cache: str | Path,
     metadata: Metadata,
-    out: Path | None = None,
+    out: str | Path | None = None,
     progress: Callable[[ShardEntry], None] = lambda entry: None,
 ) -> Bundle:
     """Verify a cache and make the folder to upload; `progress` is called after each verified shard.

@@ -95,8 +95,9 @@ def check_license(name: str | None) -> str:
     return name
 
 
-def breaches(folder: Path) -> list[str]:
+def breaches(folder: str | Path) -> list[str]:
     """Return each of Kaggle's rules that a folder to be uploaded breaks, as a sentence; empty when it is fine."""
+    folder = Path(folder)
     entries = sorted(folder.iterdir())
     uploaded = [path for path in entries if path.name != METADATA_NAME]
     found = [f"{path.name} is not a plain file: folders are left out" for path in entries if not path.is_file()]

@@ -9,7 +9,7 @@ from tpucache.report.preview import preview_cache
 from tpucache.report.records import Records
 
 
-def contact_sheet(cache: Path) -> bytes | None:
+def contact_sheet(cache: str | Path) -> bytes | None:
     """Return some samples of a cache, variants across, as a PNG; None where records hold no images.
 
     Raises DependencyError without Pillow, and what `preview_cache` raises for a damaged cache.

@@ -28,12 +28,12 @@ class Mount:
     caches: tuple[tuple[str, int], ...]
 
 
-def look_into(folder: Path) -> Mount | None:
+def look_into(folder: str | Path) -> Mount | None:
     """Look for caches in a folder, as `find_cache` does but not as long; None where there is no such folder."""
     space = measure_space(folder)
     if space is None:
         return None
-    return Mount(space, os.access(folder, os.W_OK), tuple(sorted(_caches(folder))))
+    return Mount(space, os.access(folder, os.W_OK), tuple(sorted(_caches(Path(folder)))))
 
 
 def _caches(root: Path) -> Iterator[tuple[str, int]]:

@@ -62,11 +62,12 @@ def preview_cache(
     return _Sheet(records, chosen, shown, side).draw()
 
 
-def save_picture(picture: Image.Image, path: Path) -> Path:
+def save_picture(picture: Image.Image, path: str | Path) -> Path:
     """Write a picture as its path's ending says, and return the path.
 
     Raises UsageError for an ending that names no kind of picture, TpucacheError when it cannot be written.
     """
+    path = Path(path)
     try:
         picture.save(path)
     except ValueError as error:

@@ -148,17 +148,17 @@ class Manifest:
         content = {"format": fmt.FORMAT, "version": fmt.VERSION, **dataclasses.asdict(self)}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
-    def save(self, directory: Path, aside: Path | None = None) -> None:
+    def save(self, directory: str | Path, aside: Path | None = None) -> None:
         """Write the manifest, whole or not at all; a directory with one is a finished cache. See write_atomically."""
-        write_atomically(directory / fmt.MANIFEST_NAME, self.to_json().encode(), aside)
+        write_atomically(Path(directory) / fmt.MANIFEST_NAME, self.to_json().encode(), aside)
 
     @classmethod
-    def load(cls, directory: Path) -> Manifest:
+    def load(cls, directory: str | Path) -> Manifest:
         """Read and validate a cache's manifest.
 
         Raises NotACacheError when there is none, FormatError when it says what no writer of this format says.
         """
-        path = directory / fmt.MANIFEST_NAME
+        path = Path(directory) / fmt.MANIFEST_NAME
         try:
             size = path.stat().st_size
             if size > fmt.MAX_MANIFEST_BYTES:

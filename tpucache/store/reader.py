@@ -37,9 +37,9 @@ class ShardReader:
     copy is safe: `pread` has no position to share.
     """
 
-    def __init__(self, directory: Path, shards: Sequence[ShardEntry]) -> None:
+    def __init__(self, directory: str | Path, shards: Sequence[ShardEntry]) -> None:
         """Take the shards of a manifest, in its order; nothing is opened yet."""
-        self._directory = directory
+        self._directory = Path(directory)
         self._shards = tuple(shards)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._lock = ThreadLock()
@@ -169,9 +169,9 @@ def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
     yield from zip(rows["shard"][first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
 
 
-def open_index(directory: Path, manifest: Manifest) -> Rows:
+def open_index(directory: str | Path, manifest: Manifest) -> Rows:
     """Read a cache's whole index: one row a record, variant by variant in the manifest's order; read-only.
 
     Raises what `RecordIndex` raises.
     """
-    return RecordIndex(directory, manifest).read_all()
+    return RecordIndex(Path(directory), manifest).read_all()

@@ -64,9 +64,9 @@ class SampleTable(Mapping[str, Column]):
     there when the samples have one: int class numbers, or float32 vectors. Other columns are kept as they came.
     """
 
-    def __init__(self, path: Path, samples: int) -> None:
+    def __init__(self, path: str | Path, samples: int) -> None:
         """Open the table of a cache of `samples` samples. Raises DamageError or FormatError."""
-        self._path = path
+        self._path = Path(path)
         self._samples = samples
         self._loaded: dict[str, Column] = {}
         try:
@@ -174,6 +174,6 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
     return target.getvalue()
 
 
-def open_samples(directory: Path, samples: int, name: str = SAMPLES_NAME) -> SampleTable:
+def open_samples(directory: str | Path, samples: int, name: str = SAMPLES_NAME) -> SampleTable:
     """Open the samples table of a cache directory, by the name its manifest has for it."""
-    return SampleTable(directory / name, samples)
+    return SampleTable(Path(directory) / name, samples)

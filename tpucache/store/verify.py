@@ -39,11 +39,12 @@ class Damage:
         return asdict(self)
 
 
-def verify_cache(directory: Path, progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
+def verify_cache(directory: str | Path, progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
     """Return all damage found in a cache, tables first, then shards in the manifest's order; empty when all is well.
 
     `progress` is called after each shard. Raises NotACacheError or FormatError when there is no manifest to go by.
     """
+    directory = Path(directory)
     manifest = Manifest.load(directory)
     damages = [damage for entry in manifest.tables for damage in _check_file(directory, entry, {})]
     index, numbers = _read_tables(directory, manifest, damages)

@@ -17,17 +17,17 @@ LAST_NAME: Final = "last.pt"
 BEST_NAME: Final = "best.pt"
 
 
-def save_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
+def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write tensors and plain values, on the host, whole or not at all. Raises TrainingError."""
     target = io.BytesIO()
     torch.save(to_host(dict(content)), target)
     try:
-        write_atomically(path, target.getvalue())
+        write_atomically(Path(path), target.getvalue())
     except OSError as error:
         raise TrainingError(f"{path} cannot be written: {error}; the checkpoint before it stands") from error
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

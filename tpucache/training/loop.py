@@ -27,7 +27,7 @@ from tpucache.training.tracing import Tracer
 
 
 def train(
-    run: Path,
+    run: str | Path,
     settings: TrainSettings,
     train_set: CachedDataset,
     valid_set: CachedDataset | None,
@@ -43,7 +43,7 @@ def train(
     UnfinishedError when the time limit came first. SIGINT and SIGTERM end in a checkpoint and KeyboardInterrupt.
     Whatever the data raises in the middle of an epoch is raised here.
     """
-    options = options or RunOptions()
+    run, options = Path(run), options or RunOptions()
     stop = options.stop or StopRequest(options.time_limit)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
@@ -91,7 +91,7 @@ def _run_steps(
 
     compile_validation()  # what fails in it fails now
     with (
-        Tracer(device, options.profile) as tracer,
+        Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
         Feeder(left, device, draw=drawer(settings, data.train_set), first=first) as feeder,
         Progress(plan.steps * settings.batch_size, "train", "images", state.steps * settings.batch_size) as progress,
     ):

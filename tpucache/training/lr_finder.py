@@ -57,7 +57,7 @@ class RangeTest:
 
 
 def find_lr(
-    run: Path,
+    run: str | Path,
     settings: TrainSettings,
     train_set: CachedDataset,
     device: Device,
@@ -70,6 +70,7 @@ def find_lr(
     folder has a run that is not to be resumed, TrainingError when no rate lets the loss fall, and UnfinishedError when
     a time limit came first: the test has to be repeated then.
     """
+    run = Path(run)
     if (run / LAST_NAME).exists():
         if not resume:
             raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")

@@ -28,7 +28,7 @@ class RunOptions:
     stop: StopRequest | None = None
     replay: bool = True
     curves: bool = False
-    profile: Path | None = None
+    profile: str | Path | None = None
     watchers: Sequence[Watcher] = ()
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class PredictReport:
 
 
 def predict(
-    predictor: Predictor, datasets: Sequence[CachedDataset], output: Path, batch_size: int, threads: int = 2
+    predictor: Predictor, datasets: Sequence[CachedDataset], output: str | Path, batch_size: int, threads: int = 2
 ) -> PredictReport:
     """Write what is predicted for each sample, averaged over the datasets, which are variants of one cache, as a CSV.
 
@@ -64,7 +64,7 @@ def predict(
     probability a class or a value a column. Class maps are PNG files in a folder beside the CSV, named in `prediction`.
     Raises UsageError when cache, batch and device do not fit, TrainingError when a file cannot be written.
     """
-    dataset, task = datasets[0], predictor.task
+    output, dataset, task = Path(output), datasets[0], predictor.task
     cores = predictor.device.cores
     if batch_size % cores:
         fits = -(-batch_size // cores) * cores

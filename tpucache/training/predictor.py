@@ -30,24 +30,25 @@ _NAMED: Final = 5  # classes in a message, at most
 class Predictor:
     """The models of runs that learned one task, each with its own normalisation, in evaluation."""
 
-    def __init__(self, runs: Sequence[Path], device: Device) -> None:
+    def __init__(self, runs: Sequence[str | Path], device: Device) -> None:
         """Load each run's `best.pt`. Raises TrainingError where there is none, UsageError for runs of two kinds."""
-        contents = [_load_best(run) for run in runs]
+        folders = [Path(run) for run in runs]
+        contents = [_load_best(run) for run in folders]
         first = contents[0]
         self.fields = _inputs(first)
-        for run, content in zip(runs, contents, strict=True):
+        for run, content in zip(folders, contents, strict=True):
             differing = [name for name in _AGREED if content[name] != first[name]]
             differing += ["fields"] if _inputs(content) != self.fields else []
             if differing:
                 raise UsageError(
-                    f"{run} and {runs[0]} cannot be averaged: they have other {', '.join(differing)}. "
+                    f"{run} and {folders[0]} cannot be averaged: they have other {', '.join(differing)}. "
                     "Predict with each of them alone"
                 )
-        self.device, self.runs = device, len(runs)
+        self.device, self.runs = device, len(folders)
         self.settings = settings_from(first["settings"])
         self.task: Task = make_task(first["task"], first["outputs"])
         self.classes: tuple[str, ...] = tuple(first["classes"])
-        self._outputs = [_outputs(run, content, device) for run, content in zip(runs, contents, strict=True)]
+        self._outputs = [_outputs(run, content, device) for run, content in zip(folders, contents, strict=True)]
         device.wait()  # or the first batch's graph would also hold the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:

@@ -105,22 +105,22 @@ def make_report(learner: Learner, train_set: CachedDataset, plan: StepPlan, stat
     )
 
 
-def write_report(run: Path, report: TrainReport) -> None:
+def write_report(run: str | Path, report: TrainReport) -> None:
     """Write `report.json`, whole or not at all. Raises TrainingError."""
-    path = run / REPORT_NAME
+    path = Path(run) / REPORT_NAME
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(report.to_dict(), indent=1).encode())
     except OSError as error:
         raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
-def read_report(run: Path) -> TrainReport | None:
+def read_report(run: str | Path) -> TrainReport | None:
     """Return the report in a run's folder, also an earlier version's, or None where there is none.
 
     Raises TrainingError when it cannot be read.
     """
-    path = run / REPORT_NAME
+    path = Path(run) / REPORT_NAME
     try:
         values = json.loads(path.read_text())
         known = {item.name: values[item.name] for item in fields(TrainReport) if item.name in values}
@@ -131,7 +131,7 @@ def read_report(run: Path) -> TrainReport | None:
         raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
 
 
-def ensure_report(run: Path, backend: str, cores: int) -> TrainReport:
+def ensure_report(run: str | Path, backend: str, cores: int) -> TrainReport:
     """Return the report in a run's folder; where there is none, write that of a run that has not begun to train."""
     report = read_report(run)
     if report is None:
@@ -141,7 +141,7 @@ def ensure_report(run: Path, backend: str, cores: int) -> TrainReport:
     return report
 
 
-def finished_report(run: Path) -> TrainReport | None:
+def finished_report(run: str | Path) -> TrainReport | None:
     """Return the report of a finished run, and log that there is nothing left to do; None if it was not written."""
     report = read_report(run)
     if report is None or not report.finished:

@@ -133,7 +133,7 @@ def kaggle_blocks(variants: int) -> int:
     blocks = kaggle.TARGET_SHARDS // (variants + 1)
     if not blocks:
         raise BuildError(
-            f"{variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} files of records: use at most "
+            f"{variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} shards: use at most "
             f"{kaggle.TARGET_SHARDS - 1} --variants with --target kaggle"
         )
     return blocks

@@ -31,11 +31,12 @@ class Table:
         return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: str | Path) -> Table:
     """Read a whole CSV file: UTF-8, with or without a byte order mark, commas between the cells.
 
     Raises SourceError for what is no such file, has rows of the wrong length, names a column twice or has no rows.
     """
+    path = Path(path)
     rows: list[list[str]] = []
     lines: list[int] = []
     line = 1

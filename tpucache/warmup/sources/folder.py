@@ -25,9 +25,9 @@ _JUNK: Final = ("thumbs.db", "desktop.ini")
 class FolderSource:
     """Every image file at or below a folder, in the order of their path's bytes; links are followed, not in circles."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: str | Path) -> None:
         """Take a folder; nothing is read yet."""
-        self._root = root.absolute()
+        self._root = Path(root).absolute()
 
     def list(self) -> Listing:
         """Return all samples; a subfolder of the root is a class, whatever lies deeper belongs to it.

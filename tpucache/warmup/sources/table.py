@@ -36,7 +36,7 @@ class TableOptions:
     label_cols: tuple[str, ...] = ()
     label_sep: str | None = None
     suffix: str = ""
-    root: Path | None = None
+    root: str | Path | None = None
     mask_col: str | None = None
     fold_col: str | None = None
 
@@ -58,9 +58,9 @@ class TableSource:
     or mask is a sample that does not load.
     """
 
-    def __init__(self, path: Path, options: TableOptions | None = None) -> None:
+    def __init__(self, path: str | Path, options: TableOptions | None = None) -> None:
         """Take a CSV file; nothing is read yet."""
-        self._path = path.absolute()
+        self._path = Path(path).absolute()
         self._options = options or TableOptions()
         self._root = Path(self._options.root or self._path.parent).absolute()
 
