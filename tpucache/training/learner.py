@@ -55,8 +55,6 @@ class Learner:
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             check_model(model, settings, task, dataset)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UsageError(f"{model_name(settings)} has no parameters to learn: use another model")
         self._finite = [name for name, tensor in model.state_dict().items() if _is_finite(tensor)]
         self.model = device.place(model)
         self.optimizer = make_optimizer(self.model, settings.optimizer, settings.peak_lr, settings.weight_decay)
