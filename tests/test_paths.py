@@ -30,7 +30,7 @@ MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
     *("publish.rules", "publish.sheet", "publish.transfer", "publish.wheel", "report.bench", "report.doctor"),
     *("report.inspect", "report.mounts", "report.page", "report.preview", "report.records", "store.manifest"),
-    *("store.reader", "store.samples", "store.stage", "store.verify", "training.checkpoint", "training.loop"),
+    *("store.reader", "store.samples", "store.copying.stage", "store.verify", "training.checkpoint", "training.loop"),
     *("training.lr_finder", "training.options", "training.predict", "training.predictor", "training.report"),
     *("warmup.repair", "warmup.run", "warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.report.page import report_cache
     from tpucache.report.preview import preview_cache
+    from tpucache.store.copying.stage import stage_cache
     from tpucache.store.manifest import Manifest
-    from tpucache.store.stage import stage_cache
     from tpucache.store.verify import Damage, verify_cache
     from tpucache.warmup.repair import repair_cache
     from tpucache.warmup.run import build_cache
@@ -51,7 +51,7 @@ _HOMES: Final = {
     "report_cache": "report.page",
     "preview_cache": "report.preview",
     "Manifest": "store.manifest",
-    "stage_cache": "store.stage",
+    "stage_cache": "store.copying.stage",
     "Damage": "store.verify",
     "verify_cache": "store.verify",
     "build_cache": "warmup.run",

@@ -107,4 +107,9 @@ def test_nothing_that_merely_lies_in_the_package_is_published(littered, tmp_path
         names = set(archive.namelist())
         assert not names & {f"tpucache/{name}" for name in LITTER}
         assert not any(b"secret'" in archive.read(name) for name in names)
-        assert names >= {"tpucache/__init__.py", "tpucache/__main__.py", "tpucache/py.typed", "tpucache/store/stage.py"}
+        assert names >= {
+            "tpucache/__init__.py",
+            "tpucache/__main__.py",
+            "tpucache/py.typed",
+            "tpucache/store/copying/stage.py",
+        }

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
-from tpucache.store import files
 from tpucache.store import format as fmt
 from tpucache.store.codec import DTYPES, Field
+from tpucache.store.files import atomic as files
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics, cache_fingerprint
 
 Path_ = tuple[Any, ...]

@@ -433,7 +433,7 @@ def _full_disk(real: Callable[..., Any], after: int) -> Callable[..., Any]:
         ("tpucache.warmup.finish.write_atomically", 0),
         ("tpucache.warmup.finish.write_atomically", 1),
         ("tpucache.store.manifest.write_atomically", 0),
-        ("tpucache.store.files.os.fsync", 3),
+        ("tpucache.store.files.atomic.os.fsync", 3),
     ],
 )
 def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(

@@ -66,8 +66,8 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
     if options.stage is None:
         return cache
     from tpucache.progress import Progress
+    from tpucache.store.copying.stage import stage_cache
     from tpucache.store.manifest import Manifest
-    from tpucache.store.stage import stage_cache
 
     with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
 

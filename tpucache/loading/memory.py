@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tpucache.loading.gather import gather
 from tpucache.store.codec import Field
-from tpucache.store.lock import ThreadLock
+from tpucache.store.files.lock import ThreadLock
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]

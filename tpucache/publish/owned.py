@@ -15,10 +15,10 @@ from typing import Any, Final
 from tpucache.errors import UsageError
 from tpucache.publish.card import CARD_NAME, SHEET_NAME
 from tpucache.publish.rules import METADATA_NAME
-from tpucache.store.files import sha256_file
-from tpucache.store.folders import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
+from tpucache.store.copying.folders import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
+from tpucache.store.copying.lineage import check_descends
+from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
-from tpucache.store.lineage import check_descends
 from tpucache.store.manifest import Manifest
 
 COMMAND: Final = "publish"

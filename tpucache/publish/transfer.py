@@ -12,8 +12,7 @@ from typing import Final
 
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.publish.remote import Remote
-from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
-from tpucache.store.folders import (
+from tpucache.store.copying.folders import (
     CLAIM_NAME,
     FINISHED,
     MAX_CLAIM_BYTES,
@@ -28,10 +27,12 @@ from tpucache.store.folders import (
     read_claims,
     remove_claim,
 )
+from tpucache.store.copying.lineage import check_descends
+from tpucache.store.copying.stage import check_room
+from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically
+from tpucache.store.files.reading import read_chunks
 from tpucache.store.format import MANIFEST_NAME
-from tpucache.store.lineage import check_descends
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.store.stage import check_room
 from tpucache.store.verify import is_whole
 
 Report = Callable[[int, int], None]

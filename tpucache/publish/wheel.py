@@ -20,7 +20,7 @@ from typing import Final
 
 import tpucache
 from tpucache.errors import DependencyError
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 
 _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what tells of that one installation only.

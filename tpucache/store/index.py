@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files import OpenFile
+from tpucache.store.files.npy import read_header
+from tpucache.store.files.reading import OpenFile
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import Manifest
-from tpucache.store.npy import read_header
 
 _BLOCK_BITS: Final = 12
 _BLOCK: Final = 1 << _BLOCK_BITS  # rows read at once: 80 KiB

@@ -14,7 +14,8 @@ from typing import Any, Final
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
 from tpucache.store.codec import CODECS, DTYPES, Field, RecordLayout
-from tpucache.store.files import refuse_too_many_files, write_atomically
+from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files.reading import refuse_too_many_files
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files import OpenFile
+from tpucache.store.files.lock import ThreadLock
+from tpucache.store.files.reading import OpenFile
 from tpucache.store.index import RecordIndex
-from tpucache.store.lock import ThreadLock
 from tpucache.store.manifest import Manifest, ShardEntry
 
 _MAX_OPEN: Final = 256

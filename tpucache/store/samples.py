@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.files import refuse_too_many_files
+from tpucache.store.files.npy import parse
+from tpucache.store.files.reading import refuse_too_many_files
 from tpucache.store.format import SAMPLES_NAME
-from tpucache.store.npy import parse
 
 Array = npt.NDArray[Any]
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store import pages
-from tpucache.store.files import refuse_too_many_files, sha256_file
+from tpucache.store.files import pages
+from tpucache.store.files.reading import refuse_too_many_files, sha256_file
 from tpucache.store.format import encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import open_index

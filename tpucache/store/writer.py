@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, UsageError
-from tpucache.store import pages
-from tpucache.store.files import rename_durably, sha256_file
+from tpucache.store.files import pages
+from tpucache.store.files.atomic import rename_durably
+from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, encode_key
 
 _BATCH_BYTES: Final = 8 << 20  # of records in one transaction

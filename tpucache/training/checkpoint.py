@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from tpucache.errors import TrainingError
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 
 LAST_NAME: Final = "last.pt"
 BEST_NAME: Final = "best.pt"

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from tpucache.errors import TrainingError
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 
 HISTORY_NAME: Final = "history.csv"
 # The loss of a step this long ago has been computed: to read it holds nothing up, and it bounds how far the host runs

@@ -22,7 +22,7 @@ import numpy as np
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.checkpoint import LAST_NAME, load_checkpoint, to_host
 from tpucache.training.device import Device

@@ -17,7 +17,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 from tpucache.training.evaluate import rows
 from tpucache.training.feeder import DeviceBatch
 from tpucache.training.mask_task import is_decided

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 from tpucache.training.history import Row
 from tpucache.training.idle import Pace
 from tpucache.training.learner import Learner

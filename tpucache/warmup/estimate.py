@@ -15,7 +15,7 @@ from typing import Final
 from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.codec import RecordLayout
-from tpucache.store.pages import PAGE_HEADER_BYTES
+from tpucache.store.files.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.job import Job, make_records
 from tpucache.warmup.plan import Chunk
 

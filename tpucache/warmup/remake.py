@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
-from tpucache.store import pages
+from tpucache.store.files import pages
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import encode_columns

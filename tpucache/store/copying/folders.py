@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import StoreError, UsageError
-from tpucache.store.files import write_atomically
+from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 

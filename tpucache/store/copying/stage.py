@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpucache.errors import DamageError, StoreError
-from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
-from tpucache.store.folders import (
+from tpucache.store.copying.folders import (
     Claim,
     check_apart,
     check_ours,
@@ -20,6 +19,8 @@ from tpucache.store.folders import (
     read_claims,
     remove_claim,
 )
+from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically
+from tpucache.store.files.reading import read_chunks
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from tpucache import DamageError, Manifest, StoreError, UsageError
-from tpucache.store import stage
-from tpucache.store.stage import stage_cache
+from tpucache.store.copying import stage
+from tpucache.store.copying.stage import stage_cache
 from tpucache.store.verify import is_whole, verify_cache
 
 

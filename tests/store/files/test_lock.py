@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.store.lock import ThreadLock
+from tpucache.store.files.lock import ThreadLock
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader, open_index
 

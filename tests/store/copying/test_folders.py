@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tpucache import Manifest, StoreError, UsageError
-from tpucache.store.folders import (
+from tpucache.store.copying.folders import (
     CLAIM_NAME,
     Claim,
     check_apart,
