@@ -66,7 +66,15 @@ def tasks(device: Device) -> dict[str, Any]:
             found[name] = [loss, scores.grad, task.losses(scores, known), task.predictions(scores)]
             if name == "mask":
                 found[name].append(task.confusion(scores, known))
+                found[name].append(task.confusion(scores + device.put(not_finite(shape)), known).nan_to_num(-1))
     return found
+
+
+def not_finite(shape: tuple[int, ...]) -> torch.Tensor:
+    """Zeros, but for one sample each with NaN, an infinite score, a class that is impossible, and no possible class."""
+    added = torch.zeros(shape)
+    added[0, 1, 0, 0], added[1, 2, 1, 1], added[2, 0], added[3, :, 2, 2] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    return added
 
 
 def models(device: Device) -> dict[str, Any]:
