@@ -1,23 +1,26 @@
 # Every target installs what it needs into .venv first; nothing else on the machine is touched.
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+EXTRAS ?= xla,dev
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),2) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format clean
+.PHONY: help install demo test test-fast lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+install: $(STAMP) ## install everything into .venv
+
 demo: $(STAMP) ## warm up, verify, read and train on real data, and tell how idle the device was
 	$(BIN)/python scripts/demo.py
 
-test: $(STAMP) ## run the tests, two at once (JOBS=8 for eight)
-	$(PYTEST)
+test: $(STAMP) ## run the tests, two at once (JOBS=8: eight; TESTS=tests/store: those)
+	$(PYTEST) $(TESTS)
 
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
 	$(PYTEST) -m 'not slow and not xla'
@@ -33,11 +36,11 @@ format: $(STAMP) ## put the code into shape
 	$(BIN)/ruff format .
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tpucache needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[xla,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@
