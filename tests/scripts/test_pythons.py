@@ -1,0 +1,98 @@
+"""Which interpreters the checks run on, and what .ci/run makes of a second one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.checks.pythons import find_pythons
+
+CI = Path(__file__).parents[2] / ".ci" / "run"
+
+#: Writes down what it was asked for, makes an environment as `make install` does, and fails where it is to fail.
+MAKE = r"""#!/bin/sh
+echo "$*" >> calls
+case "$*" in *VENV=*)
+  mkdir -p .venv-python3.19/bin
+  printf '#!/bin/sh\necho "pip $*" >> calls\n' > .venv-python3.19/bin/python
+  chmod +x .venv-python3.19/bin/python
+esac
+case "$*" in *"$FAILS"*) exit 1;; esac
+"""
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def interpreter(path: Path, answer: str) -> Path:
+    return write_program(path, f"#!/bin/sh\n{answer}\n")
+
+
+def test_the_first_working_interpreter_of_each_supported_version_is_found(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    expected = {
+        (3, 10): interpreter(second / "python3.10", "echo 3 10 True"),
+        (3, 12): interpreter(first / "python3.12", "echo 3 12 True"),
+    }
+    interpreter(second / "python3.12", "echo 3 12 True")
+    interpreter(first / "python3.9", "echo 3 9 True")
+    interpreter(first / "python3.13", "echo 3 13 False")  # of an environment
+    interpreter(first / "python3.14", "exit 1")  # a shim, or without venv
+    interpreter(first / "python3.11-config", "echo 3 11 True")
+    (first / "python3.15").write_text("")  # not executable
+    assert find_pythons([first, second, tmp_path / "missing"]) == expected
+    assert list(find_pythons([first, second])) == [(3, 10), (3, 12)]
+
+
+def test_an_environment_is_no_interpreter_of_its_own(tmp_path: Path) -> None:
+    name = f"python3.{sys.version_info[1]}"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    assert (tmp_path / "venv" / "bin" / name).exists()
+    assert find_pythons([tmp_path / "venv" / "bin"]) == {}
+
+
+@pytest.fixture
+def run_ci(tmp_path: Path) -> Callable[[str, str], tuple[int, list[str]]]:
+    """Run .ci/run where make and Python are stand-ins; return its status and what was asked of them."""
+
+    def run(other: str, fails: str) -> tuple[int, list[str]]:
+        write_program(tmp_path / "bin" / "make", MAKE)
+        write_program(tmp_path / ".venv" / "bin" / "python", f"#!/bin/sh\necho {other}\n")
+        shutil.copytree(CI.parent, tmp_path / ".ci", dirs_exist_ok=True)
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run([tmp_path / ".ci" / "run"], env={**os.environ, "PATH": path, "FAILS": fails}, check=False)
+        return done.returncode, (tmp_path / "calls").read_text().splitlines()
+
+    return run
+
+
+def test_ci_tests_store_and_loading_on_a_second_interpreter(run_ci: Callable[..., tuple[int, list[str]]]) -> None:
+    status, calls = run_ci("/usr/bin/python3.19", "nothing")
+    assert status == 0
+    assert calls[:2] == ["lint", "test"]
+    install, numpy, test = calls[2:]
+    assert install.startswith("install PYTHON=/usr/bin/python3.19 VENV=.venv-python3.19 ")
+    assert numpy == "pip -m pip install --quiet --upgrade numpy"
+    assert test == install.replace("install", "test", 1)
+    assert test.endswith("TESTS=tests/store tests/loading")
+
+
+def test_ci_runs_on_one_interpreter_where_there_is_no_other(run_ci: Callable[..., tuple[int, list[str]]]) -> None:
+    assert run_ci("", "nothing") == (0, ["lint", "test"])
+
+
+@pytest.mark.parametrize("fails", ["lint", "test", "install PYTHON", "test PYTHON"])
+def test_ci_fails_where_any_part_of_it_fails(run_ci: Callable[..., tuple[int, list[str]]], fails: str) -> None:
+    status, calls = run_ci("/usr/bin/python3.19", fails)
+    assert status != 0
+    assert calls[-1].startswith(fails)
