@@ -171,3 +171,22 @@ def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(
         assert "my_augmentation:turn" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
+
+
+def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
+    named = tmp_path / "named"
+    shutil.copytree(photos / "ant", named / "日本")
+    shutil.copytree(photos / "bee", named / "ü")
+    commands = (["warmup", named, tmp_path / "cache", "--size", "8", "--jobs", "1"], ["inspect", tmp_path / "cache"])
+    for command in (*commands, ["train", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "tpucache", *command],
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        if command[0] == "inspect":
+            assert "\\u65e5\\u672c" in done.stdout
+            assert "\\xfc" in done.stdout

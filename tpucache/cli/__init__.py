@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tpucache import __version__
 from tpucache.cli import building, looking, predicting, publishing, training
-from tpucache.cli.terminal import PROG, Parser, complain
+from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
 from tpucache.errors import TpucacheError, UnfinishedError, UsageError
 
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
+    escape_unprintable()
     try:
         return _run(_parser().parse_args(arguments))
     except UsageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,12 @@ def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[st
     else:
         for line in lines:
             say(line)
+
+
+def escape_unprintable() -> None:
+    """Have standard output escape what its encoding lacks, as standard error does: names may hold any character."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def say(line: str) -> None:
