@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,9 @@ def test_ci_tests_store_and_loading_on_a_second_interpreter(run_ci: Callable[...
     assert numpy == "pip -m pip install --quiet --upgrade numpy"
     assert test == install.replace("install", "test", 1)
     assert test.endswith("TESTS=tests/store tests/loading")
+    (extras,) = re.findall(r"EXTRAS=(\S+)", test)
+    project = (CI.parents[1] / "pyproject.toml").read_text()
+    assert [extra for extra in extras.split(",") if not re.search(rf"^{extra} = \[", project, re.MULTILINE)] == []
 
 
 def test_ci_runs_on_one_interpreter_where_there_is_no_other(run_ci: Callable[..., tuple[int, list[str]]]) -> None:
