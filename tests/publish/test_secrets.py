@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import traceback
+from pathlib import Path
 
 import fsspec
 import pytest
 
-from tpucache import StoreError, TpucacheError
+from tpucache import CachedDataset, Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
 from tpucache.publish import remote
 from tpucache.publish.transfer import fetch_cache, push_cache
@@ -137,3 +138,14 @@ def test_a_token_in_a_url_goes_with_each_file(served, cache, tmp_path):
     fetch_cache(f"{served.url}/?token=t0ken", tmp_path / "fetched")
     assert {path.name for path in (tmp_path / "fetched").iterdir()} == {path.name for path in cache.iterdir()}
     assert all(path.endswith("?token=t0ken") for path, _ in served.requests)
+
+
+@pytest.mark.parametrize(
+    "read", [Manifest.load, CachedDataset, verify_cache, lambda url: push_cache(url, "memory://x")]
+)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_url_where_a_folder_belongs_is_one_clear_line_without_its_secrets(read, kind):
+    with pytest.raises(TpucacheError) as told:
+        read(kind("s3://ann:pa55word@bucket/cache?token=t0ken"))
+    assert not any(secret in everything_of(told.value) for secret in SECRETS)
+    assert "\n" not in str(told.value)

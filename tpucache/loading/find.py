@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
+from tpucache.store.files.reading import refuse_url
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import Manifest
 
@@ -34,7 +35,10 @@ _log: Final = logging.getLogger("tpucache")
 def locate(cache: str | Path) -> Path:
     """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths."""
     text = os.fspath(cache)
-    return find_cache(text) if text.startswith(KAGGLE) else Path(text)
+    if text.startswith(KAGGLE):
+        return find_cache(text)
+    refuse_url(text)
+    return Path(text)
 
 
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:

@@ -146,8 +146,8 @@ class Remote:
 
         return self._retry(name, ask)
 
-    def write(self, name: str, source: Path, tell: Callable[[int], None]) -> None:
-        """Copy a file to here; `tell` is called with its bytes done so far. Raises StoreError."""
+    def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
+        """Copy a file to here; `advance` is called with its bytes done so far. Raises StoreError."""
 
         def copy() -> None:
             done = 0
@@ -155,7 +155,7 @@ class Remote:
                 for chunk in read_chunks(source):
                     file.write(chunk)
                     done += len(chunk)
-                    tell(done)
+                    advance(done)
 
         self._retry(name, copy)
 

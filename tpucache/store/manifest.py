@@ -15,7 +15,7 @@ from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
 from tpucache.store.codec import CODECS, DTYPES, Field, RecordLayout
 from tpucache.store.files.atomic import write_atomically
-from tpucache.store.files.reading import refuse_too_many_files
+from tpucache.store.files.reading import refuse_too_many_files, refuse_url
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -160,6 +160,7 @@ class Manifest:
         Raises NotACacheError when there is none, FormatError when it says what no writer of this format says.
         """
         path = Path(directory) / fmt.MANIFEST_NAME
+        refuse_url(directory)
         try:
             size = path.stat().st_size
             if size > fmt.MAX_MANIFEST_BYTES:

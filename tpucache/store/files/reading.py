@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import StoreError
+from tpucache.errors import NotACacheError, StoreError
+from tpucache.redact import shown
 
 _CHUNK: Final = 1 << 20
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class OpenFile:
@@ -59,3 +62,12 @@ def sha256_file(path: Path) -> str:
     for chunk in read_chunks(path):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def refuse_url(folder: str | Path) -> None:
+    """Raise NotACacheError for a URL where a cache's folder belongs, before a system error shows its password."""
+    if _URL.match(os.fspath(folder)) and not Path(folder).exists():
+        raise NotACacheError(
+            f"{shown(os.fspath(folder))} is a URL, and a cache is read from a folder: copy it to one first, by "
+            "`python -m tpucache fetch URL DIR`"
+        )
