@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import RecipeError
+from tpucache.store.codecs import CODECS, IMAGE_CODECS
 
 Fit = Literal["crop", "pad", "stretch"]
-ImageCodec = Literal["raw", "jpeg", "png", "zstd"]
 Coordinates = Literal["displayed", "stored"]
 
 MAX_SIDE: Final = 16384
@@ -50,7 +50,7 @@ class Recipe:
     variants: int = 0
     augment: str = "standard"
     seed: int = 0
-    codec: ImageCodec = "raw"
+    codec: str = "raw"
     quality: int | None = None
     shard_mb: int = DEFAULT_SHARD_MB
     exact: bool = False
@@ -65,7 +65,7 @@ class Recipe:
             raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
         object.__setattr__(self, "size", size)
         self._check("fit", self.fit in get_args(Fit), "one of " + ", ".join(get_args(Fit)))
-        self._check("codec", self.codec in get_args(ImageCodec), "one of " + ", ".join(get_args(ImageCodec)))
+        self._check("codec", self.codec in IMAGE_CODECS, "one of " + ", ".join(IMAGE_CODECS))
         self._check("augment", isinstance(self.augment, str), "a preset, a file or module:name")
         self._check("exact", isinstance(self.exact, bool), "True or False")
         self._check("variants", _whole(self.variants, 0, MAX_VARIANTS), f"0 to {MAX_VARIANTS}")
@@ -78,7 +78,7 @@ class Recipe:
         self._check("coordinates", fine, "one of " + ", ".join(get_args(Coordinates)) + ", or left out")
         fine = self.white_level is None or _whole(self.white_level, 1, 2**31 - 1)
         self._check("white_level", fine, "1 to 2147483647, or left out")
-        low, high = {"jpeg": (1, 100), "png": (0, 9), "zstd": (1, 22)}.get(self.codec, (0, -1))
+        low, high = CODECS[self.codec].quality_range or (0, -1)
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
 

@@ -12,8 +12,9 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
 from tpucache.loading import dataset as dataset_module
-from tpucache.store import codec, field_reader
-from tpucache.store.codec import Field, RecordLayout, encode
+from tpucache.store import field_reader
+from tpucache.store.codecs import encode, jpeg
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Strings, encode_columns
@@ -160,12 +161,12 @@ def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_onc
     dataset = CachedDataset(tmp_path / "jpeg")
     images, _ = next(iter(CachedLoader(dataset, 150)))
     monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
-    codec._simplejpeg.cache_clear()
+    jpeg._simplejpeg.cache_clear()
     try:
         slower, _ = next(iter(CachedLoader(dataset, 150)))
         dataset[3]
     finally:
-        codec._simplejpeg.cache_clear()
+        jpeg._simplejpeg.cache_clear()
     assert (slower.float() - images.float()).abs().max() <= 8  # two builds of the same decoder
     assert [record.message for record in caplog.records if "simplejpeg" in record.message] == [
         "JPEG records are decoded by Pillow: `pip install simplejpeg` to read them faster"

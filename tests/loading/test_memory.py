@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import dataset as dataset_module
 from tpucache.loading.memory import RecordMemory
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.store.reader import ShardReader
 
 RECORD_BYTES = 16 * 16 * 3

@@ -17,7 +17,7 @@ import torch
 from tpucache.errors import UsageError
 from tpucache.loading import pool as pool_module
 from tpucache.loading.pool import Buffer, BufferPool
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 
 FIELDS = (Field("image", "raw", "|u1", (4, 4, 3)), Field("mask", "raw", "|u1", (4, 4)))
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tpucache.store.codec import Field, RecordLayout, encode
+from tpucache.store.codecs import encode
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns

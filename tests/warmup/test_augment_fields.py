@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tpucache.errors import RecipeError
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.warmup.augment import PRESETS, augment, augment_fields, resolve
 
 

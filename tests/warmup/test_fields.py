@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.warmup.fields import clean_fields, record_fields
 from tpucache.warmup.presize import view_of
 from tpucache.warmup.sources.base import Item

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.recipe import Recipe
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.warmup.plan import Block, cut_block, listing_sha256, record_bytes
 from tpucache.warmup.plan import plan_blocks as plan_of
 from tpucache.warmup.sources.base import Listing, Sample

@@ -17,7 +17,7 @@ import pytest
 
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError
 from tpucache.recipe import Recipe
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader, open_index

@@ -142,6 +142,8 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 def add(commands: Any) -> None:
     """Add warmup and verify."""
+    from tpucache.store.codecs import IMAGE_CODECS
+
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2")
     command.add_argument(
         "source",
@@ -159,7 +161,7 @@ def add(commands: Any) -> None:
         help="flip, affine, standard or strong; a YAML or JSON file of albumentations.to_dict; or a callable",
     )
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the augmentation")
-    command.add_argument("--codec", choices=["raw", "jpeg", "png", "zstd"], default="raw", help="how images are stored")
+    command.add_argument("--codec", choices=IMAGE_CODECS, default="raw", help="how images are stored")
     command.add_argument("--quality", type=int, metavar="Q", help="of jpeg (1-100), or level of png or zstd")
     command.add_argument("--shard-mb", type=int, default=128, metavar="N", help="MiB a shard aims at")
     command.add_argument("--exact", action="store_true", help="decode whole images, never at a smaller scale")

@@ -23,7 +23,7 @@ from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
 from tpucache.loading.scratch import Scratch
 from tpucache.machine import available_memory
-from tpucache.store.codec import decode_into
+from tpucache.store.codecs import decode_into
 from tpucache.store.field_reader import read_field
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest, ShardEntry
@@ -342,7 +342,7 @@ class CachedDataset(Dataset[Item]):
     ) -> None:
         """Read records, by their numbers in the index, into their places."""
         rows = opened.index[numbers]
-        if self._layout.fixed:
+        if self._layout.is_plain:
             opened.reader.scatter(rows, target.views(places))
             return
         records = self._scratch.slices(rows["length"].tolist())

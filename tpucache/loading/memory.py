@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.loading.gather import gather
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.store.files.lock import ThreadLock
 
 Array = npt.NDArray[Any]

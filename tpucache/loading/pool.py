@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,7 @@ from tpucache.report.markup import escape
 from tpucache.report.preview import variant_name
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 
 Array = npt.NDArray[Any]
 

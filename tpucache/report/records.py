@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.codec import Field, decode_into
+from tpucache.store.codecs import decode_into
+from tpucache.store.fields import Field
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, UsageError
-from tpucache.store.codec import RecordLayout, decode_into
+from tpucache.store.codecs import decode_into
+from tpucache.store.fields import RecordLayout
 from tpucache.store.reader import ShardReader
 
 Array = npt.NDArray[Any]
@@ -31,7 +32,7 @@ def read_field(reader: ShardReader, layout: RecordLayout, rows: Array, name: str
     parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])
     parts["length"] = spans[:, 1] - spans[:, 0]
     out = np.empty((len(rows), *field.shape), field.dtype)
-    if field.fixed:
+    if field.is_plain:
         flat = out.reshape(len(rows), -1).view(np.uint8)
         reader.scatter(parts, [[row.data] for row in flat])
         return out
@@ -43,7 +44,7 @@ def read_field(reader: ShardReader, layout: RecordLayout, rows: Array, name: str
 
 def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -> npt.NDArray[np.int64]:
     """Return where in each record a field starts and ends: int64 (rows, 2)."""
-    if not layout.fixed:
+    if not layout.is_plain:
         headers = rows.copy()
         headers["length"] = np.minimum(rows["length"], layout.header_bytes)
         lengths = rows["length"].tolist()

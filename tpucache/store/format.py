@@ -8,8 +8,6 @@ from typing import Final
 
 import numpy as np
 
-#: The field that holds a record's image.
-IMAGE: Final = "image"
 FORMAT: Final = "tpucache"
 VERSION: Final = 2
 

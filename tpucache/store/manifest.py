@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
-from tpucache.store.codec import CODECS, DTYPES, Field, RecordLayout
+from tpucache.store.codecs import CODECS
+from tpucache.store.codecs.pictures import check_image
+from tpucache.store.fields import DTYPES, IMAGE, Field, RecordLayout
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.files.reading import refuse_too_many_files, refuse_url
 
@@ -234,16 +236,12 @@ class _Reader:
         field = Field(name, codec, dtype, shape)
         if len(shape) > fmt.MAX_DIMENSIONS or field.nbytes > fmt.MAX_RECORD_BYTES:
             raise FormatError(f"{self.where}: no field has shape {shape}")
-        if codec in ("jpeg", "png") and (dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3)):
-            raise FormatError(f"{self.where}: {codec} cannot hold {dtype} {shape}")
-        if codec == "bytes" and (dtype != "|u1" or shape):
-            raise FormatError(f"{self.where}: bytes are uint8 with no shape")
-        is_image = name == fmt.IMAGE or codec in ("jpeg", "png")
-        if is_image and (len(shape) != 3 or not all(shape) or field.nbytes > fmt.MAX_IMAGE_BYTES):
-            raise FormatError(
-                f"{self.where}: no image has shape {shape}: it has height, width and channels, each at least 1, and at "
-                f"most {fmt.MAX_IMAGE_BYTES:,} bytes"
-            )
+        try:
+            CODECS[codec].check(field)
+            if name == IMAGE:
+                check_image(field)
+        except FormatError as error:
+            raise FormatError(f"{self.where}: {error}") from error
         return field
 
     def file(self) -> FileEntry:

@@ -30,7 +30,7 @@ from numpy.random import SeedSequence
 
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.warmup.code_digest import check_imported, code_digests
 from tpucache.warmup.fields import image_fields
 from tpucache.warmup.seeding import loaded_generators, seeded_generators

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tpucache.errors import BuildError, NotACacheError, RecipeError, SampleError, SourceError
 from tpucache.recipe import EXTENT, Recipe, differences
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column as TableColumn

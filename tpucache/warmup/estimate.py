@@ -14,7 +14,7 @@ from typing import Final
 
 from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
-from tpucache.store.codec import RecordLayout
+from tpucache.store.fields import RecordLayout
 from tpucache.store.files.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.job import Job, make_records
 from tpucache.warmup.plan import Chunk

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Coordinates, Recipe
-from tpucache.store.codec import DTYPES, Field
+from tpucache.store.codecs import CODECS
+from tpucache.store.fields import DTYPES, Field
 from tpucache.warmup.decode import decode_turned_mask
 from tpucache.warmup.presize import View, presize_in_view
 from tpucache.warmup.sources.base import Item
@@ -31,7 +32,6 @@ Array = npt.NDArray[Any]
 IMAGE_FIELDS: Final = ("image", "mask", "boxes", "keypoints")
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_LOSSLESS: Final = {"raw": "raw", "zstd": "zstd", "jpeg": "png", "png": "png"}
 _NO_BOX: Final = -1
 _UNSTATED: Final = (
     "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
@@ -56,7 +56,7 @@ def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
     known = image_fields(item.fields)
     makers: dict[str, Callable[[], Field]] = {
         "image": lambda: Field("image", recipe.codec, "|u1", (recipe.height, recipe.width, 3)),
-        "mask": lambda: Field("mask", _LOSSLESS[recipe.codec], "|u1", (recipe.height, recipe.width, 1)),
+        "mask": lambda: Field("mask", CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
         "boxes": lambda: Field("boxes", "raw", "<f4", (recipe.max_boxes, 5)),
         "keypoints": lambda: Field("keypoints", "raw", "<f4", (_points(item.fields["keypoints"]), 3)),
     }

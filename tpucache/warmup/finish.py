@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tpucache
 from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
-from tpucache.store.codec import Field
+from tpucache.store.fields import Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from tpucache.recipe import Recipe
-from tpucache.store.codec import Field, RecordLayout, encode
+from tpucache.store.codecs import encode
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.warmup.augment import augment_fields
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.fields import clean_fields

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tpucache.recipe import Recipe
-from tpucache.store.codec import Field
+from tpucache.store.codecs import CODECS
+from tpucache.store.fields import Field
 from tpucache.warmup.sources.base import Listing, Sample
 
-# Bytes of an encoded photograph over its raw bytes, near enough to size shards by.
-_CODEC_RATIO: Final = {"raw": 1.0, "jpeg": 0.25, "png": 0.65, "zstd": 0.85}
 # A cache below the shard size is still cut, so that several workers seal at its end.
 _MIN_BLOCKS: Final = 8
 _MIN_BLOCK_SAMPLES: Final = 64
@@ -49,7 +48,7 @@ class Chunk:
 
 def record_bytes(fields: Sequence[Field]) -> int:
     """Return the bytes a record will have: exact for raw fields, typical for the other codecs."""
-    return max(1, round(sum(field.nbytes * _CODEC_RATIO[field.codec] for field in fields)))
+    return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
 
 
 def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from tpucache.errors import DamageError, DependencyError, UsageError
-from tpucache.store import codec as codec_module
-from tpucache.store.codec import DTYPES, Field, RecordLayout, decode_into, encode
+from tpucache.store.codecs import decode_into, encode, jpeg
+from tpucache.store.fields import DTYPES, Field, RecordLayout
 
 Array = npt.NDArray[np.generic]
 
@@ -163,10 +163,10 @@ def test_a_bytes_field_keeps_any_length(size: int) -> None:
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """JPEG is decoded by Pillow."""
-    codec_module._simplejpeg.cache_clear()
+    jpeg._simplejpeg.cache_clear()
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     yield
-    codec_module._simplejpeg.cache_clear()
+    jpeg._simplejpeg.cache_clear()
 
 
 @pytest.mark.parametrize("codec", CODED)
@@ -251,14 +251,14 @@ TOKENS = Field("tokens", "bytes", "|u1", ())
 
 def test_a_record_of_raw_fields_is_nothing_but_their_arrays() -> None:
     layout = RecordLayout((IMAGE, MASK))
-    assert layout.fixed
+    assert layout.is_plain
     assert layout.nbytes == 4
     assert layout.join([b"ab", b"cd"]) == b"abcd"
 
 
 def test_a_record_begins_with_the_lengths_of_its_variable_fields() -> None:
     layout = RecordLayout((TOKENS, IMAGE, PHOTO))
-    assert not layout.fixed
+    assert not layout.is_plain
     assert layout.join([b"xyz", b"ab", b"photo"]) == b"\x03\0\0\0\x05\0\0\0xyzabphoto"
 
 
@@ -266,7 +266,7 @@ def test_a_record_begins_with_the_lengths_of_its_variable_fields() -> None:
 def layouts(draw: st.DrawFn) -> tuple[RecordLayout, list[bytes]]:
     fields = tuple(draw(st.lists(st.sampled_from([IMAGE, MASK, PHOTO, TOKENS]), min_size=1, max_size=5)))
     sizes = {True: st.just(2), False: st.integers(0, 40)}
-    return RecordLayout(fields), [bytes([draw(st.integers(0, 255))]) * draw(sizes[field.fixed]) for field in fields]
+    return RecordLayout(fields), [bytes([draw(st.integers(0, 255))]) * draw(sizes[field.is_plain]) for field in fields]
 
 
 @QUICK

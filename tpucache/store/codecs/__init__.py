@@ -1,0 +1,38 @@
+"""Codecs: how the array of a field becomes bytes, and back. One file each, and the table of all."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from tpucache.store.codecs.base import Codec, FieldSpec
+from tpucache.store.codecs.bytes import Bytes
+from tpucache.store.codecs.jpeg import Jpeg
+from tpucache.store.codecs.png import Png
+from tpucache.store.codecs.raw import Raw
+from tpucache.store.codecs.zstd import Zstd
+
+#: All codecs by name, those for images in the order in which they are offered.
+CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (Raw(), Jpeg(), Png(), Zstd(), Bytes())}
+
+#: The codecs that an image may be stored in: `--codec`.
+IMAGE_CODECS: Final = tuple(name for name, codec in CODECS.items() if codec.is_for_images)
+
+
+def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
+    """Return an array's bytes in the codec of a field.
+
+    `quality` lies in the codec's `quality_range`; None means its default. Raises UsageError when the array is not of
+    the field's dtype and shape, DependencyError without the library that encodes it.
+    """
+    return CODECS[field.codec].encode(field, array, quality)
+
+
+def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
+    """Decode a field's bytes into `out`, a contiguous array of its dtype and shape.
+
+    Raises DamageError when the bytes do not decode to exactly that, DependencyError without the decoder, UsageError
+    for a field whose length varies, which has no array.
+    """
+    CODECS[field.codec].decode_into(field, data, out)

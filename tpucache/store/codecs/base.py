@@ -1,0 +1,92 @@
+"""The interface of a codec."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, UsageError
+
+Array = npt.NDArray[Any]
+
+
+class FieldSpec(Protocol):
+    """What a codec knows of the field whose arrays it encodes."""
+
+    @property
+    def name(self) -> str:
+        """The field's name, for messages."""
+        ...
+
+    @property
+    def codec(self) -> str:
+        """The codec's name."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The arrays' dtype as numpy's string, little-endian."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The arrays' shape."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a decoded array."""
+        ...
+
+
+class Codec(ABC):
+    """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
+
+    What the bytes depend on is in the field: every method is given it.
+    """
+
+    #: The name in manifests and options.
+    name: ClassVar[str]
+    #: Whether images may be stored so, when a user asks for it.
+    is_for_images: ClassVar[bool] = False
+    #: Whether the bytes are the array's own, so that they are read straight into place.
+    is_plain: ClassVar[bool] = False
+    #: The lowest and the highest quality or compression level; None where there is nothing to choose.
+    quality_range: ClassVar[tuple[int, int] | None] = None
+    #: Bytes of an encoded photograph over those of its pixels, near enough to size shards by.
+    typical_ratio: ClassVar[float] = 1.0
+    #: The codec of masks whose images have this one: it keeps every value.
+    mask_codec: ClassVar[str] = "raw"
+
+    def check(self, field: FieldSpec) -> None:  # noqa: B027  # most codecs hold arrays of every dtype and shape
+        """Raise FormatError for a dtype or a shape that this codec cannot hold."""
+
+    def stored_bytes(self, field: FieldSpec) -> int | None:
+        """Return the length of every encoded array of the field, None where it differs from record to record."""
+        return field.nbytes if self.is_plain else None
+
+    def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
+        """Return an array's bytes. Raises UsageError when it is not of the field's dtype and shape."""
+        if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
+            raise UsageError(
+                f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}"
+            )
+        return self._encode(field, np.ascontiguousarray(array), quality)
+
+    def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Decode bytes into `out`, a contiguous array of the field's dtype and shape. Raises DamageError."""
+        try:
+            self._decode_into(field, data, out)
+        except (ValueError, OSError, SyntaxError) as error:
+            raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
+
+    @abstractmethod
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        """Return the bytes of a contiguous array of the field's dtype and shape."""
+
+    @abstractmethod
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Decode bytes into `out`; ValueError, OSError and SyntaxError mean that they are damaged."""

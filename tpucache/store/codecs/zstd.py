@@ -1,0 +1,45 @@
+"""zstd: a Zstandard frame of the array's bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tpucache.errors import DependencyError
+from tpucache.store.codecs.base import Array, Codec, FieldSpec
+
+_DEFAULT_LEVEL = 3
+
+
+class Zstd(Codec):
+    """Compressed without loss, by the optional library zstandard."""
+
+    name = "zstd"
+    is_for_images = True
+    quality_range = (1, 22)
+    typical_ratio = 0.85
+    mask_codec = "zstd"
+
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        compressor = _zstandard().ZstdCompressor(level=quality or _DEFAULT_LEVEL)
+        return bytes(compressor.compress(array.tobytes()))
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        zstandard = _zstandard()
+        try:
+            size = zstandard.frame_content_size(data)
+            if size != field.nbytes:  # believed, it would be allocated
+                raise ValueError(f"a frame of {size} bytes, not {field.nbytes}")
+            plain = zstandard.ZstdDecompressor().decompress(data)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        out[...] = np.frombuffer(plain, field.dtype).reshape(field.shape)
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DependencyError("the zstd codec needs `pip install zstandard`") from error
+    return zstandard

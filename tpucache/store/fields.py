@@ -1,0 +1,113 @@
+"""The fields of a record (image, mask, tokens …): their names, what they hold, and how they lie in its bytes.
+
+A record is the lengths of its variable fields (u32 little-endian each, in field order), then the bytes of all
+fields in order. A field is variable where its codec's bytes differ in length from record to record. So a record of raw
+fields is nothing but their arrays, one after the other, and can be read straight into place.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tpucache.errors import DamageError
+from tpucache.store.codecs import CODECS
+
+# What fields of these names hold is known, and is treated accordingly; all other names are arrays like any other.
+IMAGE: Final = "image"
+MASK: Final = "mask"
+BOXES: Final = "boxes"
+KEYPOINTS: Final = "keypoints"
+#: The name of a sample's label, a column of the samples table, beside the fields in a batch.
+LABEL: Final = "label"
+
+DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
+
+    An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies.
+    """
+
+    name: str
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the decoded array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the encoded array in every record, None where that differs from record to record."""
+        return CODECS[self.codec].stored_bytes(self)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is stored as the bytes of the array itself."""
+        return CODECS[self.codec].is_plain
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """How the fields of one sample lie in its record."""
+
+    fields: tuple[Field, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a record is nothing but its arrays' own bytes, so that they can be read straight into place."""
+        return all(field.is_plain for field in self.fields)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all decoded arrays of a record; the record's own length when it is plain."""
+        return sum(field.nbytes for field in self.fields)
+
+    def join(self, parts: Sequence[bytes]) -> bytes:
+        """Return the record made of the fields' encoded bytes, in field order."""
+        lengths = [len(part) for field, part in zip(self.fields, parts, strict=True) if field.stored_bytes is None]
+        return struct.pack(self._lengths, *lengths) + b"".join(parts)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of the lengths that a record begins with."""
+        return struct.calcsize(self._lengths)
+
+    def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
+        """Return where each field's bytes start and end in a record of `length` bytes, by its first `header_bytes`.
+
+        Raises DamageError when the lengths do not add up.
+        """
+        at = self.header_bytes
+        if len(header) < at:
+            raise DamageError(f"a record of {len(header)} bytes cannot hold its lengths, {at} bytes")
+        lengths = iter(struct.unpack_from(self._lengths, header))
+        spans = []
+        for field in self.fields:
+            stored = field.stored_bytes
+            size = next(lengths) if stored is None else stored
+            spans.append((at, at + size))
+            at += size
+        if at != length:
+            raise DamageError(f"a record of {length} bytes should have {at}")
+        return spans
+
+    def split(self, record: memoryview) -> list[memoryview]:
+        """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""
+        return [record[start:end] for start, end in self.spans(record, len(record))]
+
+    @functools.cached_property
+    def _lengths(self) -> str:
+        """The struct format of the lengths that a record begins with."""
+        return f"<{sum(field.stored_bytes is None for field in self.fields)}I"
