@@ -208,9 +208,13 @@ def named(names: Collection[str]) -> str:
 
 def _resolve(path: Path) -> Path:
     try:
-        return path.expanduser().resolve()
+        resolved = path.expanduser().resolve()
     except (OSError, RuntimeError) as error:
         raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
+    # Up to Python 3.12 resolving a loop of links raises; later it leaves the link in the path.
+    if any(each.is_symlink() for each in (resolved, *resolved.parents)):
+        raise UsageError(f"{path} cannot be followed to a folder: its links lead in a loop")
+    return resolved
 
 
 def _is_same(one: Path, other: Path) -> bool:
