@@ -27,11 +27,11 @@ from torch import nn
 from torch.nn import functional
 
 from tpucache import CachedDataset
-from tpucache.training.augment import Normalise
+from tpucache.ondevice.augment import Normalise
 from tpucache.training.device import Device, open_device
-from tpucache.training.idle import Pace
+from tpucache.training.feed.idle import Pace
+from tpucache.training.learn.models import build_model
 from tpucache.training.loop import train
-from tpucache.training.models import build_model
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 

@@ -20,7 +20,7 @@ from typing import Any
 KILLED = """
 import os, signal, sys
 from tpucache.cli import main
-from tpucache.training.learner import Learner
+from tpucache.training.learn.learner import Learner
 
 kill_at = int(sys.argv[1])
 step = Learner.step

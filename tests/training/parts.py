@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpucache.training.augment import Augment, AugmentSettings, draw
+from tpucache.ondevice.augment import Augment, AugmentSettings, draw
 from tpucache.training.device import Device, open_device
-from tpucache.training.ema import Ema
-from tpucache.training.models import UNet, conv_bn
-from tpucache.training.optimizers import clip_gradients, make_optimizer, set_rates
-from tpucache.training.schedule import make_schedule
-from tpucache.training.tasks import TASKS, make_task
+from tpucache.training.learn.ema import Ema
+from tpucache.training.learn.models import UNet, conv_bn
+from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
+from tpucache.training.learn.schedule import make_schedule
+from tpucache.training.learn.tasks.find import TASKS, make_task
 
 MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
 BATCH, SIDE, STEPS = 16, 8, 10

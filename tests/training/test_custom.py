@@ -16,13 +16,13 @@ from tpucache.cli import main
 from tpucache.loading.split import stratified_split
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluate import evaluate
-from tpucache.training.learner import Learner
+from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.predict import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
-from tpucache.training.tasks import make_task
 
 QUICK = RunOptions(replay=False)
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=50, lr=0.01)

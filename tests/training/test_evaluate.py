@@ -12,7 +12,7 @@ from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluate import evaluate, results
 from tpucache.training.interrupt import Stopped
-from tpucache.training.learner import Learner
+from tpucache.training.learn.learner import Learner
 from tpucache.training.settings import TrainSettings
 
 

@@ -12,11 +12,11 @@ import torch
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
-from tpucache.training.augment import AugmentSettings
+from tpucache.ondevice.augment import AugmentSettings
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learner import Learner
+from tpucache.training.learn.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
 from tpucache.training.settings import TrainSettings
 
@@ -157,9 +157,9 @@ import torch_xla.core.xla_model as xm
 from test_lr_finder import SETTINGS, assert_equal
 from tpucache import CachedDataset
 from tpucache.training.check import find_task
-from tpucache.training.checkpoint import to_host
+from tpucache.training.run.checkpoint import to_host
 from tpucache.training.device import open_device
-from tpucache.training.learner import Learner
+from tpucache.training.learn.learner import Learner
 from tpucache.training.lr_finder import range_test
 from tpucache.training.settings import TrainSettings
 

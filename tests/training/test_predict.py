@@ -12,14 +12,14 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.training.checkpoint import load_checkpoint
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
 from tpucache.training.predict import predict
 from tpucache.training.predictor import Predictor
-from tpucache.training.report import read_report, write_report
+from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.run.report import read_report, write_report
 from tpucache.training.settings import TrainSettings
 
 COUNTS = (1, 7, 8, 9, 1000)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tpucache import __version__
-from tpucache.cli import building, looking, predicting, publishing, training
+from tpucache.cli import inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
 from tpucache.errors import TpucacheError, UnfinishedError, UsageError
 
@@ -53,6 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for group in (building, looking, training, predicting, publishing):
+    for group in (warming, inspecting, training, predicting, publishing):
         group.add(commands)
     return parser

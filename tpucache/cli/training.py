@@ -13,9 +13,9 @@ from tpucache.cli.terminal import note, show
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset, InMemory
     from tpucache.training.interrupt import StopRequest
-    from tpucache.training.report import TrainReport
+    from tpucache.training.run.report import TrainReport
     from tpucache.training.settings import TrainSettings
-    from tpucache.training.tensorboard import TensorBoard
+    from tpucache.training.watch.tensorboard import TensorBoard
 
 
 FIND: Final = "find"
@@ -25,7 +25,7 @@ def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
     from tpucache.errors import UnfinishedError
     from tpucache.training.interrupt import StopRequest
-    from tpucache.training.report import ensure_report
+    from tpucache.training.run.report import ensure_report
 
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
 
 
 def _tensorboard(run: Path) -> TensorBoard:
-    from tpucache.training.tensorboard import TensorBoard
+    from tpucache.training.watch.tensorboard import TensorBoard
 
     return TensorBoard(run / "tensorboard")
 
@@ -77,7 +77,7 @@ def _settings(options: argparse.Namespace) -> TrainSettings:
     """Return the settings that the options of the same names make."""
     from dataclasses import fields
 
-    from tpucache.training.augment import AugmentSettings
+    from tpucache.ondevice.augment import AugmentSettings
     from tpucache.training.settings import TrainSettings
 
     given = vars(options)

@@ -6,11 +6,11 @@ from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.training import tasks
 from tpucache.training.device import Device
-from tpucache.training.feeder import IMAGE
+from tpucache.training.feed.feeder import IMAGE
+from tpucache.training.learn.tasks import find as tasks
+from tpucache.training.learn.tasks.find import Task
 from tpucache.training.settings import TrainSettings
-from tpucache.training.tasks import Task
 
 #: Fields of an image that the device's augmentation does not move.
 _POINTS: Final = ("boxes", "keypoints")

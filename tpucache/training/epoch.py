@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tpucache.training.evaluate import evaluate
-from tpucache.training.folder import RunData, save_best
-from tpucache.training.history import Row, Watcher
-from tpucache.training.idle import Pace
-from tpucache.training.learner import Learner
-from tpucache.training.state import RunState, StepPlan
-from tpucache.training.tasks import Task
+from tpucache.training.feed.idle import Pace
+from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.tasks.find import Task
+from tpucache.training.run.files import RunData, save_best
+from tpucache.training.run.history import Row, Watcher
+from tpucache.training.run.state import RunState, StepPlan
 
 
 def end_epoch(

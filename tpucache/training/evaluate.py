@@ -16,9 +16,9 @@ from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.training.device import Device
-from tpucache.training.feeder import IMAGE, DeviceBatch, Feeder, as_named
-from tpucache.training.learner import DIVERGED_ADVICE, Learner
-from tpucache.training.tasks import Task
+from tpucache.training.feed.feeder import IMAGE, DeviceBatch, Feeder, as_named
+from tpucache.training.learn.learner import DIVERGED_ADVICE, Learner
+from tpucache.training.learn.tasks.find import Task
 
 Array = npt.NDArray[Any]
 #: Makes tensors with a row a sample of a batch's outputs and labels, on the device.

@@ -8,22 +8,22 @@ from pathlib import Path
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.check import check_fit, find_task
-from tpucache.training.curves import drawn_curves
 from tpucache.training.device import Device
 from tpucache.training.epoch import end_epoch, notify
 from tpucache.training.evaluate import compile_evaluation
-from tpucache.training.feeder import Feeder
-from tpucache.training.folder import RunData, open_run, save_run
-from tpucache.training.history import Losses
-from tpucache.training.idle import Pace, PaceMeter, ceiling
+from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
+from tpucache.training.feed.stream import Execution, drawer, parts, take_execution
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learner import Learner
+from tpucache.training.learn.learner import Learner
 from tpucache.training.options import RunOptions
-from tpucache.training.report import TrainReport, finished_report, make_report, write_report
+from tpucache.training.run.files import RunData, open_run, save_run
+from tpucache.training.run.history import Losses
+from tpucache.training.run.report import TrainReport, finished_report, make_report, write_report
+from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.settings import TrainSettings
-from tpucache.training.state import RunState, StepPlan, make_plan
-from tpucache.training.stream import Execution, drawer, parts, take_execution
-from tpucache.training.tracing import Tracer
+from tpucache.training.watch.curves import drawn_curves
+from tpucache.training.watch.tracing import Tracer
 
 
 def train(

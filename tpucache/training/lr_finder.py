@@ -24,15 +24,15 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.check import check_fit, find_task
-from tpucache.training.checkpoint import LAST_NAME, load_checkpoint, to_host
 from tpucache.training.device import Device
-from tpucache.training.feeder import Feeder
-from tpucache.training.figure import save_figure, smooth
+from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed.stream import drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learner import Learner
-from tpucache.training.schedule import constant, scale_lr
+from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.schedule import constant, scale_lr
+from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint, to_host
 from tpucache.training.settings import TrainSettings
-from tpucache.training.stream import drawer, parts
+from tpucache.training.watch.figure import save_figure, smooth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

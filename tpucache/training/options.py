@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpucache.errors import UsageError
-from tpucache.training.history import Watcher
 from tpucache.training.interrupt import StopRequest
+from tpucache.training.run.history import Watcher
 from tpucache.training.settings import TrainSettings
 
 

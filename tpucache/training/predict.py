@@ -19,11 +19,11 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.evaluate import rows
-from tpucache.training.feeder import DeviceBatch
-from tpucache.training.mask_task import is_decided
+from tpucache.training.feed.feeder import DeviceBatch
+from tpucache.training.learn.tasks.find import Task
+from tpucache.training.learn.tasks.kinds import SEPARATOR
+from tpucache.training.learn.tasks.mask import is_decided
 from tpucache.training.predictor import Predictor
-from tpucache.training.task_kinds import SEPARATOR
-from tpucache.training.tasks import Task
 
 Array = npt.NDArray[Any]
 

@@ -10,16 +10,16 @@ import torch
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.training.augment import Normalise
-from tpucache.training.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
+from tpucache.ondevice.augment import Normalise
 from tpucache.training.device import Device
-from tpucache.training.feeder import IMAGE, DeviceBatch
-from tpucache.training.forward import outputs_of
-from tpucache.training.learner import named_callable
-from tpucache.training.mask_task import MASK
-from tpucache.training.models import build_model
+from tpucache.training.feed.feeder import IMAGE, DeviceBatch
+from tpucache.training.learn.forward import outputs_of
+from tpucache.training.learn.learner import named_callable
+from tpucache.training.learn.models import build_model
+from tpucache.training.learn.tasks.find import Task, make_task
+from tpucache.training.learn.tasks.mask import MASK
+from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
 from tpucache.training.settings import settings_from
-from tpucache.training.tasks import Task, make_task
 
 Outputs = Callable[[DeviceBatch], torch.Tensor]
 

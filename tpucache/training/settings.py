@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import UsageError
-from tpucache.training.augment import AugmentSettings
-from tpucache.training.optimizers import OPTIMIZERS, OptimizerName
-from tpucache.training.schedule import SCALE_RULES, SCHEDULES, ScaleRule, ScheduleName, scale_lr
-from tpucache.training.tasks import TASKS, TaskName
+from tpucache.ondevice.augment import AugmentSettings
+from tpucache.training.learn.optimizers import OPTIMIZERS, OptimizerName
+from tpucache.training.learn.schedule import SCALE_RULES, SCHEDULES, ScaleRule, ScheduleName, scale_lr
+from tpucache.training.learn.tasks.find import TASKS, TaskName
 
 Normalisation = Literal["cache", "imagenet"]
 

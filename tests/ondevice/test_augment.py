@@ -1,0 +1,273 @@
+"""What the device does to a batch is what NumPy does to each image, and comes from (seed, step) alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpucache import UsageError
+from tpucache.ondevice.augment import COLUMNS, Augment, AugmentSettings, Normalise, draw
+
+CPU = torch.device("cpu")
+BATCH, HEIGHT, WIDTH = 24, 9, 12
+MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
+ALL = AugmentSettings(
+    flip=True, vertical_flip=True, shift=3, brightness=0.4, contrast=0.4, saturation=0.4, erase=0.5, mixup=0.4, cutmix=1
+)
+
+
+@pytest.fixture
+def images():
+    return torch.from_numpy(np.random.default_rng(1).integers(0, 256, (BATCH, HEIGHT, WIDTH, 3), np.uint8))
+
+
+def augment(settings, height=HEIGHT, width=WIDTH):
+    return Augment(settings, MEAN, STD, height, width, CPU)
+
+
+def draws_of(settings, batch=BATCH, seed=0, step=0):
+    return torch.from_numpy(draw(settings, seed, step, batch))
+
+
+def normalised(pixels):
+    return (np.moveaxis(np.asarray(pixels, np.float64), -1, 1) - np.reshape(MEAN, (3, 1, 1))) / np.reshape(
+        STD, (3, 1, 1)
+    )
+
+
+def moved(image, row):
+    """What a row of the draws does to one (height, width, …) array, in NumPy's words."""
+    if row[0]:
+        image = image.swapaxes(0, 1)
+    if row[1]:
+        image = image[::-1]
+    if row[2]:
+        image = image[:, ::-1]
+    down, right = int(row[3]), int(row[4])
+    pad = max(abs(down), abs(right))
+    wide = np.pad(image, [(pad, pad), (pad, pad), *[(0, 0)] * (image.ndim - 2)], "reflect")
+    return wide[pad - down : pad - down + image.shape[0], pad - right : pad - right + image.shape[1]]
+
+
+chances = st.floats(0, 1)
+any_settings = st.builds(
+    AugmentSettings,
+    flip=st.booleans(), vertical_flip=st.booleans(), shift=st.integers(0, 40), rotate=st.booleans(),
+    brightness=chances, contrast=chances, saturation=chances, erase=chances,
+    mixup=st.sampled_from([0, 0.1, 1.0, 8.0]), cutmix=st.sampled_from([0, 0.1, 1.0, 8.0]),
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(any_settings, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 40))
+def test_draws_follow_from_seed_and_step_and_keep_their_ranges(chosen, seed, step, batch):
+    draws = draw(chosen, seed, step, batch)
+    assert draws.shape == (batch, COLUMNS)
+    assert draws.dtype == np.float32
+    np.random.seed(0)  # whatever the global generator is at
+    assert np.array_equal(draws, draw(chosen, seed, step, batch))
+    assert np.isfinite(draws).all()
+    assert np.isin(draws[:, :3], (0, 1)).all()
+    assert np.array_equal(draws[:, 3:5], np.round(draws[:, 3:5]))
+    assert (np.abs(draws[:, 3:5]) <= chosen.shift).all()
+    strengths = (chosen.brightness, chosen.contrast, chosen.saturation)
+    assert (np.abs(draws[:, 5:8] - 1) <= np.array(strengths) + 1e-6).all()
+    for box in (draws[:, 8:12], draws[:, 13:17]):
+        assert (box >= 0).all()
+        assert (box <= 1 + 1e-6).all()
+        assert (box[:, 1] >= box[:, 0]).all()
+        assert (box[:, 3] >= box[:, 2]).all()
+    assert ((draws[:, 12] >= 0) & (draws[:, 12] <= 1)).all()
+
+
+def test_other_seeds_and_steps_draw_other_numbers():
+    found = [draw(ALL, seed, step, 8) for seed, step in ((0, 0), (0, 1), (1, 0), (2**33, 0))]
+    assert all(not np.array_equal(one, other) for n, one in enumerate(found) for other in found[:n])
+
+
+def test_one_setting_does_not_change_what_another_draws():
+    alone, together = draw(AugmentSettings(shift=3), 5, 6, 50), draw(ALL, 5, 6, 50)
+    assert np.array_equal(alone[:, 3:5], together[:, 3:5])
+
+
+def test_draws_are_spread_as_their_settings_say():
+    draws = draw(AugmentSettings(flip=True, shift=2, rotate=True, erase=0.25, brightness=0.5), 0, 0, 4000)
+    assert draws[:, :3].mean(0) == pytest.approx(0.5, abs=0.03)
+    for column in (3, 4):
+        assert np.unique(draws[:, column], return_counts=True)[1] / 4000 == pytest.approx([0.2] * 5, abs=0.03)
+    areas = (draws[:, 9] - draws[:, 8]) * (draws[:, 11] - draws[:, 10])
+    assert (areas > 0).mean() == pytest.approx(0.25, abs=0.03)
+    assert areas[areas > 0].min() >= 0.019
+    assert areas.max() <= 0.334
+    assert draws[:, 5].mean() == pytest.approx(1, abs=0.02)
+    cuts = draw(AugmentSettings(cutmix=1.0), 0, 0, 4000)[:, 13:17]
+    heights, widths = cuts[:, 1] - cuts[:, 0], cuts[:, 3] - cuts[:, 2]
+    assert heights == pytest.approx(widths, abs=1e-6)
+    areas = heights * widths  # Beta(1, 1) is uniform
+    assert np.histogram(areas, 5, (0, 1))[0] / 4000 == pytest.approx([0.2] * 5, abs=0.03)
+    turns = {tuple(row) for row in draw(AugmentSettings(rotate=True), 0, 0, 100)[:, :3].tolist()}
+    assert turns == {(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)}
+
+
+def test_with_mixup_and_cutmix_each_batch_takes_one_of_them():
+    cut = [bool((draw(ALL, 0, step, 16)[:, 13:17] > 0).any()) for step in range(200)]
+    mixed = [bool((draw(ALL, 0, step, 16)[:, 12] < 1).any()) for step in range(200)]
+    assert all(one != other for one, other in zip(cut, mixed, strict=True))
+    assert 70 < sum(cut) < 130
+
+
+def test_off_is_normalising_and_nothing_else(images):
+    aug, draws = augment(AugmentSettings()), draws_of(AugmentSettings())
+    expected = Normalise(MEAN, STD, CPU)(images)
+    assert torch.equal(aug.images(images, draws), expected)
+    assert torch.equal(aug.plain(images), expected)
+    assert expected.numpy() == pytest.approx(normalised(images.numpy()), abs=1e-5)
+    targets = torch.rand(BATCH, 3)
+    assert aug.mix(expected, targets, draws) == (expected, targets)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        AugmentSettings(flip=True),
+        AugmentSettings(vertical_flip=True),
+        AugmentSettings(shift=8),
+        AugmentSettings(flip=True, vertical_flip=True, shift=5),
+    ],
+)
+def test_bytes_move_as_numpy_moves_them(images, chosen):
+    draws = draws_of(chosen)
+    expected = np.stack([moved(image, row) for image, row in zip(images.numpy(), draws.numpy(), strict=True)])
+    aug = augment(chosen)
+    found = aug._move(images.permute(0, 3, 1, 2), draws).permute(0, 2, 3, 1)
+    assert np.array_equal(found.numpy(), expected)
+    assert not np.array_equal(expected, images.numpy())
+    assert torch.equal(aug.images(images, draws), aug.plain(torch.from_numpy(expected)))
+
+
+def test_squares_turn_by_right_angles(images):
+    chosen = AugmentSettings(rotate=True, flip=True, shift=2)
+    square, draws = images[:, :, :HEIGHT].contiguous(), draws_of(chosen)
+    found = augment(chosen, HEIGHT, HEIGHT)._move(square.permute(0, 3, 1, 2), draws).permute(0, 2, 3, 1).numpy()
+    for image, row, result in zip(square.numpy(), draws.numpy(), found, strict=True):
+        assert np.array_equal(result, moved(image, row))
+    only = draws_of(AugmentSettings(rotate=True))
+    found = augment(AugmentSettings(rotate=True), HEIGHT, HEIGHT)._move(square.permute(0, 3, 1, 2), only).numpy()
+    for image, result in zip(square.permute(0, 3, 1, 2).numpy(), found, strict=True):
+        assert any(np.array_equal(result, np.rot90(image, turns, (1, 2))) for turns in range(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_masks_move_with_their_images(images, dtype):
+    chosen = AugmentSettings(flip=True, vertical_flip=True, shift=4, brightness=0.5, erase=1.0)
+    draws = draws_of(chosen)
+    masks = images[..., 0].to(dtype)
+    found = augment(chosen).masks(masks, draws)
+    expected = np.stack([moved(mask, row) for mask, row in zip(masks.numpy(), draws.numpy(), strict=True)])
+    assert found.dtype == dtype
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_colours_change_by_their_factors_and_stay_within_bytes(images):
+    chosen = AugmentSettings(brightness=0.5, contrast=0.5, saturation=0.5)
+    draws = draws_of(chosen)
+    factors = draws.numpy().astype(np.float64)
+    pixels = images.numpy() * factors[:, 5].reshape(-1, 1, 1, 1)
+    luma = np.array([0.299, 0.587, 0.114])
+    centre = (pixels @ luma).mean((1, 2)).reshape(-1, 1, 1, 1)
+    pixels = centre + (pixels - centre) * factors[:, 6].reshape(-1, 1, 1, 1)
+    grey = (pixels @ luma)[..., None]
+    pixels = grey + (pixels - grey) * factors[:, 7].reshape(-1, 1, 1, 1)
+    assert pixels.min() < 0
+    assert pixels.max() > 255
+    found = augment(chosen).images(images, draws)
+    assert found.numpy() == pytest.approx(normalised(np.clip(pixels, 0, 255)), abs=1e-4)
+
+
+def test_what_is_erased_is_a_rectangle_of_the_mean_colour(images):
+    chosen = AugmentSettings(erase=0.5)
+    draws = draws_of(chosen)
+    aug = augment(chosen)
+    gone = (aug.images(images, draws) == 0).all(1)
+    kept = torch.where(gone[:, None], 0, aug.plain(images))
+    assert torch.equal(aug.images(images, draws), kept)
+    for mask, row in zip(gone.numpy(), draws.numpy(), strict=True):
+        rows = np.flatnonzero(
+            ((np.arange(HEIGHT) + 0.5) / HEIGHT >= row[8]) & ((np.arange(HEIGHT) + 0.5) / HEIGHT < row[9])
+        )
+        columns = np.flatnonzero(
+            ((np.arange(WIDTH) + 0.5) / WIDTH >= row[10]) & ((np.arange(WIDTH) + 0.5) / WIDTH < row[11])
+        )
+        expected = np.zeros((HEIGHT, WIDTH), bool)
+        expected[np.ix_(rows, columns)] = True
+        assert np.array_equal(mask, expected)
+    assert 0 < gone.any(2).any(1).sum() < BATCH
+
+
+def test_mixup_mixes_neighbours_and_their_targets_alike():
+    chosen = AugmentSettings(mixup=0.4)
+    draws = draws_of(chosen)
+    images, targets = torch.randn(BATCH, 3, HEIGHT, WIDTH), torch.rand(BATCH, 5)
+    mixed, mixed_targets = augment(chosen).mix(images, targets, draws)
+    share = draws[:, 12].double()
+    assert 0 < share.min() < share.max() < 1
+    for values, found in ((images, mixed), (targets, mixed_targets)):
+        shares = share.view(-1, *[1] * (values.dim() - 1))
+        expected = values * shares + values[torch.arange(BATCH) - 1] * (1 - shares)
+        torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_cutmix_pastes_a_rectangle_and_counts_its_pixels():
+    chosen = AugmentSettings(cutmix=1.0)
+    draws = draws_of(chosen)
+    images = torch.arange(BATCH).float().view(-1, 1, 1, 1).expand(BATCH, 3, HEIGHT, WIDTH)
+    targets = torch.eye(BATCH)
+    dense = targets[:, :, None, None].expand(BATCH, BATCH, HEIGHT, WIDTH)
+    aug = augment(chosen)
+    mixed, mixed_targets = aug.mix(images, targets, draws)
+    for row in range(BATCH):
+        other = (row - 1) % BATCH
+        assert set(mixed[row].unique().tolist()) <= {row, other}
+        share = (mixed[row] == row).float().mean().item()
+        assert mixed_targets[row, row].item() == pytest.approx(share, abs=1e-6)
+        assert mixed_targets[row, other].item() == pytest.approx(1 - share, abs=1e-6)
+    assert torch.equal(aug.mix(images, dense, draws)[1].argmax(1).float(), mixed[:, 0])
+
+
+def test_autocast_changes_no_pixel(images):
+    aug, draws = augment(ALL), draws_of(ALL)
+    expected = aug.images(images, draws)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = aug.images(images, draws)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
+def test_gradients_pass_through_mixing_to_the_images():
+    images = torch.randn(BATCH, 3, HEIGHT, WIDTH, requires_grad=True)
+    mixed, _ = augment(ALL).mix(images, torch.rand(BATCH, 2), draws_of(ALL))
+    mixed.sum().backward()
+    # Every pixel ends up in its own image or in the next one, in shares that sum to one for the batch.
+    assert images.grad.sum().item() == pytest.approx(images.numel(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shift": -1}, {"brightness": 1.5}, {"contrast": -0.1}, {"erase": float("nan")}, {"mixup": -1.0},
+     {"cutmix": float("inf")}],
+)  # fmt: skip
+def test_settings_that_cannot_be_meant_are_refused(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        AugmentSettings(**wrong)
+
+
+def test_settings_that_do_not_fit_the_images_are_refused():
+    with pytest.raises(UsageError, match="square"):
+        augment(AugmentSettings(rotate=True))
+    with pytest.raises(UsageError, match="shift of 9"):
+        augment(AugmentSettings(shift=9))
+    with pytest.raises(UsageError, match="saturation"):
+        Augment(AugmentSettings(saturation=0.1), (0.0,), (1.0,), 8, 8, CPU)

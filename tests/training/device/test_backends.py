@@ -1,0 +1,158 @@
+"""The same run on plain torch, on one XLA device and on eight."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+BACKENDS = {"eager": ("eager", 1), "one": ("xla", 1), "eight": ("xla", 8)}
+OPTIMIZERS = {"sgd": 0.02, "adamw": 0.002}
+STEPS = 56
+
+RUNS = """
+import sys
+from tpucache.cli import main
+
+cache, folder, backend, cores = sys.argv[1:]
+for optimizer, lr in {optimizers}.items():
+    status = main([
+        "train", cache, "--run", f"{{folder}}/{{optimizer}}", "--backend", backend, "--cores", cores,
+        "--model", "tiny_models:tiny", "--epochs", "8", "--batch-size", "16", "--valid", "0.2",
+        "--optimizer", optimizer, "--lr", str(lr), "--ema", "0.9", "--clip", "5", "--smoothing", "0.1",
+        "--flip", "--shift", "2", "--brightness", "0.2", "--erase", "0.2", "--mixup", "0.3",
+    ])
+    assert status == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(cache, python, tmp_path_factory):
+    """Fifty-six steps and eight evaluations of each optimizer on each backend: the report and the checkpoint."""
+    script = tmp_path_factory.mktemp("script") / "runs.py"
+    script.write_text(RUNS.format(optimizers=OPTIMIZERS))
+    folders = {name: tmp_path_factory.mktemp(name) for name in BACKENDS}
+
+    def train(name):
+        backend, cores = BACKENDS[name]
+        done = python(script, cache, folders[name], backend, cores, devices=cores)
+        assert done.returncode == 0, done.stderr
+
+    with ThreadPoolExecutor(2) as threads:  # two at once: most of it is compiling, by one thread each
+        list(threads.map(train, BACKENDS))
+    found = {}
+    for name, optimizer in itertools.product(BACKENDS, OPTIMIZERS):
+        run = folders[name] / optimizer
+        report = json.loads((run / "report.json").read_text())
+        found[name, optimizer] = report, torch.load(run / "last.pt", weights_only=True)["learner"]
+    return found
+
+
+ALIKE = pytest.mark.parametrize(
+    ("name", "optimizer"), [(name, optimizer) for name in ("one", "eight") for optimizer in OPTIMIZERS]
+)
+
+
+@pytest.mark.xla
+@ALIKE
+def test_losses_are_those_of_plain_torch(runs, name, optimizer):
+    expected, losses = runs["eager", optimizer][0]["losses"], runs[name, optimizer][0]["losses"]
+    assert len(losses) == len(expected) == STEPS
+    assert losses == pytest.approx(expected, abs=1e-4)
+    assert abs(losses[-1] - losses[0]) > 1e-3
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("name", ["one", "eight"])
+def test_weights_are_those_of_plain_torch(runs, name):
+    # By SGD alone, for the reason given below.
+    expected, weights = runs["eager", "sgd"][1]["model"], runs[name, "sgd"][1]["model"]
+    for key, value in expected.items():
+        assert weights[key].device.type == "cpu"
+        # XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of 16 images of 16x16 pixels.
+        relative = 1 / (16 * 16 * 16 - 1) if key.endswith("running_var") else 0
+        torch.testing.assert_close(weights[key], value, atol=1e-5, rtol=relative)
+
+
+@pytest.mark.xla
+@ALIKE
+def test_validation_metrics_are_those_of_plain_torch(runs, name, optimizer):
+    pairs = zip(runs["eager", optimizer][0]["epochs"], runs[name, optimizer][0]["epochs"], strict=True)
+    for expected, found in pairs:
+        assert found["valid_samples"] == expected["valid_samples"] == 30
+        assert found["valid_accuracy"] == pytest.approx(expected["valid_accuracy"], abs=1e-9)
+        # AdamW makes a whole step of the rounding error that is all the gradient a bias before BatchNorm has.
+        bound = {"sgd": 1e-4, "adamw": 1e-3}[optimizer]
+        assert found["valid_loss"] == pytest.approx(expected["valid_loss"], abs=bound)
+
+
+@pytest.mark.xla
+@ALIKE
+def test_nothing_compiles_after_the_second_step(runs, name, optimizer):
+    assert runs[name, optimizer][0]["pace"]["compiles"] == 0
+    assert runs[name, optimizer][0]["pace"]["steps"] == STEPS - 2
+
+
+CHECK_RESUME = Path(__file__).parents[3] / "scripts" / "check_resume.py"
+
+
+@pytest.mark.xla
+def test_a_run_that_is_killed_ends_in_the_same_bits(cache, python):
+    def check(cores):
+        return python(CHECK_RESUME, cache, "--cores", cores, "--kills", 1, "--model", "tiny_models:tiny", devices=cores)
+
+    with ThreadPoolExecutor() as threads:
+        for done in threads.map(check, (1, 8)):
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert " 0 differ" in done.stdout
+
+
+FAILING = """
+import sys
+from tpucache import CachedDataset, DamageError
+from tpucache.cli import main
+
+read_into = CachedDataset.read_into
+calls = []
+
+def fail_later(self, *arguments):
+    calls.append(1)
+    if len(calls) > 6:
+        raise DamageError("Shard v01-00000.lmdb fell off the shelf")
+    return read_into(self, *arguments)
+
+CachedDataset.read_into = fail_later
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("backend", "cores"), [("eager", 1), pytest.param("xla", 8, marks=pytest.mark.xla)])
+def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python, tmp_path, backend, cores):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    done = python(
+        script, "train", cache, "--run", tmp_path / "run", "--backend", backend, "--cores", cores,
+        "--model", "tiny_models:tiny", "--epochs", 2, "--batch-size", 8,
+        devices=cores,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "fell off the shelf" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "last.pt").exists()
+
+
+@pytest.mark.xla
+def test_a_missing_tpu_is_told_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
+    done = python(
+        "-m", "tpucache", "train", cache, "--run", tmp_path, "--cores", 4, "--batch-size", 8, devices=8, asked=False
+    )
+    assert done.returncode == 2
+    assert "no TPU found" in done.stderr
+    assert "this machine has 8" in done.stderr
+    assert "Traceback" not in done.stderr

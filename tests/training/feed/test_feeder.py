@@ -1,0 +1,97 @@
+"""The upload thread keeps the order, passes errors on, and goes when the loop does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache.training.device import EagerDevice
+from tpucache.training.feed.feeder import Feeder
+
+
+def batches(count, closed=None):
+    try:
+        for number in range(count):
+            yield torch.full((2, 3, 4, 4), number, dtype=torch.uint8), torch.tensor([number, number])
+    finally:
+        if closed is not None:
+            closed.append(True)
+
+
+def feed_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "tpucache-feed"]
+
+
+def test_batches_arrive_in_order_with_channels_last():
+    with Feeder(batches(7), EagerDevice()) as feeder:
+        found = list(feeder)
+    assert [int(batch.labels[0]) for batch in found] == list(range(7))
+    assert all(batch.images.shape == (2, 4, 4, 3) for batch in found)
+    assert [int(batch.images.max()) for batch in found] == list(range(7))
+
+
+def test_dicts_and_random_numbers_go_up_by_name_and_number():
+    def tokens():
+        for number in range(3):
+            yield {"ids": torch.full((2, 5), number), "label": torch.tensor([number, 1])}
+
+    def draw(number):
+        return np.full((2, 4), number, np.float32)
+
+    with Feeder(tokens(), EagerDevice(), draw=draw, first=7) as feeder:
+        found = list(feeder)
+    assert [int(batch.fields["ids"][0, 0]) for batch in found] == [0, 1, 2]
+    assert [int(batch.draws[0, 0]) for batch in found] == [7, 8, 9]
+    assert [batch.labels.tolist() for batch in found] == [[0, 1], [1, 1], [2, 1]]
+
+
+def test_an_error_in_the_data_is_raised_after_the_batches_before_it():
+    def failing():
+        yield from batches(3)
+        raise OSError("disk gone")
+
+    with Feeder(failing(), EagerDevice()) as feeder:
+        iterator = iter(feeder)
+        assert [int(next(iterator).labels[0]) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(OSError, match="disk gone"):
+            next(iterator)
+
+
+def test_an_error_in_the_upload_is_raised_in_the_loop():
+    class Broken(EagerDevice):
+        def put(self, batch):
+            raise RuntimeError("no room on the device")
+
+    with Feeder(batches(3), Broken()) as feeder, pytest.raises(RuntimeError, match="no room"):
+        next(iter(feeder))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_leaving_early_leaves_no_thread_and_closes_the_data(taken):
+    closed = []
+    with Feeder(batches(1000, closed), EagerDevice()) as feeder:
+        for _, _ in zip(range(taken), feeder, strict=False):
+            pass
+    assert feed_threads() == []
+    assert closed == [True]
+
+
+def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not():
+    def slow():
+        for batch in batches(4):
+            time.sleep(0.05)
+            yield batch
+
+    with Feeder(slow(), EagerDevice()) as feeder:
+        list(feeder)
+    assert feeder.waited_seconds >= 0.15
+    with Feeder(batches(4), EagerDevice()) as feeder:
+        while not feeder._ready.full():
+            time.sleep(0.001)
+        for _ in feeder:
+            time.sleep(0.02)
+    assert feeder.waited_seconds < 0.05

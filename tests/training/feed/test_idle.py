@@ -1,0 +1,135 @@
+"""Idleness, three ways, of a device and a loader whose time is made up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+
+from tpucache.training.device import Counters, EagerDevice, eager
+from tpucache.training.feed import idle
+from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
+from tpucache.training.settings import TrainSettings
+
+STEP, BATCH, STEPS = 0.25, 4, 30
+PACE = Pace(100, 1000.0, 0.1, waited=0.0, device_idle=0.0, compiles=0, received_bytes=0)
+
+
+@dataclass
+class World:
+    """A clock, and a device and a feeder that live by it."""
+
+    now: float = 0.0
+    executed: float = 0.0
+    compiles: int = 0
+    waited_seconds: float = 0.0
+
+    def wait_for_data(self, seconds):
+        self.now += seconds
+        self.waited_seconds += seconds
+
+    def execute(self):
+        self.now += STEP
+        self.executed += STEP
+
+    def wait(self):
+        """The device has always run what it was sent."""
+
+    def counters(self):
+        return Counters(self.compiles, self.executed, int(100 * self.executed))
+
+
+@pytest.fixture
+def world(monkeypatch):
+    world = World()
+    monkeypatch.setattr(idle, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    return world
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.95])
+def test_all_three_figures_tell_the_share_that_a_slow_loader_costs(world, share):
+    warmed = []
+    meter = PaceMeter(world, world, lambda: warmed.append(world.now))
+    meter.resume()
+    for number in range(STEPS):
+        world.wait_for_data(STEP * share / (1 - share))
+        world.execute()
+        world.compiles += number < WARMUP_EXECUTIONS
+        meter.step(1, BATCH)
+    meter.pause()
+    pace = meter.pace().with_ceiling(ceiling(world.execute, world, BATCH))
+    assert pace.steps == STEPS - WARMUP_EXECUTIONS
+    assert len(warmed) == 1
+    assert pace.compiles == 0
+    assert pace.step_seconds == pytest.approx(STEP / (1 - share))
+    assert pace.images_per_second == pytest.approx(BATCH / pace.step_seconds)
+    assert (pace.waited, pace.device_idle, pace.ceiling_idle) == pytest.approx((share,) * 3)
+
+
+def test_what_is_paused_does_not_count(world):
+    meter = PaceMeter(world, world)
+    for _ in range(STEPS):
+        world.execute()
+        meter.step(1, BATCH)
+        meter.pause()
+        world.wait_for_data(7.0)  # an evaluation, say
+        meter.resume()
+    assert meter.pace().step_seconds == pytest.approx(STEP)
+    assert meter.pace().waited == 0
+
+
+def test_what_compiles_after_the_warm_up_is_counted(world):
+    meter = PaceMeter(world, world)
+    for number in range(STEPS):
+        world.execute()
+        world.compiles += number in (0, 9)
+        meter.step(1, BATCH)
+    assert meter.pace().compiles == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"steps": 0}, "Too few steps"),
+        ({"compiles": 3}, "3 graphs"),
+        ({"waited": 0.4, "device_idle": 0.4}, r"Data limits the run \(40%"),
+        ({"device_idle": 0.3}, "--steps-per-execution 4"),
+        ({"ceiling_idle": 0.3}, "longer than on data already there"),
+        ({}, "The device limits the run"),
+    ],
+)
+def test_one_sentence_says_what_limits_the_run(changed, told):
+    assert re.search(told, replace(PACE, **changed).advice())
+
+
+def test_a_replay_that_is_slower_than_the_run_is_no_idleness():
+    assert PACE.with_ceiling(900.0).ceiling_idle == 0
+    assert PACE.with_ceiling(2000.0).ceiling_idle == 0.5
+
+
+def test_the_advice_is_not_to_do_what_is_done_already():
+    late, slow = replace(PACE, waited=0.4), replace(PACE, device_idle=0.3)
+    used = TrainSettings(steps_per_execution=4, bf16=True, threads=8)
+    assert "--in-memory" in late.advice(used)
+    assert "--in-memory" not in late.advice(used, in_memory=True)
+    assert "more than 8 --threads" in late.advice(used, in_memory=True)
+    assert "--steps-per-execution 16" in slow.advice(used)
+    assert "--bf16" in PACE.advice()
+    assert "--bf16" not in PACE.advice(used)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_plain_torch_is_executing_in_all_steps_of_an_execution(monkeypatch, steps):
+    world = World()
+    monkeypatch.setattr(eager, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    device = EagerDevice()
+    for _ in range(3):
+        world.now += 7.0  # the loop waits for data
+        for number in range(steps):
+            device.step_begin(number)
+            world.now += STEP
+        device.step_end()
+        device.step_end()  # an evaluation's batch, which is not counted
+    assert device.counters().execute_seconds == pytest.approx(3 * steps * STEP)

@@ -1,0 +1,112 @@
+"""Masks are read without their images, a batch at a time; what is no class counts nowhere, or is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
+from tpucache.store.reader import ShardReader
+from tpucache.training.check import check_fit, find_task
+from tpucache.training.device import EagerDevice
+from tpucache.training.evaluate import evaluate
+from tpucache.training.learn.learner import Learner, balanced_weights
+from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.learn.tasks.mask import Mask
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.predict import predict
+from tpucache.training.predictor import Predictor
+from tpucache.training.settings import TrainSettings
+
+SETTINGS = TrainSettings(model="failing_code:dense", task="mask", mask_classes=3, epochs=1, batch_size=20, lr=0.01)
+CLASSES = 3
+
+
+@pytest.fixture(scope="module", params=["raw", "png"])
+def masks(request, tmp_path_factory):
+    """Images with masks of two of three classes, with pixels of no class."""
+    directory = tmp_path_factory.mktemp("masks") / request.param
+    build_cache("failing_data:void_squares", directory, Recipe(size=64, codec=request.param), jobs=1)
+    return CachedDataset(directory)
+
+
+def all_masks(dataset):
+    return np.stack([dataset[number]["mask"].numpy()[..., 0] for number in range(len(dataset))])
+
+
+def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, monkeypatch):
+    task, read, scatter = make_task("mask", CLASSES), [], ShardReader.scatter
+    expected = task.weights("balanced", task.count(all_masks(masks)))
+
+    def counted(self, rows, views):
+        read.append(int(rows["length"].sum()))
+        scatter(self, rows, views)
+
+    many = masks.select(np.tile(np.arange(len(masks)), 15))  # 3,000 masks of 4 KiB: 12 MB
+    monkeypatch.setattr(ShardReader, "scatter", counted)
+    balanced_weights(task, masks)  # whatever is imported and opened once
+    read.clear()
+    tracemalloc.start()
+    check_fit(SETTINGS, task, many, None, EagerDevice())
+    weights = balanced_weights(task, many)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert torch.equal(weights, expected)
+    assert weights[2] == 1  # no pixel is of this class
+    assert sum(read) <= 2 * len(many) * (64 * 64 + 100)
+    assert peak < 48e6  # ten masks' bytes each would be 120 MB
+
+
+def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
+    learner = Learner(SETTINGS, masks, find_task(SETTINGS, masks), EagerDevice())
+    images = torch.stack([masks[number]["image"] for number in range(len(masks))]).float()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (learner.mean, learner.std))
+    with torch.no_grad():
+        outputs = learner.model.eval()((images - mean) / std)
+    truth = torch.from_numpy(all_masks(masks).astype(np.int64))
+    each = torch.nn.functional.cross_entropy(outputs, truth, reduction="none", ignore_index=255)
+    kept, predicted = truth != 255, outputs.argmax(1)
+    found = evaluate(learner, masks)
+    assert found["accuracy"] == pytest.approx((predicted == truth)[kept].float().mean().item(), abs=1e-6)
+    assert found["loss"] == pytest.approx((each.sum((1, 2)) / kept.sum((1, 2))).mean().item(), rel=1e-4)
+    ious = []
+    for number in range(CLASSES):
+        inside, found_inside = (truth == number)[kept], (predicted == number)[kept]
+        if (inside | found_inside).any():
+            ious.append(((inside & found_inside).sum() / (inside | found_inside).sum()).item())
+    assert found["iou"] == pytest.approx(np.mean(ious), abs=1e-6)
+
+
+def test_a_number_that_is_no_class_is_refused(masks, monkeypatch):
+    monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.full((1, 2, 2), 2)]))
+    with pytest.raises(UsageError, match="training data: labels reach from 2 to 2, and there are 2 classes"):
+        check_fit(SETTINGS, make_task("mask", 2), masks, None, EagerDevice())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
+    task, outputs = make_task("mask", 3), torch.randn(2, 3, 4, 4)
+    labels = torch.randint(0, 3, (2, 4, 4))
+    outputs[1, 0] = -torch.inf  # this is no failure: the class is impossible
+    counts = task.scores(outputs, labels)
+    assert counts.isfinite().all()
+    outputs[1, 2, 3, 3] = bad
+    spoiled = task.scores(outputs, labels)
+    assert torch.equal(spoiled[0], counts[0])
+    assert spoiled[1].isnan().all()
+    assert np.isnan(list(task.metrics(spoiled.numpy(), labels.numpy()).values())).all()
+
+
+def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
+    train(tmp_path, SETTINGS, masks, None, EagerDevice(), RunOptions(replay=False))
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert predict(Predictor([tmp_path], EagerDevice()), [masks], tmp_path / "good.csv", 16).samples == len(masks)
+    best["model"]["weight"][0] = float("nan")
+    torch.save(best, tmp_path / "best.pt")
+    with pytest.raises(TrainingError, match="not finite"):
+        predict(Predictor([tmp_path], EagerDevice()), [masks], tmp_path / "bad.csv", 16)
+    assert not (tmp_path / "bad.csv").exists()

@@ -1,0 +1,113 @@
+"""A run is continued with its own data and settings, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, UsageError, stage_cache
+from tpucache.cli import main
+from tpucache.training.device import EagerDevice
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings, settings_from
+
+SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
+OPTIONS = RunOptions(resume=True, replay=False)
+EARLIER = Path(__file__).parents[2] / "earlier" / "data"
+
+
+def run_once(run, train_set, valid_set, settings=SETTINGS):
+    return train(run, settings, train_set, valid_set, EagerDevice(), OPTIONS)
+
+
+def fold(cache, number):
+    """A fifth of the samples to validate on, and the others."""
+    dataset, positions = CachedDataset(cache), np.arange(150)
+    return dataset.select(positions[positions % 5 != number]), dataset.select(positions[positions % 5 == number])
+
+
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_a_run_is_not_resumed_with_another_fold_of_the_same_size(cache, tmp_path, part):
+    (train_set, valid_set), (other_train, other_valid) = fold(cache, 0), fold(cache, 1)
+    run_once(tmp_path, train_set, valid_set)
+    others = (other_train, valid_set) if part == "training" else (train_set, other_valid)
+    with pytest.raises(UsageError, match=f"the {part} data are others"):
+        run_once(tmp_path, *others)
+
+
+@pytest.mark.parametrize("kind", ["order", "no validation data", "variant"])
+def test_a_run_is_not_resumed_with_data_that_differ_otherwise(cache, tmp_path, kind):
+    train_set, valid_set = fold(cache, 0)
+    run_once(tmp_path, train_set, valid_set)
+    if kind == "order":
+        train_set = train_set.select(range(len(train_set) - 1, -1, -1))
+    elif kind == "variant":
+        train_set = CachedDataset(cache, 1, [n for n in range(150) if n % 5])
+    else:
+        valid_set = None
+    with pytest.raises(UsageError, match="data are others"):
+        run_once(tmp_path, train_set, valid_set)
+
+
+def test_a_run_is_resumed_from_a_copy_of_its_cache(cache, tmp_path):
+    report = run_once(tmp_path / "run", *fold(cache, 0))
+    copy = stage_cache(cache, tmp_path / "copies")
+    assert run_once(tmp_path / "run", *fold(copy, 0)) == report
+
+
+def test_a_run_without_its_last_checkpoint_is_not_begun_anew(cache, tmp_path):
+    run_once(tmp_path, *fold(cache, 0))
+    (tmp_path / "last.pt").unlink()
+    best = (tmp_path / "best.pt").read_bytes()
+    with pytest.raises(UsageError, match=r"not its last\.pt"):
+        run_once(tmp_path, *fold(cache, 0))
+    assert (tmp_path / "best.pt").read_bytes() == best
+
+
+def test_settings_that_did_not_exist_yet_have_their_defaults(tmp_path):
+    values = TrainSettings(lr=0.3).to_dict()
+    del values["clip"], values["augment"]["flip"]
+    assert settings_from(values) == TrainSettings(lr=0.3)
+    with pytest.raises(UsageError, match=r"later version.*'unknown'"):
+        settings_from({**values, "unknown": 1})
+
+
+def test_an_earlier_run_is_resumed_with_a_warning_that_its_selection_is_not_known(cache, tmp_path, caplog):
+    run_once(tmp_path, *fold(cache, 0))
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    del content["digests"]
+    torch.save(content, tmp_path / "last.pt")
+    run_once(tmp_path, *fold(cache, 1))
+    assert "did not record the selection" in caplog.text
+
+
+def test_an_evaluation_that_an_earlier_version_lost_is_made_up_for(cache, tmp_path):
+    run_once(tmp_path / "whole", *fold(cache, 0))
+    run = Path(shutil.copytree(tmp_path / "whole", tmp_path / "run"))
+    content = torch.load(run / "last.pt", weights_only=True)
+    content["stand"] |= {"rows": [], "best": None}  # stopped at its last step, and resumed to no avail
+    torch.save(content, run / "last.pt")
+    (run / "best.pt").unlink()
+    (run / "history.csv").write_text("\n")
+    run_once(run, *fold(cache, 0))
+    assert (run / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
+    best, expected = (torch.load(folder / "best.pt", weights_only=True) for folder in (run, tmp_path / "whole"))
+    assert all(torch.equal(best["model"][name], tensor) for name, tensor in expected["model"].items())
+
+
+def test_a_finished_run_of_an_earlier_version_keeps_its_report(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    run = Path(shutil.copytree(EARLIER / "finished", tmp_path / "run"))
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    options = "--valid 0.25 --model tiny_models:tiny --epochs 2 --batch-size 4 --lr 0.05 --flip --ema 0.9 --resume"
+    arguments = ["train", str(EARLIER / "cache"), "--run", str(run), "--backend", "eager", *options.split()]
+    assert main(arguments) == 0
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert "finished run" in caplog.text
+    assert json.loads(before["report.json"])["losses"]

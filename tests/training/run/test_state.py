@@ -1,0 +1,73 @@
+"""Which weights are the best, and what is left of a run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tpucache import CachedDataset
+from tpucache.training import epoch
+from tpucache.training.device import EagerDevice
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.run.state import RunState, make_plan
+from tpucache.training.settings import TrainSettings
+
+SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=4, batch_size=50)
+
+
+def best_epoch(cache, run, monkeypatch, values):
+    """Train with these accuracies; return in which epoch the weights in best.pt were the last ones."""
+    weights, left = [], iter(values)
+
+    def evaluate(learner, dataset, check):
+        weights.append(learner.best_weights())
+        return {"samples": len(dataset), "loss": 1.0, "accuracy": next(left)}
+
+    monkeypatch.setattr(epoch, "evaluate", evaluate)
+    dataset = CachedDataset(cache)
+    train(run, SETTINGS, dataset, dataset, EagerDevice(), RunOptions(replay=False))
+    best = torch.load(run / "best.pt", weights_only=True)["model"]
+    (found,) = [n for n, model in enumerate(weights) if all(torch.equal(best[name], model[name]) for name in best)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([math.nan, 0.2, 0.4, 0.3], 2),
+        ([0.2, math.nan, 0.4, 0.3], 2),
+        ([0.5, math.nan, 0.4, math.nan], 0),
+        ([math.nan, math.nan, math.nan, 0.1], 3),
+        ([math.nan] * 4, 3),
+    ],
+)
+def test_nan_is_never_the_best_and_the_next_number_replaces_it(cache, tmp_path, monkeypatch, values, expected):
+    assert best_epoch(cache, tmp_path, monkeypatch, values) == expected
+
+
+def test_a_best_value_of_nan_that_an_earlier_version_saved_is_replaced(cache, tmp_path):
+    dataset, device = CachedDataset(cache), EagerDevice()
+    options = RunOptions(resume=True, replay=False)
+    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
+    train(tmp_path, settings, dataset, dataset, device, options)
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    content["stand"] |= {"best": math.nan, "rows": []}
+    torch.save(content, tmp_path / "last.pt")
+    (tmp_path / "best.pt").unlink()
+    train(tmp_path, settings, dataset, dataset, device, options)
+    assert (tmp_path / "best.pt").exists()
+    assert 0 <= torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["best"] <= 1
+
+
+def test_a_run_is_finished_when_its_last_epoch_is_evaluated():
+    plan = make_plan(SETTINGS, 150)
+    assert plan.steps == 12
+    assert not plan.awaits_evaluation(RunState())
+    assert plan.awaits_evaluation(RunState(3))
+    assert not plan.awaits_evaluation(RunState(3, rows=[{"step": 3}]))
+    assert not plan.awaits_evaluation(RunState(4, rows=[]))  # an epoch whose row was lost can no longer be evaluated
+    assert not plan.is_finished(RunState(12, rows=[{"step": 9}]))
+    assert plan.is_finished(RunState(12, rows=[{"step": 12}]))

@@ -1,0 +1,1 @@
+"""Batches on their way to the device, and how long the loop waited for them."""

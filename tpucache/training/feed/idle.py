@@ -1,0 +1,162 @@
+"""Who waits for whom, told three ways; the first steps and their compiling are left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from tpucache.training.device import Device
+from tpucache.training.feed.feeder import Feeder
+from tpucache.training.settings import TrainSettings
+
+#: Executions that may compile: the first, and the second where shardings or the optimizer's state have just settled.
+WARMUP_EXECUTIONS: Final = 2
+_REPLAY_SECONDS: Final = 2.0
+_REPLAYS: Final = 5
+_MUCH: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How steps went after the warm-up.
+
+    Idleness as a fraction of their time, three ways: `waited` for the loop blocked on data, `device_idle` by the
+    backend's own account of executing, `ceiling_idle` against the same steps replayed on batches that are on the
+    device already (None where that was not measured).
+    """
+
+    steps: int
+    images_per_second: float
+    step_seconds: float
+    waited: float
+    device_idle: float
+    compiles: int
+    received_bytes: int
+    ceiling_images_per_second: float | None = None
+    ceiling_idle: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pace as JSON values."""
+        return asdict(self)
+
+    def with_ceiling(self, images_per_second: float) -> Pace:
+        """Return the pace beside the rate of a replay."""
+        idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
+        return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
+
+    def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
+        """Say in one sentence what limits the run and what to change in its settings, leaving out what it does already.
+
+        `in_memory` is whether it keeps its records in memory.
+        """
+        settings = settings or TrainSettings()
+        if not self.steps:
+            return "Too few steps to tell what limits the run: give it more than the two that may compile."
+        if self.compiles:
+            return (
+                f"{self.compiles} graphs were compiled after the warm-up, so some shape or Python number changes from "
+                "step to step: keep shapes static."
+            )
+        if self.waited > _MUCH:
+            remedies = "" if in_memory else "keep the cache in memory (--in-memory yes), stage it to a faster disk "
+            remedies += "" if in_memory else "(--stage), or "
+            return (
+                f"Data limits the run ({self.waited:.0%} of the time): {remedies}give more than {settings.threads} "
+                "--threads."
+            )
+        if self.device_idle > _MUCH:
+            more = 4 * settings.steps_per_execution
+            return f"The host's work between steps limits the run: try --steps-per-execution {more}, or a larger batch."
+        if (self.ceiling_idle or 0.0) > _MUCH:
+            return (
+                f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the loop never waits: "
+                "reading, uploading or other programs share the processor with them; try fewer --threads."
+            )
+        faster = "a smaller model" if settings.bf16 else "--bf16, a smaller model"
+        return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."
+
+
+class PaceMeter:
+    """Counts steps and their time between `resume` and `pause`, from the third execution of the run on."""
+
+    def __init__(self, device: Device, feeder: Feeder, warmed: Callable[[], None] = lambda: None) -> None:
+        """Watch one feeder's loop; `warmed` is called once, between the warm-up and what counts."""
+        self._device, self._feeder, self._warmed = device, feeder, warmed
+        self._warm = WARMUP_EXECUTIONS
+        self._steps = self._images = 0
+        self._seconds = self._waited = self._executing = 0.0
+        self._received = 0
+        self._from: tuple[float, float, float, int] | None = None
+        self._compiles_at_warm: int | None = None
+
+    def step(self, steps: int, images: int) -> None:
+        """Count an execution that has just been sent: so many steps, of so many images in all."""
+        if self._warm:
+            self._warm -= 1
+            if not self._warm:
+                self._device.wait()
+                self._warmed()
+                self._compiles_at_warm = self._device.counters().compiles
+                self.resume()
+            return
+        self._steps += steps
+        self._images += images
+
+    def resume(self) -> None:
+        """Let time count, from now on."""
+        if not self._warm:
+            self._from = self._now()
+
+    def pause(self) -> None:
+        """Wait for the device, and let time count no more."""
+        self._device.wait()
+        if self._from is not None:
+            now = self._now()
+            self._seconds += now[0] - self._from[0]
+            self._waited += now[1] - self._from[1]
+            self._executing += now[2] - self._from[2]
+            self._received += now[3] - self._from[3]
+            self._from = None
+
+    @property
+    def waited(self) -> float:
+        """The fraction of the time so far that the loop was blocked on data; does not wait for the device."""
+        seconds, waited = self._seconds, self._waited
+        if self._from is not None:
+            seconds += time.perf_counter() - self._from[0]
+            waited += self._feeder.waited_seconds - self._from[1]
+        return waited / seconds if seconds else 0.0
+
+    def pace(self) -> Pace:
+        """Return what was counted so far."""
+        since = self._compiles_at_warm
+        seconds = self._seconds
+        return Pace(
+            steps=self._steps,
+            images_per_second=self._images / seconds if seconds else 0.0,
+            step_seconds=seconds / self._steps if self._steps else 0.0,
+            waited=self._waited / seconds if seconds else 0.0,
+            device_idle=max(0.0, 1 - self._executing / seconds) if seconds else 0.0,
+            compiles=0 if since is None else self._device.counters().compiles - since,
+            received_bytes=self._received,
+        )
+
+    def _now(self) -> tuple[float, float, float, int]:
+        counters = self._device.counters()
+        return time.perf_counter(), self._feeder.waited_seconds, counters.execute_seconds, counters.received_bytes
+
+
+def ceiling(execute: Callable[[], None], device: Device, images: int) -> float:
+    """Return the rate, in images a second, of an execution of so many images repeated with nothing to wait for."""
+    execute()
+    device.wait()
+    began, done = time.perf_counter(), 0
+    while done < _REPLAYS or time.perf_counter() - began < _REPLAY_SECONDS:
+        execute()
+        done += 1
+        if not done % _REPLAYS:
+            device.wait()  # or executions would queue up without bound
+    device.wait()
+    return done * images / (time.perf_counter() - began)

@@ -1,0 +1,47 @@
+"""A run's batches in their order, in the parts in which they are sent to the device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+from tpucache.ondevice.augment import draw
+from tpucache.training.feed.feeder import IMAGE, DeviceBatch, Draw
+from tpucache.training.run.state import steps_per_epoch
+from tpucache.training.settings import TrainSettings
+
+#: Of each step in one graph, the parts of its batch.
+Execution = Sequence[Sequence[DeviceBatch]]
+
+
+def parts(
+    settings: TrainSettings, train_set: CachedDataset, first_step: int = 0, epochs: int | None = None
+) -> Iterator[Any]:
+    """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
+
+    It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated.
+    """
+    loader = CachedLoader(
+        train_set, settings.part_size, shuffle=True, seed=settings.seed, drop_last=True, threads=settings.threads
+    )
+    each = steps_per_epoch(len(train_set), settings)
+    first, skip = divmod(first_step, each)
+    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
+        loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch_size})
+        yield from itertools.islice(loader, (each - skip) * settings.accumulate)
+        skip = 0
+
+
+def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
+    """Return the parts of as many batches as make one graph."""
+    return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
+
+
+def drawer(settings: TrainSettings, train_set: CachedDataset) -> Draw | None:
+    """Return what draws the random numbers that go up with each part of a batch; None for records without an image."""
+    if IMAGE not in train_set.names:
+        return None
+    return lambda number: draw(settings.augment, settings.seed, number, settings.part_size)

@@ -1,0 +1,76 @@
+"""From a batch to a model's outputs, in training, evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.training.device import Device
+from tpucache.training.feed.feeder import IMAGE, LABEL, DeviceBatch
+from tpucache.training.learn.tasks.find import Task
+from tpucache.training.learn.user_code import describe_error, user_code
+from tpucache.training.settings import TrainSettings
+
+
+def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Call a model with the image, or, without one, with all fields by name."""
+    outputs: torch.Tensor = model(inputs[IMAGE]) if IMAGE in inputs else model(**inputs)
+    return outputs
+
+
+def outputs_of(
+    model: nn.Module,
+    batch: DeviceBatch,
+    device: Device,
+    settings: TrainSettings,
+    task: Task,
+    normalise: Callable[[torch.Tensor], torch.Tensor] | None,
+    eval_step: Callable[..., torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return what a model in evaluation gives for a batch as it is in the cache: float32, the batch first.
+
+    Raises TrainingError where the model or the evaluation step fails, UsageError where its outputs do not fit the task.
+    """
+    inputs = {**batch.fields}
+    if normalise is not None:
+        inputs[IMAGE] = normalise(batch.images)
+    name = model_name(settings) if eval_step is None else f"the evaluation step {settings.eval_step!r}"
+    with device.autocast(settings.bf16), user_code(name, inputs):
+        outputs = forward(model, inputs) if eval_step is None else eval_step(model, {**inputs, LABEL: batch.labels})
+    task.check_outputs(outputs, len(batch.labels), name)
+    return outputs.float()
+
+
+def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: CachedDataset) -> None:
+    """Raise UsageError unless a model takes this dataset's records and gives what its labels ask for.
+
+    Two samples run through it on the host, to report in words what would be a shape error in a graph.
+    """
+    sample = {
+        field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))
+        for field in dataset.manifest.fields
+    }
+    if IMAGE in sample:
+        sample[IMAGE] = sample[IMAGE].float()
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = forward(model, sample)
+    except Exception as error:  # somebody's model raises whatever it raises
+        fields = ", ".join(f"{name} {tuple(tensor.shape[1:])}" for name, tensor in sample.items())
+        raise UsageError(
+            f"{model_name(settings)} cannot take this cache's {fields}: {describe_error(error)}"
+        ) from error
+    finally:
+        model.train()
+    task.check_outputs(outputs, 2, model_name(settings))
+
+
+def model_name(settings: TrainSettings) -> str:
+    """Return what messages call a run's model."""
+    return f"the model {settings.model!r}"

@@ -1,0 +1,227 @@
+"""A model with everything that changes while it learns, and the two things done with it: a step, and predictions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from tpucache.callables import load_callable
+from tpucache.errors import TrainingError, UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.ondevice.augment import Augment
+from tpucache.training.device import Device
+from tpucache.training.feed.feeder import IMAGE, LABEL, DeviceBatch
+from tpucache.training.learn.ema import Ema
+from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
+from tpucache.training.learn.models import build_model
+from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
+from tpucache.training.learn.schedule import Rates
+from tpucache.training.learn.tasks.find import Task
+from tpucache.training.learn.tasks.mask import MASK
+from tpucache.training.learn.user_code import check_loss, user_code
+from tpucache.training.run.checkpoint import to_host
+from tpucache.training.settings import TrainSettings
+
+#: ImageNet's channels, in 0..255: what weights from elsewhere were mostly trained with.
+IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+TARGET: Final = "target"
+DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
+
+
+class Learner:
+    """One model learning one task on one device.
+
+    `step` is one step of the optimizer, `predict` the outputs for a batch. A batch's images come to the model as
+    float32 (batch, channels, height, width); a model of records without an image gets their fields by name.
+    """
+
+    def __init__(self, settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device) -> None:
+        """Make the model, its weights from the seed alone, and what goes with it. Raises UsageError."""
+        self.settings, self.task, self.device = settings, task, device
+        torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
+        model = build_model(settings.model, task.outputs)
+        self.mean, self.std = channel_statistics(settings, dataset)
+        self._augment = _augment(settings, dataset, self.mean, self.std, device)
+        weights = None if settings.class_weights == "none" else balanced_weights(task, dataset)
+        self._weights = None if weights is None else weights.to(device.torch_device)
+        self._steps = 0
+        self._loss = named_callable(settings.loss)
+        self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
+        if self._eval_step is None:
+            check_model(model, settings, task, dataset)
+        self._finite = [name for name, tensor in model.state_dict().items() if _is_finite(tensor)]
+        self.model = device.place(model)
+        self.optimizer = make_optimizer(self.model, settings.optimizer, settings.peak_lr, settings.weight_decay)
+        self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
+        device.wait()  # or the first graph would also hold the making of weights and buffers, and be used only once
+
+    def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
+        """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
+
+        The step is recorded, not sent: `device.step_end` does that, once or once for several steps.
+        """
+        self._steps = number + 1
+        self.device.step_begin(step_seed(self.settings.seed, number))
+        set_rates(self.optimizer, rates)
+        total: torch.Tensor | None = None
+        for batch in batches:
+            if not len(batch.labels):
+                raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
+            loss = self._batch_loss(batch) / len(batches)
+            with user_code(f"the gradient of {model_name(self.settings)}", batch.fields):
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            total = loss.detach() if total is None else total + loss.detach()
+        if total is None:
+            raise UsageError("a step needs a batch")
+        if self.settings.clip is not None:
+            clip_gradients(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update()
+        return total
+
+    def predict(self, batch: DeviceBatch) -> torch.Tensor:
+        """Return the model's outputs for a batch as it is in the cache: float32, the batch first."""
+        normalise = None if self._augment is None else self._augment.plain
+        return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
+
+    def labels(self, batch: DeviceBatch) -> torch.Tensor:
+        """Return what a batch's outputs are compared with."""
+        return self.task.labels(batch.fields, batch.labels)
+
+    @property
+    def position(self) -> str:
+        """Where the learner is, for messages."""
+        return f"after step {self._steps:,}" if self._steps else "where the run was continued"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that changes: model, optimizer, averaged weights."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return state if self.ema is None else {**state, "ema": self.ema.state_dict()}
+
+    def checked_state(self) -> dict[str, Any]:
+        """Return `state_dict`, copied to the host. Raises TrainingError when training has diverged."""
+        state: dict[str, Any] = to_host(self.state_dict())
+        self._check_finite(state["model"])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the learner whose state this was, exactly. Raises TrainingError when it was another model's."""
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise TrainingError(f"the checkpoint does not fit this model: {error}") from error
+        if self.ema is not None:
+            self.ema.load_state_dict(state.get("ema", {}))
+        self.device.wait()
+
+    def best_weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy, on the host, of the weights that are evaluated. Raises TrainingError when they diverged."""
+        with self.evaluated() as model:
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        self._check_finite(weights)
+        return weights
+
+    @contextlib.contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """Give the model in evaluation, with the averaged weights where there are any."""
+        with contextlib.ExitStack() as stack:
+            if self.ema is not None:
+                stack.enter_context(self.ema.applied())
+            self.model.eval()
+            try:
+                yield self.model
+            finally:
+                self.model.train()
+
+    def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise TrainingError when weights, on the host, are not finite that were when they were made."""
+        bad = [name for name in self._finite if not _is_finite(weights[name])]
+        if bad:
+            raise TrainingError(
+                f"{len(bad)} of the model's tensors, such as {bad[0]!r}, are not finite {self.position}: training has "
+                f"diverged. {DIVERGED_ADVICE}. What was saved before is kept"
+            )
+
+    def _batch_loss(self, batch: DeviceBatch) -> torch.Tensor:
+        settings, augment, draws = self.settings, self._augment, batch.draws
+        inputs = {**batch.fields}
+        if augment is not None and draws is not None:
+            inputs[IMAGE] = augment.images(batch.images, draws)
+            if MASK in inputs:
+                inputs[MASK] = augment.masks(inputs[MASK][..., 0], draws)[..., None]
+        elif augment is not None:
+            inputs[IMAGE] = augment.plain(batch.images)
+        labels = self.task.labels(inputs, batch.labels)
+        soft = self._loss is None or bool(settings.smoothing) or settings.augment.mixes
+        targets = self.task.targets(labels, settings.smoothing) if soft else labels
+        if augment is not None and draws is not None:
+            inputs[IMAGE], targets = augment.mix(inputs[IMAGE], targets, draws)
+            inputs[IMAGE] = self.device.laid_out(inputs[IMAGE])
+        with self.device.autocast(settings.bf16):
+            if self._train_step is not None:
+                name, step_inputs = (
+                    f"the step {settings.train_step!r}",
+                    {**inputs, LABEL: batch.labels, TARGET: targets},
+                )
+                with user_code(name, step_inputs):
+                    loss = self._train_step(self.model, step_inputs)
+                return check_loss(loss, name)
+            with user_code(model_name(settings), inputs):
+                outputs = forward(self.model, inputs).float()
+        if self._loss is None:
+            return self.task.loss(outputs, targets, self._weights)
+        name = f"the loss {settings.loss!r}"
+        with user_code(name, {"outputs": outputs, TARGET: targets}):
+            loss = self._loss(outputs, targets)
+        return check_loss(loss, name)
+
+
+def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
+    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host, one batch at a time."""
+    counts = functools.reduce(np.add, (task.count(labels) for labels in task.label_batches(dataset)))
+    return task.weights("balanced", counts)
+
+
+def step_seed(seed: int, number: int) -> int:
+    """Return what seeds the device's generator in one step."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+
+
+def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
+    """Return mean and deviation of the channels, in 0..255: the cache's own or ImageNet's. Raises UsageError."""
+    statistics = dataset.manifest.statistics
+    if settings.normalise == "cache" or IMAGE not in dataset.names:
+        return list(statistics.mean), list(statistics.std)
+    mean, std = IMAGENET
+    if len(statistics.mean) != len(mean):
+        raise UsageError(f"ImageNet's statistics are of 3 channels, the cache's images have {len(statistics.mean)}")
+    return list(mean), list(std)
+
+
+def _augment(
+    settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
+) -> Augment | None:
+    if IMAGE not in dataset.names:
+        if settings.augment != type(settings.augment)():
+            raise UsageError("the cache has no images to augment: leave the augmentations out")
+        return None
+    height, width = dataset.manifest.fields[dataset.names.index(IMAGE)].shape[:2]
+    return Augment(settings.augment, mean, std, height, width, device.torch_device)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(tensor.isfinite().all())
+
+
+def named_callable(name: str | None) -> Callable[..., Any] | None:
+    """Return the callable that a setting names, if it names one. Raises UsageError."""
+    return None if name is None else load_callable(name)

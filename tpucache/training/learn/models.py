@@ -1,0 +1,155 @@
+"""Small reference networks, from random weights; every one takes (batch, 3, height, width) and gives its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tpucache.callables import load_callable
+from tpucache.errors import DependencyError, TpucacheError, UsageError
+from tpucache.training.learn.user_code import describe_error
+
+_TIMM: Final = "timm:"
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a way past them (He et al., arXiv:1512.03385)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = conv_bn(inputs, outputs, stride)
+        self.second = conv_bn(outputs, outputs, 1)
+        same = inputs == outputs and stride == 1
+        self.past = nn.Identity() if same else conv_bn(inputs, outputs, stride, kernel=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return relu(second(relu(first(x))) + past(x))."""
+        inner = self.second(functional.relu(self.first(x)))
+        return functional.relu(inner + self.past(x))
+
+
+class UNet(nn.Module):
+    """Down and up again, what was seen on the way down put beside it (Ronneberger et al., arXiv:1505.04597)."""
+
+    def __init__(self, outputs: int, channels: tuple[int, ...]) -> None:
+        super().__init__()
+        sides = list(zip((3, *channels), channels, strict=False))
+        self.down = nn.ModuleList(_two_convs(inputs, width) for inputs, width in sides)
+        self.up = nn.ModuleList(_two_convs(inputs + width, inputs) for inputs, width in reversed(sides[1:]))
+        self.head = nn.Conv2d(channels[0], outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score a class and pixel: (batch, outputs, height, width), for sides of any length."""
+        seen = []
+        for level, block in enumerate(self.down):
+            x = block(functional.max_pool2d(x, 2, ceil_mode=True) if level else x)
+            seen.append(x)
+        seen.pop()
+        for block in self.up:
+            beside = seen.pop()
+            larger = functional.interpolate(x, scale_factor=2.0)[..., : beside.shape[2], : beside.shape[3]]
+            x = block(torch.cat([beside, larger], 1))
+        scores: torch.Tensor = self.head(x)
+        return scores
+
+
+def conv_bn(inputs: int, outputs: int, stride: int, kernel: int = 3) -> nn.Sequential:
+    """Return a convolution without bias, and its BatchNorm."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+def cnn(outputs: int) -> nn.Module:
+    """Return four strided convolutions, 16 to 128 channels: 0.1 M parameters, for small images and quick trials."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, stride in ((16, 1), (32, 2), (64, 2), (128, 2)):
+        layers += [conv_bn(channels, width, stride), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
+
+
+def resnet9(outputs: int) -> nn.Module:
+    """Return a ResNet-9 for images of 64 to 96 pixels on a small processor: 1.9 M parameters.
+
+    D. Page's network ("How to train your ResNet", 2018) of convolutions that widen, each pooled, with a residual block
+    after them. Here the first one is strided, there are half the channels, and all three have their block, which begins
+    as the identity (Goyal et al., arXiv:1706.02677).
+    """
+    layers: list[nn.Module] = [conv_bn(3, 32, 2), nn.ReLU()]
+    channels = 32
+    for width in (64, 128, 256):
+        block = ResidualBlock(width, width, 1)
+        layers += [conv_bn(channels, width, 1), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU(), block]
+        channels = width
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(module, ResidualBlock):
+            nn.init.zeros_(module.second.get_parameter("1.weight"))
+    return model
+
+
+def resnet18(outputs: int) -> nn.Module:
+    """Return the ResNet-18 of arXiv:1512.03385: 11 M parameters."""
+    layers: list[nn.Module] = [conv_bn(3, 64, 2, kernel=7), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [ResidualBlock(channels, width, stride), ResidualBlock(width, width, 1)]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
+
+
+def unet(outputs: int) -> nn.Module:
+    """Return a U-Net of four levels, 16 to 128 channels: 0.5 M parameters, a score a class and pixel."""
+    return UNet(outputs, (16, 32, 64, 128))
+
+
+#: Those that give (batch, outputs) ...
+MODELS: Final[dict[str, Callable[[int], nn.Module]]] = {"cnn": cnn, "resnet9": resnet9, "resnet18": resnet18}
+#: ... and those that give (batch, outputs, height, width), for masks.
+DENSE_MODELS: Final[dict[str, Callable[[int], nn.Module]]] = {"unet": unet}
+
+
+def build_model(name: str, outputs: int) -> nn.Module:
+    """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` makes of the number.
+
+    Raises UsageError for a name that is none of these and for a callable that fails or makes no module,
+    DependencyError for a timm model without timm.
+    """
+    built_in = MODELS | DENSE_MODELS
+    if name.startswith(_TIMM):
+        return _timm_model(name.removeprefix(_TIMM), outputs)
+    if name not in built_in and ":" not in name:
+        raise UsageError(f"there is no model {name!r}: use {', '.join(built_in)}, timm:NAME or module:callable")
+    build = built_in[name] if name in built_in else load_callable(name)
+    try:
+        model = build(outputs)
+    except TpucacheError:
+        raise
+    except Exception as error:  # somebody's code raises whatever it raises
+        raise UsageError(f"the model {name!r} cannot be made: {describe_error(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name!r} made a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _timm_model(name: str, outputs: int) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise DependencyError(f"timm cannot be imported: {error}. `pip install 'tpucache[timm]'`") from error
+    if not timm.is_model(name):
+        close = ", ".join(timm.list_models(f"*{name}*")[:5])
+        raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))
+    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=outputs)
+    return model
+
+
+def _two_convs(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(conv_bn(inputs, outputs, 1), nn.ReLU(), conv_bn(outputs, outputs, 1), nn.ReLU())

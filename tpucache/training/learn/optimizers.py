@@ -1,0 +1,90 @@
+"""SGD and AdamW, made so that XLA compiles one step: all state exists before the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final, Literal, get_args
+
+import torch
+from torch import nn
+
+from tpucache.errors import UsageError
+from tpucache.training.learn.schedule import Rates
+
+OptimizerName = Literal["sgd", "adamw"]
+OPTIMIZERS: Final = get_args(OptimizerName)
+
+_DECAY: Final = "asked_weight_decay"
+_LEAST: Final = 2.0**-23  # what float32 tells from 1
+
+
+def make_optimizer(
+    model: nn.Module,
+    kind: str,
+    lr: float,
+    weight_decay: float = 0.0,
+    *,
+    momentum: float = 0.9,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> torch.optim.Optimizer:
+    """Return SGD with Nesterov momentum, or AdamW, over the parameters that ask for gradients, where they are.
+
+    Biases and the scales of norms, which are the parameters of at most one dimension, do not decay. Raises UsageError.
+    """
+    if kind not in OPTIMIZERS:
+        raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
+    if not lr > 0 or not weight_decay >= 0:
+        raise UsageError(f"the rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
+    by_decay = (
+        ([parameter for parameter in parameters if parameter.dim() > 1], weight_decay),
+        ([parameter for parameter in parameters if parameter.dim() <= 1], 0.0),
+    )
+    groups = [{"params": members, "weight_decay": decay} for members, decay in by_decay if members]
+    optimizer: torch.optim.Optimizer
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
+    else:
+        optimizer = torch.optim.AdamW(
+            [{**group, _DECAY: group["weight_decay"]} for group in groups], lr=lr, betas=betas
+        )
+    for parameter in parameters:
+        # What the first step would make. AdamW keeps its count on the host, as torch does.
+        if kind == "sgd":
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        else:
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+    return optimizer
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
+    """Let the next step use these rates: momentum is AdamW's first beta. Costs no compile.
+
+    XLA makes a constant of a factor that is 1 in float32, and another graph. So AdamW's weights decay by 2^-23 at least
+    where they do, and its count of steps stops where its correction no longer shows.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = rates.lr
+        if "betas" not in group:
+            group["momentum"] = rates.momentum
+            continue
+        group["betas"] = (rates.momentum, group["betas"][1])
+        if group[_DECAY]:
+            group["weight_decay"] = max(group[_DECAY], _LEAST / rates.lr)
+        last = int(math.log(_LEAST) / math.log(group["betas"][1]))
+        for parameter in group["params"]:
+            optimizer.state[parameter]["step"].clamp_(max=last)
+
+
+def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Scale all gradients down so that their norm together is at most `max_norm`; return the norm there was, ().
+
+    It stays on the device: nothing is read back. Raises UsageError unless `max_norm` is above 0.
+    """
+    if not max_norm > 0:
+        raise UsageError(f"the gradients' norm is clipped to a number above 0, not to {max_norm}")
+    return nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -1,0 +1,142 @@
+"""The task of finding a class a pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from tpucache.errors import UsageError
+from tpucache.training.learn.metrics import mask_metrics
+from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
+from tpucache.training.learn.tasks.kinds import TaskName, Watched, one_hot, smooth
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
+Array = npt.NDArray[Any]
+
+#: The field of a record that holds the classes, (height, width, 1).
+MASK: Final = "mask"
+#: A mask's pixels of this number belong to no class, and count nowhere (as in PASCAL VOC).
+VOID: Final = 255
+
+
+@dataclass(frozen=True)
+class Mask:
+    """One class a pixel: labels (batch, height, width) of class numbers, 255 where there is none; cross-entropy."""
+
+    outputs: int
+    name: TaskName = "mask"
+    dense: ClassVar = True
+    watched: ClassVar = Watched("iou", True)
+    scores_add_up: ClassVar = True
+
+    @staticmethod
+    def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:
+        """Return the number of classes, which has to be given. Raises UsageError without it, and without masks."""
+        if MASK not in dataset.names:
+            raise UsageError(
+                "the cache has no masks: warm it up from a .csv with --mask-col, and give their number of classes, "
+                "--mask-classes"
+            )
+        if mask_classes is None:
+            raise UsageError("a cache does not say how many classes its masks have: give --mask-classes")
+        return mask_classes
+
+    def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
+        """Yield all masks in batches of some megabytes: no image is read for them.
+
+        Of a dataset that shows another variant each epoch they are those of its present one.
+        """
+        return map(_without_channel, dataset.field_batches(MASK))
+
+    def labels(self, fields: Mapping[str, torch.Tensor], _labels: torch.Tensor) -> torch.Tensor:
+        """Return the masks of a batch: (batch, height, width)."""
+        return fields[MASK][..., 0]
+
+    def check(self, labels: Array) -> None:
+        """Raise UsageError unless labels are (n, height, width) of numbers below `outputs`, or 255."""
+        if labels.ndim != 3 or labels.dtype.kind not in "iu":
+            raise unfit(self.name, "a class number a pixel", labels)
+        check_numbers(labels[labels != VOID], self.outputs)
+
+    def check_outputs(self, outputs: object, samples: int, source: str) -> None:
+        """Raise UsageError unless outputs are floating-point (samples, outputs, height, width)."""
+        check_outputs(outputs, (samples, self.outputs), self.dense, source)
+
+    def count(self, labels: Array) -> Array:
+        """Return how many pixels each class has: int64 (outputs,)."""
+        return np.bincount(labels[labels != VOID], minlength=self.outputs)
+
+    def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
+        """Return pixels / (classes * pixels of the class) when "balanced", or the list."""
+        return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
+
+    def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Return 1 at each pixel's class, smoothed; 0 everywhere at a pixel of no class."""
+        classes = one_hot(labels, self.outputs)
+        return smooth(classes, smoothing, classes.sum(1, keepdim=True) / self.outputs)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the mean cross-entropy over the pixels that have a class, each class times its weight."""
+        check_shape(outputs, targets.shape)
+        pixels = functional.cross_entropy(outputs.float(), targets, weights, reduction="none")
+        return pixels.sum() / targets.sum().clamp(min=1)
+
+    def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return each sample's cross-entropy, the mean over its pixels that have a class."""
+        targets = self.targets(labels)
+        check_shape(outputs, targets.shape)
+        pixels = functional.cross_entropy(outputs.float(), targets, reduction="none")
+        return pixels.sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return probabilities that add up to 1 in each pixel: float32 (batch, outputs, height, width)."""
+        return outputs.float().softmax(1)
+
+    def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the samples' confusion."""
+        return self.confusion(outputs, labels)
+
+    def confusion(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return each sample's count of pixels by class and predicted class: float32 (batch, outputs, outputs).
+
+        Takes the model's outputs, or predictions. Exact for images of up to 2^24 pixels; add samples up in float64.
+        NaN for a sample where a pixel's largest output is not finite.
+        """
+        with torch.autocast(outputs.device.type, enabled=False):
+            truth = self.targets(labels).flatten(2)
+            check_shape(outputs, (*truth.shape[:2], *labels.shape[1:]))
+            predicted = one_hot(outputs.argmax(1), self.outputs).flatten(2)
+            counts = truth @ predicted.transpose(1, 2)
+            return torch.where(is_decided(outputs).view(-1, 1, 1), counts, torch.nan)
+
+    def metrics(self, scores: Array, _labels: Array) -> dict[str, float]:
+        """Return pixel accuracy and IoU from the samples' confusion, or sums of it: (n, outputs, outputs)."""
+        return mask_metrics(scores.astype(np.float64).sum(0))
+
+    def describe(self, values: Array, _names: Sequence[str]) -> str:
+        """Raise UsageError: a class a pixel is a picture, not a text."""
+        raise UsageError(f"a map of {values.shape} is a picture: it has no text")
+
+
+def is_decided(outputs: torch.Tensor) -> torch.Tensor:
+    """Return for each sample whether the largest of every pixel's outputs is finite: bool (batch,)."""
+    # Not by the maximum: XLA's leaves NaN out, and ends at the lowest finite number.
+    has_none = outputs.isneginf().all(1) | (outputs.isnan() | outputs.isposinf()).any(1)
+    return ~has_none.flatten(1).any(1)
+
+
+def _without_channel(masks: Array) -> Array:
+    """Return masks (n, height, width) of those in a cache (n, height, width, 1)."""
+    if masks.ndim != 4 or masks.shape[3] != 1:
+        raise UsageError(
+            f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: warm the cache up with such"
+        )
+    return masks[..., 0]

@@ -1,0 +1,62 @@
+"""Models, losses and steps that users write: what they raise, and what they return, is reported with its place."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from tpucache.errors import TpucacheError, TrainingError, UsageError
+
+#: Code in these folders is not the user's.
+_LIBRARIES: Final = (Path(torch.__file__).parent, Path(__file__).parents[2])
+
+
+@contextlib.contextmanager
+def user_code(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Give a context for calling somebody's own code, `name`, on a batch of these inputs.
+
+    What it raises becomes a TrainingError in one line, with the function, file and line and with the batch's shapes;
+    the error itself is the cause. Errors of tpucache pass as they are.
+    """
+    try:
+        yield
+    except TpucacheError:
+        raise
+    except Exception as error:  # somebody's code raises whatever it raises
+        raise TrainingError(
+            f"{name} raised {describe_error(error)}, for a batch of {describe_batch(inputs)}. "
+            "Add --traceback to see the whole way there"
+        ) from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error's type and message, and the innermost place in the user's code that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(path) for path in _LIBRARIES)]
+    place = (own or frames)[-1:]
+    where = f" in {place[0].name} ({place[0].filename}:{place[0].lineno})" if place else ""
+    return f"{type(error).__name__}{where}: {error}"
+
+
+def describe_batch(inputs: Mapping[str, torch.Tensor]) -> str:
+    """Return the names, dtypes and shapes of tensors."""
+    return ", ".join(
+        f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for name, tensor in inputs.items()
+    )
+
+
+def check_loss(loss: object, name: str) -> torch.Tensor:
+    """Return a loss as a float32 scalar. Raises UsageError unless it is one number that the weights have led to."""
+    wanted = "a loss is one floating-point number a batch, such as the mean over its samples"
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(f"{name} returns a {type(loss).__name__}, and {wanted}, as a tensor")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise UsageError(f"{name} returns {loss.dtype} {tuple(loss.shape)}, and {wanted}")
+    if not loss.requires_grad:
+        raise UsageError(f"{name} returns a loss without a gradient: compute it from the model's outputs, not detached")
+    return loss.reshape(()).float()

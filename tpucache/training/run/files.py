@@ -1,0 +1,138 @@
+"""The folder of a run: the state it is continued from, its best weights, and its history.
+
+`best.pt` is written before the state in `last.pt` that counts it, and `history.csv` after it, each atomically. A run
+killed between two of them repeats what `last.pt` does not know, with the same result, and writes the history anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import TrainingError, UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.training.learn.learner import Learner
+from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint, save_checkpoint
+from tpucache.training.run.history import HISTORY_NAME, write_history
+from tpucache.training.run.report import REPORT_NAME
+from tpucache.training.run.state import RunState
+from tpucache.training.settings import TrainSettings, setting_differences, settings_from
+
+_VERSION: Final = 1
+_NAMES: Final = (BEST_NAME, LAST_NAME, HISTORY_NAME, REPORT_NAME)
+
+_log = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run trains on and what it is validated on."""
+
+    train_set: CachedDataset
+    valid_set: CachedDataset | None
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The digest of each."""
+        return {
+            "training": self.train_set.digest,
+            "validation": None if self.valid_set is None else self.valid_set.digest,
+        }
+
+
+def open_run(
+    run: Path, settings: TrainSettings, data: RunData, resume: bool
+) -> tuple[RunState, Mapping[str, Any] | None]:
+    """Return how far the run in a folder is, and the learner's state there; None for a new run, whose folder is made.
+
+    Raises UsageError for a folder that has a run when it is not to be resumed, and when the settings or the data are
+    not the run's; TrainingError for a checkpoint that cannot be read.
+    """
+    path = run / LAST_NAME
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished_files(run)
+    except OSError as error:
+        raise TrainingError(f"{run} cannot be written: {error}") from error
+    if not path.exists():
+        if (run / HISTORY_NAME).exists():
+            raise UsageError(f"{run} has the history of a run, but not its {LAST_NAME}: give another folder")
+        return RunState(), None
+    if not resume:
+        raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
+    content = load_checkpoint(path)
+    if content.get("version") != _VERSION:
+        raise UsageError(f"{path} is of another version of tpucache: give another folder")
+    changed = setting_differences(settings_from(content["settings"]), settings) + _data_differences(path, content, data)
+    if changed:
+        raise UsageError(
+            f"{run} was begun with other options or data: {'; '.join(changed)}. Give the same ones to continue, "
+            "or another folder"
+        )
+    state = RunState(**content["stand"])
+    if state.best is not None and math.isnan(state.best):  # an earlier version took NaN for the best value
+        state.best = None
+    write_history(run, state.rows)
+    return state, content["learner"]
+
+
+def save_run(run: Path, learner: Learner, data: RunData, state: RunState) -> None:
+    """Write the checkpoint that a run can continue from, and its history. Raises TrainingError."""
+    content = {**_metadata(learner, data), "stand": asdict(state), "learner": learner.checked_state()}
+    save_checkpoint(run / LAST_NAME, content)
+    write_history(run, state.rows)
+
+
+def save_best(run: Path, learner: Learner, data: RunData) -> None:
+    """Write the weights that were just evaluated, with all that predicting takes. Raises TrainingError."""
+    save_checkpoint(run / BEST_NAME, {**_metadata(learner, data), "model": learner.best_weights()})
+
+
+def _remove_unfinished_files(run: Path) -> None:
+    """Remove what a killed process did not come to rename."""
+    for name in _NAMES:
+        for path in run.glob(f".{name}.*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:
+    """Return in words how the data differ from those a checkpoint was made with."""
+    train_set = data.train_set
+    now = {"fingerprint": train_set.manifest.fingerprint, "samples": len(train_set)}
+    changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
+    if changed:
+        return changed
+    if "digests" not in content:
+        _log.warning(
+            "%s was written by an earlier version, which did not record the selection of samples: make sure that the "
+            "cache, --valid and --seed are the same as before",
+            path,
+        )
+        return []
+    return [
+        f"the {name} data are others (their records, labels, selection or order)"
+        for name, digest in data.digests.items()
+        if content["digests"][name] != digest
+    ]
+
+
+def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
+    """Return what a checkpoint says of itself, in plain values."""
+    train_set = data.train_set
+    return {
+        "version": _VERSION,
+        "settings": learner.settings.to_dict(),
+        "task": learner.task.name,
+        "outputs": learner.task.outputs,
+        "classes": list(train_set.classes),
+        "fields": [asdict(field) for field in train_set.manifest.fields],
+        "mean": list(learner.mean),
+        "std": list(learner.std),
+        "fingerprint": train_set.manifest.fingerprint,
+        "samples": len(train_set),
+        "digests": data.digests,
+    }

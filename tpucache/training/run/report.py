@@ -1,0 +1,164 @@
+"""How a run went: written when it is finished, and whenever it stops before."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import TrainingError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.store.files.atomic import write_atomically
+from tpucache.training.feed.idle import Pace
+from tpucache.training.learn.learner import Learner
+from tpucache.training.run.history import Row
+from tpucache.training.run.state import RunState, StepPlan
+
+REPORT_NAME: Final = "report.json"
+
+_log = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """Losses step by step, a row of metrics an epoch, the pace after the warm-up, and the most memory in use.
+
+    `steps` are those of a finished run; one that stopped before is not `finished`. Of the `samples` to train on, each
+    epoch leaves out `dropped_samples`, others every time: those that do not fill a batch, and, of whole batches,
+    `dropped_by_execution` that do not fill an execution of several steps.
+    """
+
+    backend: str
+    cores: int
+    losses: Sequence[float]
+    epochs: Sequence[Row]
+    pace: Pace
+    host_peak_bytes: int
+    device_peak_bytes: int | None
+    advice: str = ""
+    finished: bool = True
+    steps: int = 0
+    samples: int = 0
+    dropped_samples: int = 0
+    dropped_by_execution: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for people."""
+        pace = self.pace
+        ceiling = "not measured"
+        if pace.ceiling_images_per_second is not None and pace.ceiling_idle is not None:
+            ceiling = (
+                f"{pace.ceiling_idle:.1%} against {pace.ceiling_images_per_second:,.0f} images/s on data already there"
+            )
+        memory = f"{self.host_peak_bytes / 1e6:,.0f} MB of the host's"
+        if self.device_peak_bytes is not None:
+            memory += f", {self.device_peak_bytes / 1e6:,.0f} MB of the fullest core's"
+        return [
+            *(_epoch_line(row) for row in self.epochs),
+            *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
+            f"backend    {self.backend}, {self.cores} core{'s' * (self.cores > 1)}",
+            f"rate       {pace.images_per_second:,.0f} images/s",
+            f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
+            f"waited     {pace.waited:.1%} of that time for data",
+            f"idle       {pace.device_idle:.1%} by the device's own account; {ceiling}",
+            f"compiles   {pace.compiles} after the warm-up",
+            f"received   {pace.received_bytes / 1e6:,.0f} MB",
+            f"memory     {memory}, at most",
+            *([self._dropped_line()] if self.dropped_samples else []),
+            self.advice,
+        ]
+
+    def _dropped_line(self) -> str:
+        reasons = {
+            "that do not fill a batch": self.dropped_samples - self.dropped_by_execution,
+            "by --steps-per-execution": self.dropped_by_execution,
+        }
+        text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        return f"dropped    {self.dropped_samples:,} of {self.samples:,} samples an epoch, others every time: {text}"
+
+
+def make_report(learner: Learner, train_set: CachedDataset, plan: StepPlan, state: RunState, pace: Pace) -> TrainReport:
+    """Return the report of a run in this state."""
+    settings, device, samples = learner.settings, learner.device, len(train_set)
+    return TrainReport(
+        backend=device.name,
+        cores=device.cores,
+        losses=state.losses,
+        epochs=state.rows,
+        pace=pace,
+        host_peak_bytes=host_peak_bytes(),
+        device_peak_bytes=device.peak_bytes(),
+        advice=pace.advice(settings, train_set.in_memory),
+        finished=plan.is_finished(state),
+        steps=plan.steps,
+        samples=samples,
+        dropped_samples=samples - plan.per_epoch * settings.batch_size,
+        dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
+    )
+
+
+def write_report(run: str | Path, report: TrainReport) -> None:
+    """Write `report.json`, whole or not at all. Raises TrainingError."""
+    path = Path(run) / REPORT_NAME
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(report.to_dict(), indent=1).encode())
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def read_report(run: str | Path) -> TrainReport | None:
+    """Return the report in a run's folder, also an earlier version's, or None where there is none.
+
+    Raises TrainingError when it cannot be read.
+    """
+    path = Path(run) / REPORT_NAME
+    try:
+        values = json.loads(path.read_text())
+        known = {item.name: values[item.name] for item in fields(TrainReport) if item.name in values}
+        return TrainReport(**{**known, "pace": Pace(**values["pace"])})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
+
+
+def ensure_report(run: str | Path, backend: str, cores: int) -> TrainReport:
+    """Return the report in a run's folder; where there is none, write that of a run that has not begun to train."""
+    report = read_report(run)
+    if report is None:
+        pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+        report = TrainReport(backend, cores, [], [], pace, host_peak_bytes(), None, pace.advice(), finished=False)
+        write_report(run, report)
+    return report
+
+
+def finished_report(run: str | Path) -> TrainReport | None:
+    """Return the report of a finished run, and log that there is nothing left to do; None if it was not written."""
+    report = read_report(run)
+    if report is None or not report.finished:
+        return None
+    _log.warning("%s holds a finished run: nothing is left to do, and nothing was changed", run)
+    return report
+
+
+def host_peak_bytes() -> int:
+    """Return the most memory this process had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _epoch_line(row: Row) -> str:
+    shown = [
+        f"{name.removeprefix('valid_')} {value:.4f}"
+        for name, value in row.items()
+        if name == "train_loss" or (name.startswith("valid_") and name != "valid_samples")
+    ]
+    return f"epoch {row['epoch']:>3}  {'  '.join(shown)}"

@@ -1,0 +1,79 @@
+"""How far a run is, and what is left of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tpucache.training.learn.schedule import Rates, make_schedule
+from tpucache.training.run.history import Row
+from tpucache.training.settings import TrainSettings
+
+
+@dataclass
+class RunState:
+    """Steps done, the loss of each, a row for each evaluated epoch, and the best value of the watched metric.
+
+    `best` is as high as possible; it is None where nothing is evaluated and before the first value that is a number.
+    """
+
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    best: float | None = None
+
+    def keep_best(self, value: float | None) -> bool:
+        """Take a value of the watched metric; return whether its weights are the best so far.
+
+        NaN is never the best value. Weights without a better rival are the best there are, whatever their value.
+        """
+        is_best = value is None or self.best is None or value > self.best
+        if is_best and value is not None and not math.isnan(value):
+            self.best = value
+        return is_best
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The steps of a whole run: `epochs` of `per_epoch` each, with the learning rate of each step."""
+
+    epochs: int
+    per_epoch: int
+    schedule: Callable[[int], Rates]
+
+    @property
+    def steps(self) -> int:
+        """The steps of all epochs."""
+        return self.epochs * self.per_epoch
+
+    def awaits_evaluation(self, state: RunState) -> bool:
+        """Return whether the last step done ended an epoch that has not been evaluated yet."""
+        evaluated = state.rows[-1]["step"] if state.rows else 0
+        return state.steps % self.per_epoch == 0 and evaluated < state.steps
+
+    def is_finished(self, state: RunState) -> bool:
+        """Return whether all epochs are trained and evaluated."""
+        return state.steps >= self.steps and not self.awaits_evaluation(state)
+
+    def describe(self, state: RunState) -> str:
+        """Return in words where a run is."""
+        return f"after step {state.steps:,} of {self.steps:,}"
+
+    def progress(self, state: RunState) -> str:
+        """Return the epoch and the last loss that is known, for people who watch."""
+        loss = f", loss {state.losses[-1]:.3f}" if state.losses else ""
+        return f"epoch {-(-state.steps // self.per_epoch)} of {self.epochs}{loss}"
+
+
+def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
+    """Return the steps that the settings ask for on so many samples. Raises UsageError."""
+    each = steps_per_epoch(samples, settings)
+    schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
+    return StepPlan(settings.epochs, each, schedule)
+
+
+def steps_per_epoch(samples: int, settings: TrainSettings) -> int:
+    """Return an epoch's steps: whole batches only, and a whole number of executions."""
+    steps = samples // settings.batch_size
+    return steps - steps % settings.steps_per_execution

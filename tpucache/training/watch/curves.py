@@ -1,0 +1,80 @@
+"""A run in one picture: losses, metrics and rates over its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tpucache.training.run.history import Row
+from tpucache.training.run.state import RunState, StepPlan
+from tpucache.training.watch.figure import save_figure, smooth
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVES_NAME: Final = "curves.png"
+
+_DECAY: Final = 0.98
+_LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
+_MOST: Final = 20  # points beyond which markers would hide the line
+
+
+@contextlib.contextmanager
+def drawn_curves(run: Path | None, plan: StepPlan, state: RunState) -> Iterator[None]:
+    """Leave the curves of a run in its folder, if one is given, however the context ends."""
+    try:
+        yield
+    finally:
+        if run is not None and state.losses:
+            save_curves(run, state.losses, [plan.schedule(step).lr for step in range(len(state.losses))], state.rows)
+
+
+def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:
+    """Write `curves.png`: each step's loss and learning rate, each epoch's loss and metrics. Raises TrainingError."""
+    metrics = _metrics(rows)
+    panels = 2 + bool(metrics)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots(panels, 1, sharex=True, height_ratios=[3, 2, 1][:panels] if metrics else [3, 1])
+        _paint_losses(axes[0], losses, rows)
+        if metrics:
+            _paint_metrics(axes[1], metrics, rows)
+        axes[-1].plot(range(1, len(rates) + 1), rates, color="tab:green")
+        axes[-1].set_ylabel("learning rate")
+        axes[-1].set_xlabel("step")
+
+    save_figure(run / CURVES_NAME, (8, 2.2 + 2.2 * panels), paint)
+
+
+def _metrics(rows: Sequence[Row]) -> list[str]:
+    names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    return [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
+
+
+def _paint_losses(axes: Any, losses: Sequence[float], rows: Sequence[Row]) -> None:
+    steps = range(1, len(losses) + 1)
+    axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(steps, smooth(losses, _DECAY), color="tab:blue", linewidth=2, label="training, smoothed")
+    _paint_epochs(axes, rows, _LOSS, "validation", "tab:orange")
+    axes.set_ylabel("loss")
+    axes.legend()
+
+
+def _paint_metrics(axes: Any, metrics: Sequence[str], rows: Sequence[Row]) -> None:
+    for number, name in enumerate(metrics):
+        _paint_epochs(axes, rows, name, name.removeprefix(_VALID), f"C{number + 1}")
+    axes.set_ylabel("validation")
+    axes.legend()
+
+
+def _paint_epochs(axes: Any, rows: Sequence[Row], name: str, label: str, color: str) -> None:
+    known = [(row["step"], row[name]) for row in rows if name in row]
+    if not known:
+        return
+    steps, values = zip(*known, strict=True)
+    last = values[-1]
+    axes.plot(steps, values, color=color, marker="o" if len(known) <= _MOST else None, markersize=4,
+              label=f"{label}, {last:.3f} at the end")  # fmt: skip

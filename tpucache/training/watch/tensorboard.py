@@ -1,0 +1,62 @@
+"""How a run goes, for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from tpucache.errors import DependencyError
+from tpucache.training.run.history import Row
+
+_NOT_METRICS: Final = ("epoch", "step")
+
+
+class TensorBoard:
+    """Writes scalars: each step's `train/loss`, and for each epoch `valid/…` and, of the rest, `epoch/…`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises DependencyError without TensorBoard; nothing is written before the first loss."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise DependencyError(
+                f"TensorBoard cannot be imported: {error}. `pip install 'tpucache[tensorboard]'`, "
+                "or leave --tensorboard out"
+            ) from error
+        self._make: Any = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Write the losses of the steps from number `first` on, counted from 1 as everywhere that people look."""
+        self._open(first)
+        for step, value in enumerate(values, first + 1):
+            self._writer.add_scalar("train/loss", value, step)
+
+    def epoch(self, row: Row) -> None:
+        """Write an epoch's numbers."""
+        self._open(row["step"])
+        for name, value in row.items():
+            if name not in _NOT_METRICS:
+                tag = name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}"
+                self._writer.add_scalar(tag, value, row["step"])
+        self._writer.flush()
+
+    def _open(self, steps: int) -> None:
+        """Begin to write after so many steps: what a killed run wrote of later ones is void."""
+        if self._writer is None:
+            self._writer = self._make(str(self._folder), purge_step=steps + 1)

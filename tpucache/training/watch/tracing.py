@@ -1,0 +1,50 @@
+"""A few executions of a run, traced by the backend's own profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from tpucache.training.device import Device
+from tpucache.training.feed.idle import WARMUP_EXECUTIONS
+
+_TRACED: Final = 5
+
+_log = logging.getLogger("tpucache")
+
+
+class Tracer:
+    """Traces the first executions after the warm-up into a folder, where there is one to write to."""
+
+    def __init__(self, device: Device, folder: Path | None) -> None:
+        self._device, self._folder = device, folder
+        self._seen = 0
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+        if self._folder is not None and self._seen < WARMUP_EXECUTIONS:
+            _log.warning("nothing was traced: the run is no longer than its warm-up of %d", WARMUP_EXECUTIONS)
+
+    def step(self) -> None:
+        """Count an execution that has been sent; begin or end the trace where it is time to."""
+        if self._folder is None:
+            return
+        self._seen += 1
+        if self._seen == WARMUP_EXECUTIONS:
+            self._device.wait()
+            self._open.enter_context(self._device.profile(self._folder))
+        elif self._seen == WARMUP_EXECUTIONS + _TRACED:
+            self._device.wait()  # or what was sent last would be cut off
+            self._open.close()
