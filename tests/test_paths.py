@@ -20,8 +20,9 @@ from tpucache.publish.sheet import contact_sheet
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.publish.wheel import write_wheel
 from tpucache.report.preview import save_picture
-from tpucache.store.reader import ShardReader, open_index
-from tpucache.store.samples import SampleTable, open_samples
+from tpucache.store.cache import Cache
+from tpucache.store.reader import ShardReader
+from tpucache.store.samples import SampleTable
 from tpucache.warmup.sources import FolderSource, TableSource, open_source
 from tpucache.warmup.sources.table import TableOptions
 
@@ -30,7 +31,15 @@ MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
     *("publish.rules", "publish.sheet", "publish.transfer", "publish.wheel", "report.bench", "report.doctor"),
     *("report.inspect", "report.mounts", "report.page", "report.preview", "report.records", "store.manifest"),
-    *("store.reader", "store.samples", "store.copying.stage", "store.verify", "training.checkpoint", "training.loop"),
+    *(
+        "store.cache",
+        "store.reader",
+        "store.samples",
+        "store.copying.stage",
+        "store.verify",
+        "training.checkpoint",
+        "training.loop",
+    ),
     *("training.lr_finder", "training.options", "training.predict", "training.predictor", "training.report"),
     *("warmup.repair", "warmup.run", "warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )
@@ -112,11 +121,11 @@ def manifest(cache: Any, out: Any) -> Any:
 
 
 def samples(cache: Any, out: Any) -> Any:
-    return list(open_samples(cache, 150)["number"]), len(SampleTable(type(out)(Path(cache) / "samples.npz"), 150))
+    return list(Cache.open(cache).samples["number"]), len(SampleTable(type(out)(Path(cache) / "samples.npz"), 150))
 
 
 def records(cache: Any, out: Any) -> Any:
-    rows = open_index(cache, Manifest.load(cache))
+    rows = Cache(cache, Manifest.load(cache)).index.read_all()
     return bytes(ShardReader(cache, Manifest.load(cache).shards).read(rows[3]))
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tpucache.errors import DamageError
 from tpucache.store import index as index_module
+from tpucache.store.cache import Cache
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import open_index
 
 WriteCache = Callable[..., Manifest]
 
@@ -33,7 +33,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, RECORDS - 1), max_size=50), max_size=5))
 def test_rows_come_in_the_order_they_are_asked_for(large: tuple[Path, Manifest], asked: list[list[int]]) -> None:
-    rows, index = open_index(*large), RecordIndex(*large)
+    rows, index = Cache(*large).index.read_all(), RecordIndex(*large)
     assert len(index) == len(rows) == RECORDS
     for numbers in asked:
         chosen = np.array(numbers, np.int64)
@@ -57,7 +57,7 @@ def test_only_blocks_that_are_asked_for_are_read_and_each_once(
 
 
 def test_threads_read_rows_at_once(large: tuple[Path, Manifest]) -> None:
-    rows, index = open_index(*large), RecordIndex(*large)
+    rows, index = Cache(*large).index.read_all(), RecordIndex(*large)
     orders = [np.random.default_rng(seed).permutation(RECORDS) for seed in range(8)]
     with ThreadPoolExecutor(8) as threads:
         for order, read in zip(orders, threads.map(index.__getitem__, orders), strict=True):

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from tpucache.errors import DamageError, FormatError, StoreError
+from tpucache.store.cache import Cache
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import Rows, ShardReader, open_index
-from tpucache.store.samples import open_samples
+from tpucache.store.reader import Rows, ShardReader
 from tpucache.store.verify import verify_cache
 
 Records = tuple[list[bytes], list[bytes]]
@@ -33,7 +33,7 @@ ALL_OPEN = 256
 
 def opened(cache: Path) -> tuple[ShardReader, Rows]:
     manifest = Manifest.load(cache)
-    return ShardReader(cache, manifest.shards), open_index(cache, manifest)
+    return ShardReader(cache, manifest.shards), Cache(cache, manifest).index.read_all()
 
 
 def open_files(directory: Path) -> int:
@@ -286,7 +286,7 @@ def test_the_index_has_a_row_a_record_and_is_not_for_writing(cache: Path, record
 
 def test_an_empty_cache_has_an_empty_index(tmp_path: Path, write_cache: WriteCache) -> None:
     manifest = write_cache(tmp_path, [[]])
-    assert len(open_index(tmp_path, manifest)) == 0
+    assert len(Cache(tmp_path, manifest).index.read_all()) == 0
 
 
 def test_a_missing_index_is_damage(cache: Path) -> None:
@@ -344,14 +344,10 @@ def test_a_flipped_bit_of_the_indexs_header_raises_nothing_but_store_errors(cach
 
 READ_ALL = """
 import zlib
-from pathlib import Path
-from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader, open_index
-cache = Path(sys.argv[1])
-manifest = Manifest.load(cache)
-reader = ShardReader(cache, manifest.shards)
-for row in open_index(cache, manifest):
-    print(zlib.crc32(reader.read(row)) == row["crc32"])
+from tpucache.store.cache import Cache
+cache = Cache.open(sys.argv[1])
+for row in cache.index.read_all():
+    print(zlib.crc32(cache.reader.read(row)) == row["crc32"])
 print(sorted({"lmdb", "torch", "PIL"} & {name for name, module in sys.modules.items() if module}))
 """
 
@@ -365,11 +361,11 @@ def test_a_process_that_cannot_import_lmdb_reads_every_record(
 def use_of(cache: Path) -> dict[str, Callable[[], object]]:
     """Return each way of opening a file of a cache."""
     manifest = Manifest.load(cache)
-    index = open_index(cache, manifest)
+    index = Cache(cache, manifest).index.read_all()
     return {
         "manifest": lambda: Manifest.load(cache),
-        "index": lambda: open_index(cache, manifest),
-        "samples": lambda: open_samples(cache, manifest.samples),
+        "index": lambda: Cache.open(cache).index,
+        "samples": lambda: Cache.open(cache).samples,
         "shard": lambda: ShardReader(cache, manifest.shards).read(index[0]),
         "verify": lambda: verify_cache(cache),
     }

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.samples import Column, SampleTable, Strings, encode_columns, open_samples
+from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 
 QUICK = settings(max_examples=40)
 #: What os.fsdecode gives: text, and bytes that are not UTF-8 as lone surrogates DC80-DCFF.
@@ -190,7 +190,7 @@ def test_a_pickle_is_refused_and_not_loaded(saved: Save, content: bytes) -> None
 
 def test_a_missing_table_says_so(tmp_path: Path) -> None:
     with pytest.raises(DamageError, match=r"samples\.npz is missing"):
-        open_samples(tmp_path, 3)
+        SampleTable(tmp_path / "samples.npz", 3)
 
 
 def test_a_table_cut_short_anywhere_is_damage(saved: Save) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tpucache.errors import FormatError, NotACacheError
+from tpucache.store.cache import Cache
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import open_index
 from tpucache.store.samples import Strings, encode_columns
 from tpucache.store.verify import Damage, verify_cache
 
@@ -64,7 +64,7 @@ def test_records_of_no_bytes_have_no_damage(tmp_path: Path, write_cache: WriteCa
 @pytest.mark.parametrize("bit", [0, 7])
 def test_a_flipped_bit_is_found_and_named(cache: Path, numbers: Numbers, position: int, bit: int) -> None:
     manifest = Manifest.load(cache)
-    row = open_index(cache, manifest)[position]
+    row = Cache(cache, manifest).index.read_all()[position]
     name = manifest.shards[row["shard"]].name
     flip(cache / name, int(row["offset"]) + int(row["length"]) * bit // 8, bit)
     damages = verify_cache(cache)
@@ -162,7 +162,7 @@ def test_many_damaged_records_are_counted_and_all_are_listed(
     tmp_path: Path, write_cache: WriteCache, records_of: Callable[..., list[bytes]]
 ) -> None:
     manifest = write_cache(tmp_path, [records_of([3000] * 8)], 8)
-    for row in open_index(tmp_path, manifest)[1:]:
+    for row in Cache(tmp_path, manifest).index.read_all()[1:]:
         flip(tmp_path / SHARDS[0], int(row["offset"]))
     assert verify_cache(tmp_path)[1] == Damage(
         SHARDS[0], "has damaged records: sample 1, 2, 3, 4, 5 and 2 more", (1, 2, 3, 4, 5, 6, 7)
@@ -173,7 +173,7 @@ def test_many_damaged_records_are_counted_and_all_are_listed(
 def test_an_index_that_lies_about_a_record_is_found(
     cache: Path, replace_table: ReplaceTable, column: str, change: int
 ) -> None:
-    index = np.array(open_index(cache, Manifest.load(cache)))
+    index = np.array(Cache(cache, Manifest.load(cache)).index.read_all())
     index[column][4] += change
     replace_table("index.npy", npy(index))
     reason = "holds other records than the index and the samples table say"
@@ -183,7 +183,7 @@ def test_an_index_that_lies_about_a_record_is_found(
 def test_an_index_that_lies_about_a_checksum_names_the_sample(
     cache: Path, replace_table: ReplaceTable, numbers: Numbers
 ) -> None:
-    index = np.array(open_index(cache, Manifest.load(cache)))
+    index = np.array(Cache(cache, Manifest.load(cache)).index.read_all())
     index["crc32"][4] ^= 1
     replace_table("index.npy", npy(index))
     assert only(verify_cache(cache)).samples == (numbers[4],)
@@ -264,6 +264,6 @@ def test_a_process_that_cannot_import_lmdb_verifies(
     cache: Path, run_without_lmdb: Callable[..., str], numbers: Numbers
 ) -> None:
     assert run_without_lmdb(VERIFY, cache) == ""
-    row = open_index(cache, Manifest.load(cache))[5]
+    row = Cache(cache, Manifest.load(cache)).index.read_all()[5]
     flip(cache / SHARDS[1], int(row["offset"]))
     assert run_without_lmdb(VERIFY, cache).splitlines() == [SHARDS[1], f"{SHARDS[1]} {numbers[5]}"]

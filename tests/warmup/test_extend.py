@@ -12,9 +12,9 @@ import pytest
 
 from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader, open_index
-from tpucache.store.samples import open_samples
+from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import build, finish
 from tpucache.warmup.builder import Standing
@@ -30,8 +30,8 @@ def identities(cache: Path) -> dict[str, tuple[int, int]]:
 def records(cache: Path) -> dict[tuple[int, str], bytes]:
     """Read every record by variant and path."""
     manifest = Manifest.load(cache)
-    reader, index = ShardReader(cache, manifest.shards), open_index(cache, manifest)
-    paths = open_samples(cache, manifest.samples, manifest.table.name).paths
+    reader, index = ShardReader(cache, manifest.shards), Cache(cache, manifest).index.read_all()
+    paths = Cache.open(cache).samples.paths
     places = [(variant, path) for variant in manifest.variants for path in paths]
     return {place: bytes(reader.read(row)) for place, row in zip(places, index, strict=True)}
 
@@ -81,7 +81,7 @@ def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path
     assert manifest.statistics.class_counts == (5, 50, 50, 50)
     assert old.items() <= records(cache).items()
     assert verify_cache(cache) == []
-    table = open_samples(cache, 155, manifest.table.name)
+    table = Cache.open(cache).samples
     assert table.numbers.tolist() == list(range(155))
     assert table.labels is not None
     assert [manifest.classes[label] for label in table.labels] == [path.split("/")[0] for path in table.paths]

@@ -16,8 +16,8 @@ from joblib.externals.loky import get_reusable_executor
 from tpucache import Manifest, Recipe, build_cache, repair_cache, verify_cache
 from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, FormatError, RecipeError, SourceError
+from tpucache.store.cache import Cache
 from tpucache.store.format import INDEX_NAME
-from tpucache.store.reader import open_index
 from tpucache.warmup import repair
 from tpucache.warmup.sources import TableOptions, TableSource
 from tpucache.warmup.sources.base import Item, Listing, Sample
@@ -356,4 +356,4 @@ def test_the_index_of_a_repaired_cache_reads(source: Path, cache: Path) -> None:
     (cache / "index-2.npy").unlink()
     repair_cache(source, cache, jobs=1)
     manifest = Manifest.load(cache)
-    assert len(open_index(cache, manifest)) == manifest.records
+    assert len(Cache(cache, manifest).index.read_all()) == manifest.records

@@ -17,11 +17,11 @@ import pytest
 
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader, open_index
-from tpucache.store.samples import open_samples
+from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import build, finish, resize
 from tpucache.warmup import presize as presizing
@@ -101,16 +101,16 @@ def test_plain_lmdb_reads_what_presize_and_augment_make(photos: Path, standard: 
 
 def test_the_index_finds_the_records_that_lmdb_finds(standard: Path) -> None:
     manifest = Manifest.load(standard)
-    reader, index = ShardReader(standard, manifest.shards), open_index(standard, manifest)
+    reader, index = ShardReader(standard, manifest.shards), Cache(standard, manifest).index.read_all()
     plain = _plain_records(standard)
-    numbers = open_samples(standard, manifest.samples).numbers.tolist()
+    numbers = Cache.open(standard).samples.numbers.tolist()
     positions = [(variant, number) for variant in manifest.variants for number in numbers]
     assert {place: bytes(reader.read(row)) for place, row in zip(positions, index, strict=True)} == plain
 
 
 def test_the_samples_table_says_what_the_source_lists(photos: Path, standard: Path) -> None:
     listing = FolderSource(photos).list()
-    table = open_samples(standard, len(listing.samples))
+    table = Cache.open(standard).samples
     assert list(table.paths) == [sample.path for sample in listing.samples]
     assert table.labels is not None
     assert table.labels.tolist() == [sample.label for sample in listing.samples]
@@ -144,7 +144,7 @@ def test_a_flat_source_has_no_classes_and_no_labels(write_photos: Any, tmp_path:
     source = write_photos(tmp_path / "flat", 5, classes=())
     manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1)
     assert manifest.classes == manifest.statistics.class_counts == ()
-    assert open_samples(tmp_path / "cache", 5).labels is None
+    assert Cache.open(tmp_path / "cache").samples.labels is None
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "png", "zstd"])
@@ -207,7 +207,7 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
     kept = [sample for sample in listing.samples if sample.number not in harm]
     assert manifest.samples == len(kept) == 147
     assert sum(manifest.statistics.class_counts) == 147
-    table = open_samples(cache, 147)
+    table = Cache.open(cache).samples
     assert table.numbers.tolist() == [sample.number for sample in kept]
     assert list(table.paths) == [sample.path for sample in kept]
     assert table.labels is not None
@@ -228,7 +228,7 @@ def test_a_block_of_nothing_but_bad_samples_leaves_the_others_in_place(write_pho
         (source / sample.path).write_bytes(b"")
     manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
     assert len(manifest.skipped) == len(first) == 35
-    assert open_samples(tmp_path / "cache", 35).numbers.tolist() == list(range(35, 70))
+    assert Cache.open(tmp_path / "cache").samples.numbers.tolist() == list(range(35, 70))
     assert verify_cache(tmp_path / "cache") == []
     assert build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip") == manifest
 

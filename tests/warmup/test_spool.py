@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tpucache import Recipe, build_cache
-from tpucache.store.samples import Strings, open_samples
+from tpucache.store.cache import Cache
+from tpucache.store.samples import Strings
 from tpucache.warmup.sources.base import Item, Listing, Sample
 from tpucache.warmup.spool import Note, join
 
@@ -30,7 +31,7 @@ class Uneven:
 
 def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tmp_path: Path) -> None:
     build_cache(Uneven(), tmp_path, Recipe(size=8), jobs=1)
-    table = open_samples(tmp_path, 200)
+    table = Cache.open(tmp_path).samples
     numbers = np.arange(200)
     np.testing.assert_array_equal(table["score"], np.where(numbers % 3 == 1, numbers / 2, np.nan))
     np.testing.assert_array_equal(table["count"], np.where(numbers > 150, 1, np.nan))

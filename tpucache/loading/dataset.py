@@ -23,16 +23,15 @@ from tpucache.loading.pool import Buffer
 from tpucache.loading.sampler import epoch_variants
 from tpucache.loading.scratch import Scratch
 from tpucache.machine import available_memory
+from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_into
 from tpucache.store.field_reader import read_field
-from tpucache.store.index import RecordIndex
+from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import ShardReader
-from tpucache.store.samples import SampleTable, open_samples
+from tpucache.store.samples import SampleTable
 
 Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
-Numbers = npt.NDArray[np.int64]
 InMemory = bool | Literal["auto"]
 Self = TypeVar("Self", bound="CachedDataset")
 
@@ -45,8 +44,7 @@ _FIELD_BATCH_BYTES: Final = 4 << 20
 class _Opened:
     """What all datasets selected from one another share; its files close when the last of them is closed or gone."""
 
-    reader: ShardReader
-    index: RecordIndex
+    cache: Cache
     memory: RecordMemory
 
 
@@ -88,9 +86,10 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
         """
-        self.directory = locate(cache).absolute()  # files are opened later, perhaps from another working folder
-        self.manifest = Manifest.load(self.directory)
-        self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
+        opened = Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
+        self.directory: Path = opened.directory
+        self.manifest: Manifest = opened.manifest
+        self.table: SampleTable = opened.samples
         self._variant: int | Literal["epoch"] = variant
         self._check_variant()
         self._has_checked_labels = False
@@ -103,12 +102,9 @@ class CachedDataset(Dataset[Item]):
         self._layout = self.manifest.layout
         self._scratch = Scratch()
         self._in_memory = in_memory
-        shown = self.manifest.augmented if variant == "epoch" else 1
-        self._opened: _Opened | None = _Opened(
-            ShardReader(self.directory, self.manifest.shards),
-            RecordIndex(self.directory, self.manifest),
-            RecordMemory(self._layout.fields, self.manifest.records, shown * self.manifest.samples),
-        )
+        shown = len(self._variants) * self.manifest.samples
+        opened.index  # one that is damaged is refused now  # noqa: B018
+        self._opened: _Opened | None = _Opened(opened, RecordMemory(self._layout.fields, self.manifest.records, shown))
         self._memory = self._claim_memory()
 
     def __len__(self) -> int:
@@ -139,7 +135,7 @@ class CachedDataset(Dataset[Item]):
         self.__dict__.update(state)
         self._scratch = Scratch()
         self._share_epoch()
-        if self._memory is not None and not self._memory.claim(list(self._runs()), available_memory()):
+        if self._memory is not None and not self._memory.claim(list(self._rows_in_use()), available_memory()):
             self._memory = None  # this process may take less: records are read from their files
 
     def __enter__(self: Self) -> Self:
@@ -191,8 +187,7 @@ class CachedDataset(Dataset[Item]):
         and runs are resumed only where it is the same.
         """
         if self._digest is None:
-            positions = self._cache_positions(np.arange(len(self)))
-            self._digest = digest_of(self.manifest, self._variant, self._shards, self._labels, positions)
+            self._digest = digest_of(self.manifest, self._variant, self._shards, self._labels, self.positions)
         return self._digest
 
     @property
@@ -204,12 +199,17 @@ class CachedDataset(Dataset[Item]):
     def paths(self) -> list[str]:
         """Where each sample came from."""
         paths = self.table.paths
-        return [paths[int(position)] for position in self._cache_positions(np.arange(len(self)))]
+        return [paths[int(position)] for position in self.positions]
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Where in the cache each sample is: int64 (n,)."""
+        return self._cache_positions(np.arange(len(self)))
 
     @property
     def numbers(self) -> npt.NDArray[np.uint64]:
         """The samples' numbers, which are their keys in the shards: uint64 (n,)."""
-        return self.table.numbers[self._cache_positions(np.arange(len(self)))]
+        return self.table.numbers[self.positions]
 
     @property
     def variant(self) -> int | Literal["epoch"]:
@@ -252,15 +252,15 @@ class CachedDataset(Dataset[Item]):
 
         Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
         """
-        opened, memory = self._files, self._memory
-        numbers = self._numbers(indices, epoch)
+        cache, memory = self._files.cache, self._memory
+        rows = self._rows(indices, epoch)
         if memory is None:
-            self._read(opened, numbers, buffer, np.arange(len(indices)))
+            self._read(cache, rows, buffer, np.arange(len(indices)))
             return
-        slots = memory.slots(numbers)
+        slots = memory.slots(rows)
         missing = memory.missing(slots)
         if len(missing):
-            self._read(opened, numbers[missing], memory, slots[missing])
+            self._read(cache, rows[missing], memory, slots[missing])
             memory.fill(slots[missing])
         memory.gather(slots, buffer.arrays)
 
@@ -273,16 +273,15 @@ class CachedDataset(Dataset[Item]):
         count = max(1, _FIELD_BATCH_BYTES // max(1, field_bytes))
         for start in range(0, len(self), count):
             indices = np.arange(start, min(start + count, len(self)))
-            opened = self._files
-            yield read_field(opened.reader, self._layout, opened.index[self._numbers(indices, self.epoch)], name)
+            yield read_field(self._files.cache, self._rows(indices, self.epoch), name)
 
     def hint(self, indices: Array, epoch: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
-        opened, memory = self._files, self._memory
-        numbers = self._numbers(indices, epoch)
+        cache, memory = self._files.cache, self._memory
+        rows = self._rows(indices, epoch)
         if memory is not None:
-            numbers = numbers[memory.missing(memory.slots(numbers))]
-        opened.reader.hint(opened.index[numbers])
+            rows = rows[memory.missing(memory.slots(rows))]
+        cache.reader.hint(cache.index[rows])
 
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m). Raises FormatError."""
@@ -328,8 +327,15 @@ class CachedDataset(Dataset[Item]):
     @property
     def _shards(self) -> list[ShardEntry]:
         """The shards of the variants in use, in the order of their names."""
-        used = [v for v in self.manifest.variants if v == self._variant or (self._variant == "epoch" and v)]
+        used = self._variants
         return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
+
+    @property
+    def _variants(self) -> tuple[int, ...]:
+        """The variants in use, ascending."""
+        if self._variant == "epoch":
+            return tuple(variant for variant in self.manifest.variants if variant)
+        return (self._variant,)
 
     @property
     def _files(self) -> _Opened:
@@ -337,16 +343,14 @@ class CachedDataset(Dataset[Item]):
             raise UsageError(f"this dataset of {self.directory} is closed: open another CachedDataset")
         return self._opened
 
-    def _read(
-        self, opened: _Opened, numbers: Numbers, target: Buffer | RecordMemory, places: npt.NDArray[np.int64]
-    ) -> None:
-        """Read records, by their numbers in the index, into their places."""
-        rows = opened.index[numbers]
+    def _read(self, cache: Cache, rows: Numbers, target: Buffer | RecordMemory, places: npt.NDArray[np.int64]) -> None:
+        """Read the records of rows of the index into their places."""
+        found = cache.index[rows]
         if self._layout.is_plain:
-            opened.reader.scatter(rows, target.views(places))
+            cache.reader.scatter(found, target.views(places))
             return
-        records = self._scratch.slices(rows["length"].tolist())
-        opened.reader.scatter(rows, [[record] for record in records])
+        records = self._scratch.slices(found["length"].tolist())
+        cache.reader.scatter(found, [[record] for record in records])
         for place, record in zip(places.tolist(), records, strict=True):
             parts = self._layout.split(record)
             for field, part, array in zip(self._layout.fields, parts, target.arrays, strict=True):
@@ -356,7 +360,7 @@ class CachedDataset(Dataset[Item]):
         """Return the memory to keep records in, or None where they stay in their files. Raises UsageError."""
         if not self._in_memory:
             return None
-        memory, runs = self._files.memory, list(self._runs())
+        memory, runs = self._files.memory, list(self._rows_in_use())
         needed, free = memory.bytes_of(runs), available_memory() - memory.unfilled_bytes
         if self._in_memory == "auto" and needed * _SHARE > free:
             return None
@@ -369,30 +373,23 @@ class CachedDataset(Dataset[Item]):
             'are free: leave in_memory out, or say "auto"'
         )
 
-    def _runs(self) -> Iterator[Numbers]:
-        """Yield the numbers in the index of all records that may be shown, each once, variant by variant."""
-        samples = self.manifest.samples
-        positions = np.arange(samples) if self._positions is None else np.unique(self._positions)
-        for place, variant in enumerate(self.manifest.variants):
-            if variant == self._variant or (self._variant == "epoch" and variant):
-                yield positions + place * samples
+    def _rows_in_use(self) -> Iterator[Numbers]:
+        """Yield the index's rows of all records that may be shown, each once, variant by variant."""
+        cache = self._files.cache
+        positions = np.arange(self.manifest.samples) if self._positions is None else np.unique(self._positions)
+        for variant in self._variants:
+            yield cache.rows(variant, positions)
 
-    def _numbers(self, indices: Array, epoch: int) -> Numbers:
-        """Return the numbers in the index of the records that an epoch shows of these samples."""
-        positions = self._cache_positions(indices)
-        numbers: Numbers = self._run_starts(positions, epoch) + positions
-        return numbers
+    def _rows(self, indices: Array, epoch: int) -> Numbers:
+        """Return the index's rows of the records that an epoch shows of these samples."""
+        cache, positions = self._files.cache, self._cache_positions(indices)
+        if self._variant != "epoch":
+            return cache.rows(self._variant, positions)
+        variants = np.array(self._variants)
+        return cache.rows(variants[epoch_variants(positions, epoch, len(variants)) - 1], positions)
 
     def _cache_positions(self, indices: Array) -> npt.NDArray[np.int64]:
         return indices if self._positions is None else self._positions[indices]
-
-    def _run_starts(self, positions: Array, epoch: int) -> Any:
-        """Return where in the index the run of each sample's variant starts."""
-        if self._variant != "epoch":
-            return self.manifest.variants.index(self._variant) * self.manifest.samples
-        clean = len(self.manifest.variants) - self.manifest.augmented
-        chosen = epoch_variants(positions, epoch, self.manifest.augmented)
-        return (chosen - 1 + clean) * self.manifest.samples
 
     def _check_variant(self) -> None:
         has = self.manifest.variants

@@ -15,6 +15,7 @@ from typing import Any, Final
 from tpucache.errors import UsageError
 from tpucache.publish.card import CARD_NAME, SHEET_NAME
 from tpucache.publish.rules import METADATA_NAME
+from tpucache.store.cache import Cache
 from tpucache.store.copying.folders import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
 from tpucache.store.copying.lineage import check_descends
 from tpucache.store.files.reading import sha256_file
@@ -57,7 +58,7 @@ def check_bundle(folder: Path, cache: Path, claim: Claim) -> list[Path]:
     if changed:
         raise UsageError(f"{folder} holds {named(changed)}, changed since publish wrote it: give another --out")
     if MANIFEST_NAME in entries:
-        check_descends((folder, Manifest.load(folder)), (cache, Manifest.load(cache)), str(folder))
+        check_descends(Cache.open(folder), Cache.open(cache), str(folder))
     return list(entries.values())
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.publish.remote import Remote
+from tpucache.store.cache import Cache
 from tpucache.store.copying.folders import (
     CLAIM_NAME,
     FINISHED,
@@ -98,7 +99,7 @@ def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
         standing = Manifest.load(target)
         if standing.table != manifest.table:
             with _table_of(remote, manifest) as folder:
-                check_descends((target, standing), (Path(folder), manifest), str(target))
+                check_descends(Cache(target, standing), Cache(folder, manifest), str(target))
 
 
 def _fetch_files(remote: Remote, manifest: Manifest, target: Path, report: Report) -> None:
@@ -138,7 +139,7 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
     check_ours(remote.shown, names, claims, Claim.of("push", manifest))
     if standing is not None and standing.table != manifest.table:
         with _table_of(remote, standing) as folder:
-            check_descends((Path(folder), standing), (source, manifest), remote.shown)
+            check_descends(Cache(folder, standing), Cache(source, manifest), remote.shown)
     return standing is not None and standing.identity == manifest.identity
 
 

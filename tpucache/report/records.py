@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_into
 from tpucache.store.fields import Field
-from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader
-from tpucache.store.samples import SampleTable, open_samples
+from tpucache.store.samples import SampleTable
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -33,16 +32,12 @@ class Records:
 
         Raises NotACacheError, FormatError or DamageError.
         """
-        chosen: Array | None = None
-        if isinstance(cache, (str, Path)):
-            self.directory = Path(cache)
-        else:
-            self.directory, chosen = cache.directory, cache._positions  # this package's own
-        self.manifest = Manifest.load(self.directory)
-        self.table: SampleTable = open_samples(self.directory, self.manifest.samples, self.manifest.table.name)
-        self.positions: Array = np.arange(self.manifest.samples) if chosen is None else chosen
-        self._index = RecordIndex(self.directory, self.manifest)
-        self._reader = ShardReader(self.directory, self.manifest.shards)
+        self._cache = Cache.open(cache if isinstance(cache, (str, Path)) else cache.directory)
+        self.directory: Path = self._cache.directory
+        self.manifest: Manifest = self._cache.manifest
+        self.table: SampleTable = self._cache.samples
+        self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
+        self._cache.index  # one that is damaged is refused now  # noqa: B018
 
     @property
     def name(self) -> str:
@@ -60,9 +55,8 @@ class Records:
     def read(self, position: int, variant: int) -> dict[str, Array]:
         """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""
         layout = self.manifest.layout
-        number = self.manifest.variants.index(variant) * self.manifest.samples + position
-        (row,) = self._index[np.array([number])]
-        parts = layout.split(memoryview(self._reader.read(row)))
+        (row,) = self._cache.index[self._cache.rows(variant, [position])]
+        parts = layout.split(memoryview(self._cache.reader.read(row)))
         return {field.name: _decode(field, part) for field, part in zip(layout.fields, parts, strict=True)}
 
     def label(self, position: int) -> Array | None:

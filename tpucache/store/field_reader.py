@@ -9,24 +9,27 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, UsageError
+from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_into
 from tpucache.store.fields import RecordLayout
+from tpucache.store.index import Numbers
 from tpucache.store.reader import ShardReader
 
 Array = npt.NDArray[Any]
 
 
-def read_field(reader: ShardReader, layout: RecordLayout, rows: Array, name: str) -> Array:
-    """Return one field of the records of these index rows: (rows, *shape) of the field's dtype.
+def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
+    """Return one field of the records of these rows of the index: (n, *shape) of the field's dtype.
 
     Of the other fields nothing is read. Raises UsageError where records have no such field, DamageError or FormatError
     for records that are not as the layout says.
     """
+    reader, layout = cache.reader, cache.manifest.layout
     names = [field.name for field in layout.fields]
     if name not in names:
         raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
     place = names.index(name)
-    field = layout.fields[place]
+    field, rows = layout.fields[place], cache.index[numbers]
     spans = _spans(reader, layout, rows, place)
     parts = rows.copy()
     parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])

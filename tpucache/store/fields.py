@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from tpucache.errors import DamageError
+from tpucache.errors import DamageError, FormatError
 from tpucache.store.codecs import CODECS
+from tpucache.store.codecs.pictures import check_image
+from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
 
 # What fields of these names hold is known, and is treated accordingly; all other names are arrays like any other.
 IMAGE: Final = "image"
@@ -27,6 +30,7 @@ KEYPOINTS: Final = "keypoints"
 #: The name of a sample's label, a column of the samples table, beside the fields in a batch.
 LABEL: Final = "label"
 
+FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -56,6 +60,17 @@ class Field:
     def is_plain(self) -> bool:
         """Whether it is stored as the bytes of the array itself."""
         return CODECS[self.codec].is_plain
+
+
+def check_field(field: Field) -> None:
+    """Raise FormatError for a field that no record has."""
+    if not FIELD_NAME.fullmatch(field.name) or field.codec not in CODECS or field.dtype not in DTYPES:
+        raise FormatError(f"no field is {field.name!r} {field.codec!r} {field.dtype!r}")
+    if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
+        raise FormatError(f"no field has shape {field.shape}")
+    CODECS[field.codec].check(field)
+    if field.name == IMAGE:
+        check_image(field)
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,11 @@ from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
-from tpucache.store.codecs import CODECS
-from tpucache.store.codecs.pictures import check_image
-from tpucache.store.fields import DTYPES, IMAGE, Field, RecordLayout
+from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.files.reading import refuse_too_many_files, refuse_url
+from tpucache.store.manifest_json import JsonObject, read_object
 
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_SUM: Final = 1 << 100
 
@@ -184,166 +180,86 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Validate a manifest's JSON text; everything in it is taken as hostile. Raises FormatError."""
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"not JSON: {error}") from error
-        _check_nesting(content)
-        return _Reader(content, "manifest").manifest()
+        return _read_manifest(read_object(text, "manifest"))
 
 
-class _Reader:
-    """One JSON object being read: every getter checks type and range and names the place it complains about."""
-
-    def __init__(self, content: object, where: str) -> None:
-        if not isinstance(content, dict):
-            raise FormatError(f"{where} is no object")
-        self.content: dict[str, Any] = content
-        self.where = where
-
-    def manifest(self) -> Manifest:
-        if self.content.get("format") != fmt.FORMAT:
-            raise FormatError("this is no tpucache manifest")
-        version = self.content.get("version")
-        if type(version) is not int or version != fmt.VERSION:
-            raise FormatError(
-                f"format version {version!r}, but this tpucache reads version {fmt.VERSION} only: "
-                "install the tpucache that wrote it, or build the cache again"
-            )
-        manifest = Manifest(
-            samples=self.integer("samples", 0, fmt.MAX_SAMPLES),
-            variants=self.integers("variants", fmt.MAX_VARIANTS),
-            fields=tuple(item.field() for item in self.objects("fields", fmt.MAX_FIELDS)),
-            classes=self.strings("classes"),
-            shards=tuple(item.shard() for item in self.objects("shards", fmt.MAX_SHARDS)),
-            tables=tuple(item.file() for item in self.objects("tables", len(_TABLES))),
-            skipped=tuple(item.skipped() for item in self.objects("skipped", fmt.MAX_SAMPLES)),
-            statistics=self.object("statistics").statistics(),
-            fingerprint=self.sha256("fingerprint"),
-            recipe=self.object("recipe").content,
-            source=self.object("source").content,
-            created_by=self.object("created_by").content,
+def _read_manifest(item: JsonObject) -> Manifest:
+    if item.content.get("format") != fmt.FORMAT:
+        raise FormatError("this is no tpucache manifest")
+    version = item.content.get("version")
+    if type(version) is not int or version != fmt.VERSION:
+        raise FormatError(
+            f"format version {version!r}, but this tpucache reads version {fmt.VERSION} only: "
+            "install the tpucache that wrote it, or build the cache again"
         )
-        _check_whole(manifest)
-        return manifest
-
-    def field(self) -> Field:
-        name = self.string("name")
-        codec, dtype = self.string("codec"), self.string("dtype")
-        shape = self.integers("shape", fmt.MAX_RECORD_BYTES)
-        if not _FIELD_NAME.fullmatch(name) or codec not in CODECS or dtype not in DTYPES:
-            raise FormatError(f"{self.where}: no field is {name!r} {codec!r} {dtype!r}")
-        field = Field(name, codec, dtype, shape)
-        if len(shape) > fmt.MAX_DIMENSIONS or field.nbytes > fmt.MAX_RECORD_BYTES:
-            raise FormatError(f"{self.where}: no field has shape {shape}")
-        try:
-            CODECS[codec].check(field)
-            if name == IMAGE:
-                check_image(field)
-        except FormatError as error:
-            raise FormatError(f"{self.where}: {error}") from error
-        return field
-
-    def file(self) -> FileEntry:
-        name = self.string("name")
-        found = fmt.TABLE_NAME.fullmatch(name)
-        if not found or name != fmt.table_name(f"{found[1]}.{found[3]}", int(found[2] or 0)):
-            raise FormatError(f"{self.where}: no table is called {name!r}")
-        return FileEntry(name, self.integer("bytes", 0, 1 << 62), self.sha256("sha256"))
-
-    def shard(self) -> ShardEntry:
-        name = self.string("name")
-        if not fmt.SHARD_NAME.fullmatch(name):
-            raise FormatError(f"{self.where}: no shard is called {name!r}")
-        entry = ShardEntry(
-            name=name,
-            bytes=self.integer("bytes", 0, 1 << 62),
-            sha256=self.sha256("sha256"),
-            variant=self.integer("variant", 0, fmt.MAX_VARIANTS),
-            block=self.integer("block", 0, fmt.MAX_SHARDS),
-            first=self.integer("first", 0, fmt.MAX_SAMPLES),
-            records=self.integer("records", 0, fmt.MAX_SAMPLES),
-            records_sha256=self.sha256("records_sha256"),
-        )
-        if name != fmt.shard_name(entry.variant, entry.block):
-            raise FormatError(f"{self.where}: {name} is not variant {entry.variant}, block {entry.block}")
-        return entry
-
-    def skipped(self) -> Skipped:
-        number = self.integer("number", 0, fmt.MAX_SAMPLES)
-        return Skipped(number, self.string("path"), self.string("reason"))
-
-    def statistics(self) -> Statistics:
-        return Statistics(
-            self.floats("mean"),
-            self.floats("std"),
-            self.integers("class_counts", fmt.MAX_SAMPLES),
-            self.integers("sums", _MAX_SUM),
-            self.integers("squares", _MAX_SUM),
-        )
-
-    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        value = self.content.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise FormatError(f"{self.where}: {key!r} is missing or of the wrong type")
-        return value
-
-    def integer(self, key: str, low: int, high: int) -> int:
-        return _integer(self.get(key, int), low, high, f"{self.where}: {key!r}")
-
-    def integers(self, key: str, high: int) -> tuple[int, ...]:
-        where = f"{self.where}: an item of {key!r}"
-        return tuple(_integer(item, 0, high, where) for item in self.get(key, list))
-
-    def floats(self, key: str) -> tuple[float, ...]:
-        values = self.get(key, list)
-        if not all(type(value) in (int, float) and abs(value) < 1e9 for value in values):
-            raise FormatError(f"{self.where}: {key!r} holds something other than numbers")
-        return tuple(float(value) for value in values)
-
-    def string(self, key: str) -> str:
-        return str(self.get(key, str))
-
-    def strings(self, key: str) -> tuple[str, ...]:
-        values = self.get(key, list)
-        if not all(isinstance(value, str) for value in values) or len(set(values)) != len(values):
-            raise FormatError(f"{self.where}: {key!r} holds something other than distinct strings")
-        return tuple(values)
-
-    def sha256(self, key: str) -> str:
-        value = self.string(key)
-        if not _SHA256.fullmatch(value):
-            raise FormatError(f"{self.where}: {key!r} is no SHA-256")
-        return value
-
-    def object(self, key: str) -> _Reader:
-        return _Reader(self.content.get(key), f"{self.where}.{key}")
-
-    def objects(self, key: str, limit: int) -> Sequence[_Reader]:
-        items = self.get(key, list)
-        if len(items) > limit:
-            raise FormatError(f"{self.where}: {len(items)} {key} are more than the limit of {limit}")
-        return [_Reader(item, f"{key}[{number}]") for number, item in enumerate(items)]
+    manifest = Manifest(
+        samples=item.integer("samples", 0, fmt.MAX_SAMPLES),
+        variants=item.integers("variants", fmt.MAX_VARIANTS),
+        fields=tuple(_read_field(each) for each in item.objects("fields", fmt.MAX_FIELDS)),
+        classes=item.strings("classes"),
+        shards=tuple(_read_shard(each) for each in item.objects("shards", fmt.MAX_SHARDS)),
+        tables=tuple(_read_file(each) for each in item.objects("tables", len(_TABLES))),
+        skipped=tuple(_read_skipped(each) for each in item.objects("skipped", fmt.MAX_SAMPLES)),
+        statistics=_read_statistics(item.object("statistics")),
+        fingerprint=item.sha256("fingerprint"),
+        recipe=item.object("recipe").content,
+        source=item.object("source").content,
+        created_by=item.object("created_by").content,
+    )
+    _check_whole(manifest)
+    return manifest
 
 
-def _check_nesting(content: object) -> None:
-    """Refuse what nests deeper than any manifest that is written.
-
-    How deep json reads depends on the interpreter, and what handles the content afterwards may recurse, if only to
-    print it.
-    """
-    level = [content]
-    for _ in range(_MAX_NESTING):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
-        level = [value for items in inner for value in items if isinstance(value, (dict, list))]
-    if level:
-        raise FormatError(f"not JSON of a manifest: it nests deeper than {_MAX_NESTING} levels")
+def _read_field(item: JsonObject) -> Field:
+    shape = item.integers("shape", fmt.MAX_RECORD_BYTES)
+    field = Field(item.string("name"), item.string("codec"), item.string("dtype"), shape)
+    try:
+        check_field(field)
+    except FormatError as error:
+        raise FormatError(f"{item.where}: {error}") from error
+    return field
 
 
-def _integer(value: object, low: int, high: int, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise FormatError(f"{where} should be a whole number from {low} to {high}, not {value!r:.40}")
-    return value
+def _read_file(item: JsonObject) -> FileEntry:
+    name = item.string("name")
+    found = fmt.TABLE_NAME.fullmatch(name)
+    if not found or name != fmt.table_name(f"{found[1]}.{found[3]}", int(found[2] or 0)):
+        raise FormatError(f"{item.where}: no table is called {name!r}")
+    return FileEntry(name, item.integer("bytes", 0, 1 << 62), item.sha256("sha256"))
+
+
+def _read_shard(item: JsonObject) -> ShardEntry:
+    name = item.string("name")
+    if not fmt.SHARD_NAME.fullmatch(name):
+        raise FormatError(f"{item.where}: no shard is called {name!r}")
+    entry = ShardEntry(
+        name=name,
+        bytes=item.integer("bytes", 0, 1 << 62),
+        sha256=item.sha256("sha256"),
+        variant=item.integer("variant", 0, fmt.MAX_VARIANTS),
+        block=item.integer("block", 0, fmt.MAX_SHARDS),
+        first=item.integer("first", 0, fmt.MAX_SAMPLES),
+        records=item.integer("records", 0, fmt.MAX_SAMPLES),
+        records_sha256=item.sha256("records_sha256"),
+    )
+    if name != fmt.shard_name(entry.variant, entry.block):
+        raise FormatError(f"{item.where}: {name} is not variant {entry.variant}, block {entry.block}")
+    return entry
+
+
+def _read_skipped(item: JsonObject) -> Skipped:
+    number = item.integer("number", 0, fmt.MAX_SAMPLES)
+    return Skipped(number, item.string("path"), item.string("reason"))
+
+
+def _read_statistics(item: JsonObject) -> Statistics:
+    return Statistics(
+        item.floats("mean"),
+        item.floats("std"),
+        item.integers("class_counts", fmt.MAX_SAMPLES),
+        item.integers("sums", _MAX_SUM),
+        item.integers("squares", _MAX_SUM),
+    )
 
 
 def _check_whole(manifest: Manifest) -> None:

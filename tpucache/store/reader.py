@@ -17,8 +17,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files.lock import ThreadLock
 from tpucache.store.files.reading import OpenFile
-from tpucache.store.index import RecordIndex
-from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.manifest import ShardEntry
 
 _MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
@@ -167,11 +166,3 @@ def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
     first = np.flatnonzero(np.concatenate([[True], apart]))
     last = np.concatenate([first[1:] - 1, [len(rows) - 1]])
     yield from zip(rows["shard"][first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
-
-
-def open_index(directory: str | Path, manifest: Manifest) -> Rows:
-    """Read a cache's whole index: one row a record, variant by variant in the manifest's order; read-only.
-
-    Raises what `RecordIndex` raises.
-    """
-    return RecordIndex(Path(directory), manifest).read_all()

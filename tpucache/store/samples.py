@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.files.npy import parse
 from tpucache.store.files.reading import refuse_too_many_files
-from tpucache.store.format import SAMPLES_NAME
 
 Array = npt.NDArray[Any]
 
@@ -172,8 +171,3 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
             # ZipInfo's own default date, 1980-01-01, keeps equal tables equal byte by byte.
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
     return target.getvalue()
-
-
-def open_samples(directory: str | Path, samples: int, name: str = SAMPLES_NAME) -> SampleTable:
-    """Open the samples table of a cache directory, by the name its manifest has for it."""
-    return SampleTable(Path(directory) / name, samples)

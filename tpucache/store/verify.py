@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
+from tpucache.store.cache import Cache
 from tpucache.store.files import pages
 from tpucache.store.files.reading import refuse_too_many_files, sha256_file
 from tpucache.store.format import encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
-from tpucache.store.reader import open_index
-from tpucache.store.samples import open_samples
 
 _THREADS: Final = 2
 _NAMED_RECORDS: Final = 5
@@ -47,19 +46,17 @@ def verify_cache(directory: str | Path, progress: Callable[[ShardEntry], None] =
     directory = Path(directory)
     manifest = Manifest.load(directory)
     damages = [damage for entry in manifest.tables for damage in _check_file(directory, entry, {})]
-    index, numbers = _read_tables(directory, manifest, damages)
+    cache = Cache(directory, manifest)
+    has_index, numbers = _has_index(cache, damages), _sample_numbers(cache, damages)
     others = {entry.sha256: entry.name for entry in manifest.shards}
-    rows_before = {variant: at * manifest.samples for at, variant in enumerate(manifest.variants)}
 
     def check(position: int) -> list[Damage]:
         entry = manifest.shards[position]
         found = list(_check_file(directory, entry, others))
         missing_bytes = bool(found) and "SHA-256" not in found[0].reason
-        if index is not None and numbers is not None and not missing_bytes:
-            start = rows_before[entry.variant] + entry.first
-            rows = index[start : start + entry.records]
+        if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
-            found += _check_records(directory / entry.name, position, rows, keys)
+            found += _check_records(directory / entry.name, position, cache.index_of(entry), keys)
         progress(entry)
         return found
 
@@ -74,22 +71,29 @@ def is_whole(directory: Path, entry: FileEntry) -> bool:
     return not any(_check_file(directory, entry, {}))
 
 
-def _read_tables(directory: Path, manifest: Manifest, damages: list[Damage]) -> tuple[Rows | None, Rows | None]:
-    """Return the index and the sample numbers, or None for one that is damaged, which `damages` then tells."""
-    index: Rows | None = None
-    numbers: Rows | None = None
-    named = {damage.name for damage in damages}
+def _has_index(cache: Cache, damages: list[Damage]) -> bool:
+    """Read the whole index; where it is damaged, return False and add that to the damages."""
+    name = cache.manifest.index.name
+    if any(damage.name == name for damage in damages):
+        return False
     try:
-        if manifest.index.name not in named:
-            index = open_index(directory, manifest)
+        cache.index.read_all()
     except (DamageError, FormatError) as error:
-        damages.append(Damage(manifest.index.name, str(error)))
+        damages.append(Damage(name, str(error)))
+        return False
+    return True
+
+
+def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
+    """Return the sample numbers; where their table is damaged, return None and add that to the damages."""
+    name = cache.manifest.table.name
+    if any(damage.name == name for damage in damages):
+        return None
     try:
-        if manifest.table.name not in named:
-            numbers = open_samples(directory, manifest.samples, manifest.table.name).numbers
+        return cache.samples.numbers
     except (DamageError, FormatError) as error:
-        damages.append(Damage(manifest.table.name, str(error)))
-    return index, numbers
+        damages.append(Damage(name, str(error)))
+        return None
 
 
 def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> Iterator[Damage]:

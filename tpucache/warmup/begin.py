@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from tpucache.errors import BuildError, NotACacheError, RecipeError, SampleError, SourceError
 from tpucache.recipe import EXTENT, Recipe, differences
+from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column as TableColumn
-from tpucache.store.samples import SampleTable, Strings, encode_columns, open_samples
+from tpucache.store.samples import SampleTable, Strings, encode_columns
 from tpucache.warmup.augment import PRESETS, resolve
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, order_of, sample_difference
@@ -196,7 +197,7 @@ def _first_item(source: Source, listing: Listing) -> Item:
 
 def _label_of(manifest: Manifest, cache: Path) -> Label:
     """Return the label of a finished cache's first sample."""
-    labels = open_samples(cache, manifest.samples, manifest.table.name).labels
+    labels = Cache(cache, manifest).samples.labels
     if labels is None or not len(labels):
         return None
     label = labels[0].tolist()

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import SourceError
+from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import open_index
-from tpucache.store.samples import SampleTable, Strings, open_samples
+from tpucache.store.samples import SampleTable, Strings
 from tpucache.warmup.plan import Block
 from tpucache.warmup.sources.base import Column, Listing, Sample
 
@@ -26,7 +26,7 @@ def number_samples(listing: Listing, cache: Path, manifest: Manifest) -> Listing
 
     Raises SourceError when one of the cache's samples is gone, or has another size or label now.
     """
-    table = open_samples(cache, manifest.samples, manifest.table.name)
+    table = Cache(cache, manifest).samples
     numbers = dict(zip(table.paths, table.numbers.tolist(), strict=True))
     skipped = {skip.path: skip.number for skip in manifest.skipped}
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
@@ -76,15 +76,14 @@ def _in_order(listing: Listing, places: Sequence[int]) -> Listing:
 
 def old_blocks(listing: Listing, cache: Path, manifest: Manifest, variants: Sequence[int]) -> list[Block]:
     """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
-    numbers = open_samples(cache, manifest.samples, manifest.table.name).numbers.tolist()
-    index = open_index(cache, manifest)
+    opened = Cache(cache, manifest)
+    numbers = opened.samples.numbers.tolist()
     blocks = []
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):
         if entry.variant == manifest.variants[0]:
             part = slice(entry.first, entry.first + entry.records)
             samples = tuple(listing.samples[number] for number in numbers[part])
-            # The first run of the index is variant 0's, where that is present.
-            checksums = [] if entry.variant else index["crc32"][part].tolist()
+            checksums = [] if entry.variant else opened.index_of(entry)["crc32"].tolist()
             blocks.append(
                 Block(entry.block, samples, tuple(variants), dict(zip(numbers[part], checksums, strict=False)))
             )

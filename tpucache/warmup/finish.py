@@ -17,12 +17,12 @@ import numpy.typing as npt
 import tpucache
 from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
+from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
-from tpucache.store.reader import open_index
-from tpucache.store.samples import Column, Strings, encode_columns, open_samples
+from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.warmup.extend import SIZE_COLUMN
 from tpucache.warmup.presize import image_versions
 from tpucache.warmup.receipt import SealedShard
@@ -44,7 +44,7 @@ def finish_cache(
     fields = tuple(Field(f["name"], f["codec"], f["dtype"], tuple(f["shape"])) for f in plan["fields"])
     new = _new_note(shards, before)
     skipped = (*(before.skipped if before else ()), *new.skipped)
-    table = open_samples(cache, before.samples, before.table.name) if before else None
+    table = Cache(cache, before).samples if before else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
     if not len(numbers):
@@ -158,10 +158,9 @@ def _join(cache: Path, shards: Sequence[SealedShard], before: Manifest | None) -
     """Return all shards, variant by variant, with their first samples, and the index over them."""
     rows = {(shard.entry.variant, shard.entry.block): (shard.entry, shard.rows) for shard in shards}
     if before is not None:
-        index = open_index(cache, before)
+        old = Cache(cache, before)
         for entry in before.shards:
-            start = before.variants.index(entry.variant) * before.samples + entry.first
-            rows[entry.variant, entry.block] = (entry, np.array(index[start : start + entry.records]))
+            rows[entry.variant, entry.block] = (entry, old.index_of(entry))
     entries: list[ShardEntry] = []
     runs: list[Rows] = []
     first = 0

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
 from tpucache.store.files.atomic import rename_durably, write_atomically
 from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import open_index
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.begin import PLAN_NAME, version_differences
 from tpucache.warmup.builder import Builder, Standing
@@ -223,7 +223,6 @@ def _check_shards(case: _Case, shards: Sequence[SealedShard], work: Path) -> Non
 
 def _changed(case: _Case, shard: SealedShard, entry: ShardEntry) -> list[int]:
     """Return the numbers of the samples whose records are not what the index says."""
-    start = case.manifest.variants.index(entry.variant) * case.manifest.samples + entry.first
-    before = open_index(case.cache, case.manifest)[start : start + entry.records]
+    before = Cache(case.cache, case.manifest).index_of(entry)
     differ = (before["crc32"] != shard.rows["crc32"]).tolist()
     return [number for number, other in zip(case.numbers_of(entry), differ, strict=True) if other]

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from tpucache.errors import BuildError, SampleError
+from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import open_index
-from tpucache.store.samples import open_samples
 from tpucache.warmup.job import Job, Made, make_records, to_record
 from tpucache.warmup.sources.base import Sample
 
@@ -24,15 +25,14 @@ Known = Mapping[int, Mapping[int, int]]
 
 def known_records(cache: Path, manifest: Manifest) -> Known:
     """Return the checksums of some of a finished cache's samples: of the clean variant, and of two augmented ones."""
-    index = open_index(cache, manifest)
-    numbers = open_samples(cache, manifest.samples, manifest.table.name).numbers
-    step = max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS))
+    opened = Cache(cache, manifest)
+    positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]
     variants = sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]})
-    starts = {variant: manifest.variants.index(variant) * manifest.samples for variant in variants}
+    checksums = [opened.index[opened.rows(variant, positions)]["crc32"].tolist() for variant in variants]
     return {
-        int(numbers[at]): {variant: int(index[start + at]["crc32"]) for variant, start in starts.items()}
-        for at in range(0, manifest.samples, step)
+        number: dict(zip(variants, of_sample, strict=True))
+        for number, *of_sample in zip(opened.samples.numbers[positions].tolist(), *checksums, strict=True)
     }
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tpucache.store.cache import Cache
 from tpucache.store.files.lock import ThreadLock
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import ShardReader, open_index
+from tpucache.store.reader import ShardReader
 
 
 def run_forked(child: Callable[[], None]) -> None:
@@ -35,7 +36,7 @@ def run_forked(child: Callable[[], None]) -> None:
 
 def test_a_process_forked_while_a_thread_opens_a_shard_reads_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.load(cache)
-    reader, rows = ShardReader(cache, manifest.shards), open_index(cache, manifest)
+    reader, rows = ShardReader(cache, manifest.shards), Cache(cache, manifest).index.read_all()
     real, opening, forked = os.open, threading.Event(), threading.Event()
 
     def slowly(path: Path, flags: int) -> int:

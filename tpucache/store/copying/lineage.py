@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpucache.errors import UsageError
+from tpucache.store.cache import Cache
+from tpucache.store.fields import LABEL
 from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable, open_samples
+from tpucache.store.samples import SampleTable
 
 
-def check_descends(old: tuple[Path, Manifest], new: tuple[Path, Manifest], where: str) -> None:
+def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
 
-    Each cache is the folder of its samples table, and its manifest. Shards do not hold labels: two caches of the same
-    photographs have the same shards. Raises DamageError or FormatError for a table that cannot be read.
+    Of each cache only the samples table is read, so its folder may hold nothing else. Shards do not hold labels: two
+    caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that cannot be
+    read.
     """
-    (old_folder, before), (new_folder, after) = old, new
+    before, after = old.manifest, new.manifest
     if before.identity == after.identity or before.table == after.table:
         return
-    first = open_samples(old_folder, before.samples, before.table.name)
-    second = open_samples(new_folder, after.samples, after.table.name)
+    first, second = old.samples, new.samples
     count = before.samples
     kept = count <= after.samples and all(
         name in second and _values(first, name, before, count) == _values(second, name, after, count) for name in first
@@ -39,7 +40,7 @@ def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> li
     column = table[name]
     if not isinstance(column, np.ndarray):
         return list(column[:count])
-    if name == "label" and manifest.classes and column.dtype.kind in "iu":
+    if name == LABEL and manifest.classes and column.dtype.kind in "iu":
         classes = dict(enumerate(manifest.classes))
         return [classes.get(label, label) for label in column[:count].tolist()]
     if column.dtype.kind == "f":
