@@ -29,19 +29,12 @@ from tpucache.warmup.sources.table import TableOptions
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
-    *("publish.rules", "publish.sheet", "publish.transfer", "publish.wheel", "report.bench", "report.doctor"),
-    *("report.inspect", "report.mounts", "report.page", "report.preview", "report.records", "store.manifest"),
-    *(
-        "store.cache",
-        "store.reader",
-        "store.samples",
-        "store.copying.stage",
-        "store.verify",
-        "training.checkpoint",
-        "training.loop",
-    ),
-    *("training.lr_finder", "training.options", "training.predict", "training.predictor", "training.report"),
-    *("warmup.repair", "warmup.run", "warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
+    *("publish.rules", "publish.sheet", "publish.transfer", "publish.wheel", "report.bench"),
+    *("report.doctor.diagnosis", "report.doctor.mounts", "report.inspect", "report.page.page", "report.preview"),
+    *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
+    *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
+    *("training.predict", "training.predictor", "training.run.report", "warmup.repair", "warmup.run"),
+    *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )
 #: What of them takes only a Path: parts of one another, and the machine's own files.
 INNER = {

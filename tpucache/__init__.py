@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tpucache.loading.find import find_cache
     from tpucache.loading.loader import CachedLoader
     from tpucache.recipe import Recipe
-    from tpucache.report.page import report_cache
+    from tpucache.report.page.page import report_cache
     from tpucache.report.preview import preview_cache
     from tpucache.store.copying.stage import stage_cache
     from tpucache.store.manifest import Manifest
@@ -48,7 +48,7 @@ _HOMES: Final = {
     "CachedLoader": "loading.loader",
     "find_cache": "loading.find",
     "Recipe": "recipe",
-    "report_cache": "report.page",
+    "report_cache": "report.page.page",
     "preview_cache": "report.preview",
     "Manifest": "store.manifest",
     "stage_cache": "store.copying.stage",

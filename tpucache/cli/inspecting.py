@@ -60,7 +60,7 @@ def preview(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write one HTML page about a cache: samples, classes, sizes, channels, skipped files, shards, recipe."""
-    from tpucache.report.page import report_cache
+    from tpucache.report.page.page import report_cache
 
     page = report_cache(options.cache, options.samples, seed=options.seed, variants=options.variants)
     path = page.save(options.output)
@@ -71,7 +71,7 @@ def report(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Tell what this machine has for tpucache (cores, memory, TPU, versions, mounts), and what to fix."""
-    from tpucache.report.doctor import diagnose
+    from tpucache.report.doctor.diagnosis import diagnose
 
     if not options.no_xla:
         print("starting XLA to ask what it finds, for 90 s at most; --no-xla leaves it out", file=sys.stderr)

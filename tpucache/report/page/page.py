@@ -12,14 +12,14 @@ import numpy as np
 
 from tpucache import __version__
 from tpucache.errors import TpucacheError
-from tpucache.report.frames import frames
-from tpucache.report.histogram import channel_histogram, size_histogram
-from tpucache.report.markup import areas_chart, bars, columns_chart, escape, facts, folded, section, table
+from tpucache.report.page.frames import frames
+from tpucache.report.page.histogram import channel_histogram, size_histogram
+from tpucache.report.page.markup import areas_chart, bars, columns_chart, escape, facts, folded, section, table
+from tpucache.report.page.style import STYLE
+from tpucache.report.page.usage import usage
 from tpucache.report.preview import SAMPLES, VARIANTS
 from tpucache.report.records import Records
-from tpucache.report.style import STYLE
 from tpucache.report.text import outline, size_text
-from tpucache.report.usage import usage
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

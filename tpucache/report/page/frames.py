@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from tpucache.report.draw import draw_record
-from tpucache.report.markup import escape
+from tpucache.report.page.markup import escape
 from tpucache.report.preview import variant_name
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label

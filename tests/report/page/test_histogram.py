@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.report import histogram
-from tpucache.report.histogram import channel_histogram, size_histogram
+from tpucache.report.page import histogram
+from tpucache.report.page.histogram import channel_histogram, size_histogram
 from tpucache.report.records import Records
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tpucache.machine import Cores, Memory, Space, Tpu
-from tpucache.report import libraries
-from tpucache.report.accelerator import Xla, ask_xla
-from tpucache.report.advice import advise
-from tpucache.report.doctor import Diagnosis, diagnose
-from tpucache.report.facts import Facts, Roots
-from tpucache.report.libraries import Library, find_decoders, find_libraries
-from tpucache.report.mounts import look_into
+from tpucache.report.doctor import libraries
+from tpucache.report.doctor.accelerator import Xla, ask_xla
+from tpucache.report.doctor.advice import advise
+from tpucache.report.doctor.diagnosis import Diagnosis, diagnose
+from tpucache.report.doctor.facts import Facts, Roots
+from tpucache.report.doctor.libraries import Library, find_decoders, find_libraries
+from tpucache.report.doctor.mounts import look_into
 
 GB = 1 << 30
 VERSIONS = {
@@ -94,7 +94,7 @@ def test_each_trouble_is_told_with_its_remedy(found, what, remedy):
 
 
 def test_the_advised_albumentations_is_the_one_that_is_installed_with_tpucache():
-    project = Path(__file__).parents[2] / "pyproject.toml"
+    project = Path(__file__).parents[3] / "pyproject.toml"
     assert '"albumentations==2.0.8"' in project.read_text()
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tpucache.report.accelerator import LOCAL
-from tpucache.report.facts import Facts
+from tpucache.report.doctor.accelerator import LOCAL
+from tpucache.report.doctor.facts import Facts
 from tpucache.report.text import size_text
 
 _SMALL_SHM: Final = 1 << 30

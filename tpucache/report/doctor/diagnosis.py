@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpucache.machine import Cores, Memory, Space
-from tpucache.report.advice import Advice, advise
-from tpucache.report.facts import Facts, Roots, gather
-from tpucache.report.mounts import Mount
+from tpucache.report.doctor.advice import Advice, advise
+from tpucache.report.doctor.facts import Facts, Roots, gather
+from tpucache.report.doctor.mounts import Mount
 from tpucache.report.text import printable, size_text
 
 

@@ -1,0 +1,1 @@
+"""What this machine has for tpucache: its facts, and the advice that follows from them."""

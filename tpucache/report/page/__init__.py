@@ -1,0 +1,1 @@
+"""The report of a cache as one HTML page."""
