@@ -15,9 +15,11 @@ import lmdb
 import numpy as np
 import pytest
 
-from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError
+from tpucache.cli import main
+from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
+from tpucache.store.copying.folders import CLAIM_NAME
 from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
@@ -343,6 +345,16 @@ def test_a_finished_cache_is_returned_as_it_stands(photos: Path, clean: Path, di
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()} == before
 
 
+def test_relative_paths_are_of_the_folder_that_one_is_in_even_for_workers_that_are_used_again(
+    photos: Path, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        build_cache(photos, "cache", _CLEAN, jobs=2)
+        assert digests(tmp_path / name / "cache") == digests(clean)
+
+
 @pytest.mark.parametrize("name", ["v00-00001.lmdb", "index.npy", "samples.npz"])
 @pytest.mark.parametrize("variants", [0, 1], ids=["finished", "added to"])
 def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
@@ -387,6 +399,27 @@ def test_a_folder_with_foreign_files_is_refused_and_untouched(photos: Path, tmp_
     with pytest.raises(BuildError, match="neither empty nor a cache"):
         build_cache(photos, tmp_path, _CLEAN, jobs=1)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "years of work")]
+
+
+@pytest.mark.parametrize("where", [".", "cache", "cat/cache", "..", "link"])
+def test_a_cache_and_its_source_are_different_folders(
+    write_photos: Any, tmp_path: Path, where: str, digests: Digests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_photos(tmp_path / "home" / "photos", 3)
+    (source / "link").symlink_to(source / "dog")
+    before = digests(tmp_path)
+    with pytest.raises(UsageError, match="another folder for the cache"):
+        build_cache(source, source / where, _CLEAN, jobs=1)
+    assert main(["warmup", str(source), str(source / where), "--size", "8"]) == 2
+    assert "another folder for the cache" in capsys.readouterr().err
+    assert digests(tmp_path) == before
+
+
+def test_a_copy_that_is_not_finished_is_not_warmed_up(photos: Path, clean: Path, tmp_path: Path) -> None:
+    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    (cache / CLAIM_NAME).write_text("{}")
+    with pytest.raises(BuildError, match="was not copied to its end"):
+        build_cache(photos, cache, _CLEAN, jobs=1)
 
 
 def test_a_cache_that_would_be_a_file_is_refused(photos: Path, tmp_path: Path) -> None:

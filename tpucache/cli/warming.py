@@ -24,9 +24,10 @@ _TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root",
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.recipe import Recipe
-    from tpucache.report.inspect import left_out
+    from tpucache.report.inspect import label_text, left_out
     from tpucache.warmup.engine import Engine
     from tpucache.warmup.estimate import Estimate
+    from tpucache.warmup.folder import check_source
     from tpucache.warmup.run import build_cache
     from tpucache.warmup.sources import open_source
 
@@ -46,6 +47,7 @@ def warmup(options: argparse.Namespace) -> int:
         white_level=options.white_level,
     )
     engine = Engine(options.backend, options.jobs, options.scheduler)
+    check_source(options.source, options.cache)
     progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
@@ -63,6 +65,7 @@ def warmup(options: argparse.Namespace) -> int:
             on_error=options.on_error,
             time_limit=options.time_limit,
             target=options.target,
+            labels=options.labels,
             engine=engine,
             report=progress.report,
             announce=announce,
@@ -74,6 +77,7 @@ def warmup(options: argparse.Namespace) -> int:
         f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
         f"{time.monotonic() - began:,.0f} s"
     )
+    say(f"  labels: {label_text(manifest)}")
     for skipped in manifest.skipped:
         say(f"  skipped {skipped.path!r}: {skipped.reason}")
     for suffix, count in left_out(manifest).items():
@@ -167,6 +171,12 @@ def add(commands: Any) -> None:
     command.add_argument("--exact", action="store_true", help="decode whole images, never at a smaller scale")
     command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
     _add_table(command)
+    command.add_argument(
+        "--labels",
+        choices=["auto", "classes", "numbers", "multilabel"],
+        default="auto",
+        help="what labels are; auto: whole numbers and text are classes, other numbers are numbers",
+    )
     command.add_argument("--max-boxes", type=positive, default=100, metavar="N", help="boxes a record has room for")
     command.add_argument(
         "--coordinates",

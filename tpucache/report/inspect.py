@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from tpucache.report.text import printable
 from tpucache.store.manifest import Manifest
+
+_NAMED: Final = 8
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -19,6 +22,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "bytes": manifest.total_bytes,
         "fields": [dataclasses.asdict(field) for field in manifest.fields],
         "classes": list(manifest.classes),
+        "labels": dict(_read_as(manifest)),
         "statistics": dataclasses.asdict(manifest.statistics),
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
         "left_out": left_out(manifest),
@@ -35,7 +39,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
     lines = [
         f"samples      {manifest.samples:,} in {len(manifest.classes)} classes"
         if manifest.classes
-        else f"samples      {manifest.samples:,}, unlabelled",
+        else f"samples      {manifest.samples:,}",
+        f"labels       {label_text(manifest)}",
         f"variants     {manifest.augmented} augmented beside the clean one: {manifest.records:,} records",
         f"fields       {fields}",
         f"bytes        {manifest.total_bytes:,} in {len(manifest.shards)} shards",
@@ -65,3 +70,41 @@ def left_out(manifest: Manifest) -> dict[str, int]:
 
 def _numbers(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.1f}" for value in values)
+
+
+def label_text(manifest: Manifest) -> str:
+    """Return, in one line, what the samples' labels were read as."""
+    read = _read_as(manifest)
+    kind = read.get("kind")
+    if manifest.classes:
+        return _class_text(manifest, kind)
+    if kind == "numbers":
+        several = f"{_short(read.get('columns'))} a sample, " if read.get("columns") != 1 else ""
+        return f"numbers, {several}from {_short(read.get('least'))} to {_short(read.get('most'))}"
+    if kind == "none":
+        given = read.get("unused")
+        unused = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+        what = f"; {', '.join(map(repr, unused[:_NAMED]))} could be labels and were not used" if unused else ""
+        return f"unlabelled{what}"
+    return "no classes"
+
+
+def _read_as(manifest: Manifest) -> Mapping[str, Any]:
+    """Return what the manifest says of the labels; those of earlier versions say nothing."""
+    read = manifest.source.get("labels")
+    return read if isinstance(read, dict) else {}
+
+
+def _class_text(manifest: Manifest, kind: object) -> str:
+    names, counts = manifest.classes, manifest.statistics.class_counts
+    pairs = [f"{name} {count:,}" for name, count in zip(names, counts, strict=False)] or list(names)
+    more = f" and {len(pairs) - _NAMED:,} more" if len(pairs) > _NAMED else ""
+    what = "classes, several a sample" if kind == "multilabel" else "classes"
+    whole = [int(name) for name in names if name.isascii() and name.isdecimal()]
+    if kind == "classes" and len(whole) == len(names) > 2:
+        what += f" by whole numbers from {min(whole)} to {max(whole)} (--labels numbers reads them as numbers)"
+    return f"{len(names):,} {what}: {', '.join(map(printable, pairs[:_NAMED]))}{more}"
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else "unknown"

@@ -25,11 +25,13 @@ from tpucache.warmup.extend import SIZE_COLUMN, number_samples, old_blocks, orde
 from tpucache.warmup.fields import record_fields
 from tpucache.warmup.finish import sizes_of, versions
 from tpucache.warmup.folder import check_files, remove_leftovers
-from tpucache.warmup.labels import LabelRule
+from tpucache.warmup.labels import LabelRule, labels_unused
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256, plan_blocks
+from tpucache.warmup.same_listing import check_listing, label_candidates
 from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source
 from tpucache.warmup.sources.folder import left_out_text
+from tpucache.warmup.sources.labelled import LabelKind
 
 PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
@@ -51,7 +53,7 @@ class Plan:
     before: Manifest | None
 
 
-def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> Plan:
+def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path, labels_as: LabelKind = "auto") -> Plan:
     """Find what there is to do, beside what a finished cache has. Raises RecipeError, SourceError."""
     before: Manifest | None = None
     with contextlib.suppress(NotACacheError):
@@ -60,7 +62,9 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     if before is None:
         first = _first_item(source, listing)
         fields, like = record_fields(first, recipe), first.label
+        unused = _unused_labels(listing, first)
     else:
+        unused = labels_unused(before.source)
         fields, like = before.fields, _label_of(before, cache)
     told_by_listing = any(sample.label is not None for sample in listing.samples)  # then the samples' own do not count
     labels = None if told_by_listing else LabelRule(like, len(listing.classes))
@@ -75,6 +79,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
     else:
         _check_recipe(cache, before, told)
         listing = number_samples(listing, cache, before)
+        check_listing(source, listing, cache, before)
         blocks = _missing_blocks(listing, recipe, cache, before)
         if blocks and (other := version_differences(before.created_by)):
             _log.warning("%s was made with other versions, and what is added may differ: %s", cache, "; ".join(other))
@@ -85,6 +90,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path) -> 
             "sha256": listing_sha256(listing),
             "order": order_of(listing, listed),
         },
+        "labels": {"asked": labels_as, "unused": unused},
         "left_out": dict(listed.left_out),
         "fields": [dataclasses.asdict(field) for field in fields],
         "before": before.identity if before else "",
@@ -184,6 +190,20 @@ def _missing_blocks(listing: Listing, recipe: Recipe, cache: Path, before: Manif
     return [*blocks, *plan_blocks(listing.samples[known:], before.fields, recipe, first)]
 
 
+def _unused_labels(listing: Listing, first: Item) -> list[str]:
+    """Return, and warn of, what could be labels where there are none."""
+    if first.label is not None or any(sample.label is not None for sample in listing.samples):
+        return []
+    unused = label_candidates(dict(listing.columns), first)
+    if unused:
+        _log.warning(
+            "the samples have no labels, and %s could be: name a table's column with --label-col, and call a dataset's "
+            "key 'label'",
+            ", ".join(map(repr, unused)),
+        )
+    return unused
+
+
 def _first_item(source: Source, listing: Listing) -> Item:
     """Return the first sample that can be read: by it goes what all records and labels are."""
     errors: list[SampleError] = []
@@ -223,6 +243,11 @@ def _check_plan(work: Path, before: Mapping[str, Any], plan: Plan) -> tuple[str,
             f"{cache} was begun from {count} samples, the source now has {now['source']['samples']}; "
             f"{sample_difference(listed, plan.listing.samples)}. "
             "Bring the source back as it was to go on, or give another folder to build anew."
+        )
+    asked = before.get("labels", {}).get("asked", "auto")
+    if asked != now["labels"]["asked"]:
+        raise SourceError(
+            f"{cache} was begun with --labels {asked}, now {now['labels']['asked']}: give the same options to continue"
         )
     if (before["before"], before["fields"]) != (now["before"], now["fields"]):
         raise BuildError(f"{cache} is another cache than when this was begun: remove {work} to give up what was begun")

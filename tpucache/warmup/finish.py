@@ -67,11 +67,31 @@ def finish_cache(
         statistics=_statistics(new, before, fields, len(numbers), counts),
         fingerprint=cache_fingerprint(fingerprint(recipe), entries),
         recipe=recipe,
-        source={**plan["source"], **({"left_out": plan["left_out"]} if plan.get("left_out") else {})},
+        source=_source(plan, columns.get("label"), bool(classes)),
         created_by=versions(),
     )
     manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest
+
+
+def _source(plan: Mapping[str, Any], labels: Any, has_classes: bool) -> dict[str, Any]:
+    """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
+    source = dict(plan["source"])
+    if plan.get("left_out"):
+        source["left_out"] = plan["left_out"]
+    given = plan.get("labels", {})
+    read: dict[str, Any] = {"asked": given.get("asked", "auto")}
+    if labels is None:
+        read |= {"kind": "none", "unused": list(given.get("unused", []))}
+    elif labels.ndim == 1:
+        read["kind"] = "classes"
+    elif has_classes:
+        read["kind"] = "multilabel"
+    else:
+        known = labels[np.isfinite(labels)]
+        read |= {"kind": "numbers", "columns": labels.shape[1]}
+        read |= {"least": float(known.min()), "most": float(known.max())} if known.size else {}
+    return {**source, "labels": read}
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, DamageError
+from tpucache.errors import BuildError, DamageError, UsageError
+from tpucache.store.copying.folders import CLAIM_NAME, check_apart
 from tpucache.store.format import MANIFEST_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
@@ -24,8 +25,11 @@ def cache_folder(cache: Path) -> Iterator[None]:
     made: list[Path] = []
     try:
         made = _make_folders(cache)
-        begun = (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
-        if not begun and any(cache.iterdir()):
+        if (cache / CLAIM_NAME).exists():
+            raise BuildError(
+                f"{cache} is being copied, or was not copied to its end: finish that, or give another folder"
+            )
+        if not _is_begun(cache) and any(cache.iterdir()):
             raise BuildError(
                 f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
             )
@@ -36,6 +40,26 @@ def cache_folder(cache: Path) -> Iterator[None]:
         for folder in made:
             with contextlib.suppress(OSError):  # it is not empty: something was kept
                 folder.rmdir()
+
+
+def check_source(source: str | Path, cache: Path) -> None:
+    """Raise UsageError when a source folder and the folder of a cache to be made are the same, or one holds the other.
+
+    What was made there by an earlier version may be finished and added to.
+    """
+    if not Path(source).is_dir() or _is_begun(cache):
+        return
+    try:
+        check_apart(Path(source), cache)
+    except UsageError as error:
+        raise UsageError(
+            f"the cache {cache} and its source {source} are the same folder, or one is inside the other: give another "
+            "folder for the cache"
+        ) from error
+
+
+def _is_begun(cache: Path) -> bool:
+    return (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
 
 
 def _make_folders(folder: Path) -> list[Path]:

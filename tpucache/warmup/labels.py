@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tpucache.errors import SampleError
 from tpucache.warmup.sources.base import Label
+
+
+def labels_asked(source: Mapping[str, Any]) -> Any:
+    """Return what `labels` was when a cache was built, by what its manifest says of the source."""
+    read = source.get("labels")
+    return read.get("asked", "auto") if isinstance(read, dict) else "auto"
+
+
+def labels_unused(source: Mapping[str, Any]) -> list[str]:
+    """Return what could have been labels of a cache without any, by what its manifest says of the source."""
+    read = source.get("labels")
+    unused = read.get("unused") if isinstance(read, dict) else None
+    return [name for name in unused if isinstance(name, str)] if isinstance(unused, list) else []
 
 
 @dataclass(frozen=True)

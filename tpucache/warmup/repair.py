@@ -25,11 +25,12 @@ from tpucache.warmup.engine import Engine
 from tpucache.warmup.extend import named, number_samples, put_in_order
 from tpucache.warmup.folder import cache_folder, remove_folder, remove_leftovers
 from tpucache.warmup.job import Job
+from tpucache.warmup.labels import labels_asked
 from tpucache.warmup.lock import hold
 from tpucache.warmup.plan import Block, listing_sha256
 from tpucache.warmup.receipt import SealedShard
 from tpucache.warmup.remake import remake_index, remake_samples
-from tpucache.warmup.sources import open_source
+from tpucache.warmup.sources import label_source, open_source
 from tpucache.warmup.sources.base import Listing, Source
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
@@ -58,8 +59,9 @@ def repair_cache(
     BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
     """
     source = source if not isinstance(source, (str, Path)) else open_source(source)
-    cache, engine = Path(cache), engine or Engine(jobs=jobs)
+    cache, engine = Path(cache).absolute(), engine or Engine(jobs=jobs)
     manifest = load_manifest(cache)
+    source = label_source(source, labels_asked(manifest.source))
     damages = verify_cache(cache, progress)
     folder = cache / WORK_NAME
     work = folder / REPAIR_NAME

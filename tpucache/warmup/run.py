@@ -25,12 +25,12 @@ from tpucache.warmup.estimate import (
     kaggle_blocks,
 )
 from tpucache.warmup.finish import finish_cache
-from tpucache.warmup.folder import cache_folder, remove_folder, remove_old_tables
+from tpucache.warmup.folder import cache_folder, check_source, remove_folder, remove_old_tables
 from tpucache.warmup.job import Job
 from tpucache.warmup.lock import hold
 from tpucache.warmup.presize import slow_parts
 from tpucache.warmup.same_records import check_records, known_records
-from tpucache.warmup.sources import open_source
+from tpucache.warmup.sources import LabelKind, label_source, open_source
 from tpucache.warmup.sources.base import Source
 
 _ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
@@ -49,6 +49,7 @@ def build_cache(
     on_error: Literal["fail", "skip"] = "fail",
     time_limit: float | None = None,
     target: Literal["kaggle"] | None = None,
+    labels: LabelKind = "auto",
     engine: Engine | None = None,
     report: Callable[[Standing], None] = lambda standing: None,
     announce: Callable[[Estimate], None] | None = None,
@@ -58,7 +59,8 @@ def build_cache(
     The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
     killed. A finished cache of the same source and recipe is returned as it stands; more samples or more variants are
     added to it, and nothing that stands is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
-    Kaggle keeps. `announce` is told what there is to do, from a few samples tried first, and `report` how far it is.
+    Kaggle keeps. `labels` says what labels are: by "auto", whole numbers are classes. `announce` is called with what
+    there is to do, from a few samples tried first, and `report` with the progress.
 
     Raises SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or is not the one
     the cache was begun with, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the
@@ -66,8 +68,12 @@ def build_cache(
     the next run.
     """
     deadline = Deadline.of(time_limit)
-    source = source if not isinstance(source, (str, Path)) else open_source(source)
-    recipe, cache = recipe or Recipe(), Path(cache)
+    recipe = recipe or Recipe()
+    cache = Path(cache).absolute()  # workers that are used again may be in another folder
+    if isinstance(source, (str, Path)):
+        check_source(source, cache)
+        source = open_source(source)
+    source = label_source(source, labels)
     engine = engine or Engine(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))
@@ -77,7 +83,7 @@ def build_cache(
         raise SourceError(f"{source!r} has no samples")
     with cache_folder(cache):
         with deadline.interrupting("the first samples were tried"):
-            plan = make_plan(source, listing, recipe, cache)
+            plan = make_plan(source, listing, recipe, cache, labels)
         work = cache / WORK_NAME
         if plan.before is not None and not plan.blocks:
             if work.exists() and not is_begun(work, plan.before):

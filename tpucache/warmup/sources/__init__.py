@@ -10,17 +10,20 @@ from tpucache.errors import SourceError, UsageError
 from tpucache.warmup.sources.base import Sample, Source
 from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
+from tpucache.warmup.sources.labelled import LabelKind, label_source
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecord import NAMES, WILDCARD, TFRecordSource
 
 __all__ = [
     "DatasetSource",
     "FolderSource",
+    "LabelKind",
     "Sample",
     "Source",
     "TFRecordSource",
     "TableOptions",
     "TableSource",
+    "label_source",
     "open_source",
 ]
 

@@ -17,7 +17,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Sample
 from tpucache.warmup.sources.names import column_names, unique
 
-_LABELS: Final = ("label", "target", "labels")
+_LABELS: Final = ("label", "target", "labels", "targets")
 _PIXELS: Final = ("image", "mask")
 _KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
 #: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
@@ -28,8 +28,8 @@ class DatasetSource:
     """The items of the dataset that `module:callable` returns, called without arguments, once a process.
 
     An item is an image (array or PIL image), a dictionary, or a tuple of either and its label. In a dictionary
-    `label`, `target` or `labels` is the label, single numbers and text are columns (`path` is the column `id`
-    where there is no `id`), and images, arrays, tensors and lists of numbers are arrays of their key's name.
+    `label`, `target`, `labels` or `targets` is the label, single numbers and text are columns (`path` is the column
+    `id` where there is no `id`), and images, arrays, tensors and lists of numbers are arrays of their key's name.
     """
 
     def __init__(self, name: str) -> None:
