@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from worker import BATCH, Batches, load, repeated, run
 
-from tpucache.loading.gather import gather
+from tpucache.loading.records.streaming import gather
 
 
 def batches(data: Path, _folder: Path, threads: int) -> Batches:

@@ -13,7 +13,7 @@ from tpucache.cli.terminal import PROG
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpucache.loading.dataset import InMemory
+    from tpucache.loading.records.reader import InMemory
 
 
 def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example: str) -> argparse.ArgumentParser:

@@ -11,7 +11,8 @@ from tpucache.cli.options import add_cache, add_command, add_device, add_reading
 from tpucache.cli.terminal import note, show
 
 if TYPE_CHECKING:
-    from tpucache.loading.dataset import CachedDataset, InMemory
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.records.reader import InMemory
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.report import TrainReport
     from tpucache.training.settings import TrainSettings
@@ -100,7 +101,7 @@ def _split(
 ) -> tuple[CachedDataset, CachedDataset | None]:
     """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.split import fold_split, stratified_split
+    from tpucache.loading.samples.split import fold_split, stratified_split
 
     augmented = CachedDataset(data.directory, "epoch", in_memory=held) if data.manifest.augmented else data
     if valid is None:

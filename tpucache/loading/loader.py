@@ -14,10 +14,10 @@ from torch.utils.data import Subset
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
 from tpucache.loading.dataset import CachedDataset, overrides
-from tpucache.loading.indices import integer_positions
 from tpucache.loading.loader_state import LoaderState, read_state
-from tpucache.loading.pool import BufferPool
-from tpucache.loading.sampler import Positions, block_order, full_order, global_batches, rank_slice
+from tpucache.loading.records.buffers import BufferPool
+from tpucache.loading.samples.indices import integer_positions
+from tpucache.loading.samples.sampler import Positions, block_order, full_order, global_batches, rank_slice
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.gather import gather
 from tpucache.loading.loader import CachedLoader
+from tpucache.loading.records.streaming import gather
 
 _GATHER_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
-from tpucache.loading import dataset as dataset_module
-from tpucache.loading.memory import RecordMemory
+from tpucache.loading.records import reader as reader_module
+from tpucache.loading.records.memory import RecordMemory
 from tpucache.store.fields import Field
 from tpucache.store.reader import ShardReader
 
@@ -41,8 +41,8 @@ def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec, monkeypatc
     build_cache(photos, tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
     expected = [images.clone() for images, _ in CachedLoader(CachedDataset(tmp_path / "cache"), 32)]
     calls = []
-    decode = dataset_module.decode_into
-    monkeypatch.setattr(dataset_module, "decode_into", lambda *parts: (calls.append(1), decode(*parts)))
+    decode = reader_module.decode_into
+    monkeypatch.setattr(reader_module, "decode_into", lambda *parts: (calls.append(1), decode(*parts)))
     loader = CachedLoader(CachedDataset(tmp_path / "cache", in_memory=True), 32)
     for _ in range(3):
         for images, wanted in zip((images for images, _ in loader), expected, strict=True):
@@ -80,9 +80,9 @@ def test_a_sample_chosen_many_times_is_kept_once(cache, monkeypatch):
         ("epoch", None, 150 * 3),
     ):
         free = records * RECORD_BYTES  # as much as is needed when each is kept once, and not a byte more
-        monkeypatch.setattr(dataset_module, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(reader_module, "available_memory", lambda free=free: free)
         CachedDataset(cache, variant, indices, in_memory=True)
-        monkeypatch.setattr(dataset_module, "available_memory", lambda free=free: free - 1)
+        monkeypatch.setattr(reader_module, "available_memory", lambda free=free: free - 1)
         with pytest.raises(UsageError, match=f"{records} records in memory"):
             CachedDataset(cache, variant, indices, in_memory=True)
 
@@ -99,12 +99,12 @@ def test_a_pickled_copy_begins_empty_and_reads_the_same(cache):
 def test_auto_takes_a_third_of_what_is_free(cache, monkeypatch):
     needs = 150 * 16 * 16 * 3
     for free, kept in ((3 * needs, True), (3 * needs - 1, False)):
-        monkeypatch.setattr(dataset_module, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(reader_module, "available_memory", lambda free=free: free)
         assert CachedDataset(cache, in_memory="auto").in_memory is kept
 
 
 def test_more_than_is_free_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(dataset_module, "available_memory", lambda: 1000)
+    monkeypatch.setattr(reader_module, "available_memory", lambda: 1000)
     with pytest.raises(UsageError, match=r"150 records in memory take 0\.0 GB"):
         CachedDataset(cache, in_memory=True)
     assert not CachedDataset(cache, in_memory=False).in_memory
@@ -164,7 +164,7 @@ def test_what_is_selected_from_a_dataset_shares_its_records(cache, variant, monk
 
 
 def test_records_that_are_shared_need_no_more_memory(cache, monkeypatch):
-    monkeypatch.setattr(dataset_module, "available_memory", lambda: 150 * RECORD_BYTES)
+    monkeypatch.setattr(reader_module, "available_memory", lambda: 150 * RECORD_BYTES)
     dataset = CachedDataset(cache, indices=range(100), in_memory=True)
     assert dataset.select(range(50, 100)).in_memory
     assert all(dataset.select(range(start, start + 60)).in_memory for start in range(0, 40, 10))
@@ -173,7 +173,7 @@ def test_records_that_are_shared_need_no_more_memory(cache, monkeypatch):
 def test_records_that_another_part_will_still_read_are_not_free(cache, monkeypatch):
     dataset = CachedDataset(cache, in_memory="auto")
     free = 90 * RECORD_BYTES
-    monkeypatch.setattr(dataset_module, "available_memory", lambda: free)
+    monkeypatch.setattr(reader_module, "available_memory", lambda: free)
     whole = CachedDataset(cache, in_memory="auto")
     assert not whole.in_memory
     kept = [whole.select(range(start, start + 30)).in_memory for start in (0, 30, 60)]

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tpucache.errors import UsageError
-from tpucache.loading import pool as pool_module
-from tpucache.loading.pool import Buffer, BufferPool
+from tpucache.loading.records import buffers as buffers_module
+from tpucache.loading.records.buffers import Buffer, BufferPool
 from tpucache.store.fields import Field
 
 FIELDS = (Field("image", "raw", "|u1", (4, 4, 3)), Field("mask", "raw", "|u1", (4, 4)))
@@ -62,7 +62,7 @@ def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
 
     def pause(frame: FrameType, event: str, _: Any) -> Any:
         """Let both threads reach each line of the pool before either runs it."""
-        if frame.f_code.co_filename != pool_module.__file__:
+        if frame.f_code.co_filename != buffers_module.__file__:
             return None
         if event == "line":
             with contextlib.suppress(threading.BrokenBarrierError):  # the other thread has nothing to do

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.loading import gather as gathering
-from tpucache.loading.gather import gather
+from tpucache.loading.records import streaming as streaming_module
+from tpucache.loading.records.streaming import gather
 
 pytest.importorskip("llvmlite", reason="the compiled loop needs it")
 
@@ -18,17 +18,17 @@ pytest.importorskip("llvmlite", reason="the compiled loop needs it")
 @pytest.fixture
 def anew() -> Iterator[None]:
     """The loop is looked for again, and again afterwards."""
-    gathering._streaming_copy.cache_clear()
+    streaming_module._streaming_copy.cache_clear()
     yield
-    gathering._streaming_copy.cache_clear()
+    streaming_module._streaming_copy.cache_clear()
 
 
 @contextlib.contextmanager
 def streaming() -> Iterator[None]:
     """Whatever its size, nothing is left to numpy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "_LARGE", 0)
-        patch.setattr(gathering, "_LONG", 0)
+        patch.setattr(streaming_module, "_LARGE", 0)
+        patch.setattr(streaming_module, "_LONG", 0)
         patch.setattr(np, "take", None)
         yield
 
@@ -77,7 +77,7 @@ def test_rows_asked_for_by_a_strided_array_are_the_right_ones() -> None:
 @pytest.mark.parametrize("large", [0, 1 << 40], ids=["streamed", "by numpy"])
 @pytest.mark.parametrize("rows", [[0, 6], [-1, 0]])
 def test_a_row_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, large: int, rows: list[int]) -> None:
-    monkeypatch.setattr(gathering, "_LARGE", large)
+    monkeypatch.setattr(streaming_module, "_LARGE", large)
     with pytest.raises(IndexError, match="of 6"):
         gather(np.zeros((6, 2000), np.uint8), np.array(rows), np.zeros((2, 2000), np.uint8))
 
@@ -91,7 +91,7 @@ def test_a_row_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, lar
 def test_a_target_that_does_not_fit_is_never_written_as_if_it_did(
     monkeypatch: pytest.MonkeyPatch, large: int, shape: tuple[int, int], dtype: str
 ) -> None:
-    monkeypatch.setattr(gathering, "_LARGE", large)
+    monkeypatch.setattr(streaming_module, "_LARGE", large)
     source = np.ones((6, 2000), np.uint16)
     target = np.zeros(shape, dtype)
     with pytest.raises((ValueError, TypeError)):
@@ -111,7 +111,7 @@ def test_no_rows_fit_an_empty_target_alone() -> None:
 def test_what_ordinary_stores_copy_as_fast_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, rows: int, length: int
 ) -> None:
-    monkeypatch.setattr(gathering, "_compile", lambda: pytest.fail("it was compiled"))
+    monkeypatch.setattr(streaming_module, "_compile", lambda: pytest.fail("it was compiled"))
     gather(np.zeros((2, length), np.uint8), np.zeros(rows, np.int64), np.empty((rows, length), np.uint8))
 
 
@@ -120,7 +120,7 @@ def test_without_llvmlite_numpy_copies_after_one_hint(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "llvmlite", None)
-    monkeypatch.setattr(gathering, "_LARGE", 0)
+    monkeypatch.setattr(streaming_module, "_LARGE", 0)
     source = np.arange(6000, dtype=np.uint16).reshape(3, 2000)
     with caplog.at_level(logging.WARNING, "tpucache"):
         for row in (2, 0):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.loading.gather import gather
+from tpucache.loading.records.streaming import gather
 from tpucache.store.fields import Field
 from tpucache.store.files.lock import ThreadLock
 

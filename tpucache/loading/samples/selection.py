@@ -1,0 +1,92 @@
+"""Selection: which samples of a cache, in which order, and which of their variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.loading.samples.digest import digest_of
+from tpucache.loading.samples.indices import Positions, to_positions
+from tpucache.loading.samples.sampler import epoch_variants
+from tpucache.store.cache import Cache
+from tpucache.store.index import Numbers
+from tpucache.store.manifest import Manifest, ShardEntry
+
+Variant = int | Literal["epoch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Samples of a cache in an order, each shown in one variant, or in another one each epoch.
+
+    `chosen` are the samples' positions in the cache; None means all of them, in its order.
+    """
+
+    manifest: Manifest
+    variant: Variant
+    chosen: Positions | None = None
+
+    def __len__(self) -> int:
+        return self.manifest.samples if self.chosen is None else len(self.chosen)
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """The variants in use, ascending."""
+        if self.variant == "epoch":
+            return tuple(variant for variant in self.manifest.variants if variant)
+        return (self.variant,)
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """The shards of the variants in use, in the order of their names."""
+        used = self.variants
+        return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
+
+    @property
+    def positions(self) -> Positions:
+        """Where in the cache each sample is: int64 (n,)."""
+        return self.positions_of(np.arange(len(self)))
+
+    def positions_of(self, indices: Positions) -> Positions:
+        """Return where in the cache some of the samples are, given by whole numbers from 0: int64 (n,)."""
+        return indices if self.chosen is None else self.chosen[indices]
+
+    def select(self, indices: Any) -> Selection:
+        """Return a selection of these samples of this one, as `to_positions` takes them."""
+        return replace(self, chosen=self.positions_of(to_positions(indices, len(self))))
+
+    def rows(self, cache: Cache, indices: Positions, epoch: int) -> Numbers:
+        """Return the index's rows of the records that an epoch shows of some of the samples."""
+        positions = self.positions_of(indices)
+        if self.variant != "epoch":
+            return cache.rows(self.variant, positions)
+        variants = np.array(self.variants)
+        return cache.rows(variants[epoch_variants(positions, epoch, len(variants)) - 1], positions)
+
+    def rows_in_use(self, cache: Cache) -> Iterator[Numbers]:
+        """Yield the index's rows of all records that may be shown, each once, variant by variant."""
+        positions = np.arange(self.manifest.samples) if self.chosen is None else np.unique(self.chosen)
+        for variant in self.variants:
+            yield cache.rows(variant, positions)
+
+    def digest(self, labels: npt.NDArray[Any] | None) -> str:
+        """Return a SHA-256, in hexadecimal, of the records, the labels of the whole cache, and the order."""
+        return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
+
+
+def check_variant(variant: object, manifest: Manifest, directory: Path) -> None:
+    """Raise UsageError unless a variant is one of the cache's, or "epoch" where it has augmented ones."""
+    if variant == "epoch":
+        if not manifest.augmented:
+            raise UsageError(
+                f'variant="epoch" needs augmented variants, {directory} has only the clean one: '
+                "warm it up with --variants 1 or more"
+            )
+    elif variant not in manifest.variants or isinstance(variant, bool):
+        raise UsageError(f'{directory} has variants {manifest.variants} and "epoch", not {variant!r}')
