@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from make_digits import write_digits
+from scripts.digits import write_digits
 
 ROOT = Path("demo")
 

@@ -41,7 +41,7 @@ def needs() -> Callable[[str], None]:
 
     def check(module: str) -> None:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs {module}: scripts/check_integrations.py installs it and runs this")
+            pytest.skip(f"needs {module}: `python -m scripts.checks integrations` installs it and runs this")
 
     return check
 

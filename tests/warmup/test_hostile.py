@@ -21,7 +21,7 @@ from tpucache.warmup.sources.base import Listing
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = Path(__file__).parents[2] / "scripts" / "make_hostile.py"
+_SCRIPT = Path(__file__).with_name("hostile.py")
 _MUTANTS = 500
 _SIZE = 32
 _RECIPE = Recipe(size=_SIZE)

@@ -99,7 +99,7 @@ def test_nothing_compiles_after_the_second_step(runs, name, optimizer):
     assert runs[name, optimizer][0]["pace"]["steps"] == STEPS - 2
 
 
-CHECK_RESUME = Path(__file__).parents[3] / "scripts" / "check_resume.py"
+CHECK_RESUME = Path(__file__).parents[3] / "scripts" / "checks" / "resume.py"
 
 
 @pytest.mark.xla

@@ -1,0 +1,1 @@
+"""The processes that a benchmark compares. The shared modules need numpy at most."""

@@ -1,0 +1,1 @@
+"""Ways of reading shuffled batches, a module each."""

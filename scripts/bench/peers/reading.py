@@ -1,0 +1,119 @@
+"""What the peers of the read benchmark share: writes the peer's own format, then reads turns of it. Needs numpy alone.
+
+Three commands: `write` makes what the peer reads, `check` compares a batch with the images that went in, `go SECONDS`
+reads for so long and returns how many images that were.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from scripts.bench.peers.protocol import Commands, Setting, serve
+
+Array = np.ndarray[Any, Any]
+Batches = Iterator[tuple[Any, Any]]
+
+BATCH: Final = 256
+SIZE: Final = 224
+#: An epoch shows every image so often, because a real data set seldom begins one and ours would do it all the time.
+PASSES: Final = int(os.environ.get("BENCH_PASSES", "16"))
+#: Batches at the start of a turn that do not count: they were read ahead while others had theirs.
+AHEAD: Final = 8
+CHECKED: Final = 16
+#: How many levels off on average a JPEG of quality 95 may be: 4.5 was seen of the grainiest photographs with colour at
+#: half the resolution and a fast inverse transform; photographs are some tens of levels from one another.
+LOSSY: Final = 6.0
+
+
+def load(data: Path, mode: Literal["r"] | None = "r") -> tuple[Array, Array]:
+    """Return the images (n, SIZE, SIZE, 3) uint8, mapped unless `mode` is None, and the labels (n,) int64."""
+    return np.load(data / "images.npy", mmap_mode=mode), np.load(data / "labels.npy")
+
+
+def repeated(samples: int) -> Array:
+    """Return the positions of the samples, PASSES times over."""
+    return np.tile(np.arange(samples), PASSES)
+
+
+def run(
+    batches: Callable[..., Batches],
+    write: Callable[[Path, Path], None] = lambda data, folder: None,
+    lossy: bool = False,
+) -> None:
+    """Be a peer: `batches(data, folder, **setting)` never ends, `write(data, folder)` makes what it reads."""
+
+    def start(setting: Setting) -> Commands:
+        data, folder = Path(setting.pop("data")), Path(setting.pop("folder"))
+        is_lossy = lossy or setting.get("kind") == "jpeg"
+
+        @functools.cache
+        def stream() -> Batches:
+            return batches(data, folder, **setting)
+
+        def make(_: str) -> dict[str, Any]:
+            write(data, folder)
+            return {"written": str(folder)}
+
+        return {
+            "write": make,
+            "check": lambda _: check(next(stream()), data, is_lossy),
+            "go": lambda seconds: go(stream(), float(seconds)),
+        }
+
+    serve(start)
+
+
+def go(stream: Batches, seconds: float) -> dict[str, Any]:
+    """Read for so many seconds and count."""
+    for _ in range(AHEAD):
+        next(stream)
+    count = touched = 0
+    start = time.perf_counter()
+    while (now := time.perf_counter()) < start + seconds:
+        images, labels = next(stream)
+        touched += touch(images, labels)
+        count += BATCH
+    return {"images": count, "seconds": now - start, "touched": touched}
+
+
+def touch(images: Any, labels: Any) -> int:
+    """Return a sum of a few bytes, so that the batch must be there. Raises ValueError when it is not one."""
+    if tuple(images.shape) not in ((BATCH, SIZE, SIZE, 3), (BATCH, 3, SIZE, SIZE)) or len(labels) != BATCH:
+        raise ValueError(f"a batch of {tuple(images.shape)} and {len(labels)} labels")
+    return int(images[0, 0, 0, 0]) + int(images[BATCH // 2, 1, 1, 1]) + int(images[-1, -1, -1, -1])
+
+
+def check(batch: tuple[Any, Any], data: Path, lossy: bool) -> dict[str, Any]:
+    """Find the first images of a batch among those that went in. Raises ValueError when one is another or mislabelled.
+
+    A lossy codec may be LOSSY levels away on average, any other must give the very bytes.
+    """
+    touch(*batch)
+    images, labels = (np.asarray(part) for part in batch)
+    if images.shape[1] == 3:
+        images = images.transpose(0, 2, 3, 1)
+    if images.dtype != np.uint8:
+        raise ValueError(f"images of {images.dtype}")
+    source, truth = load(data)
+    step = slice(8, None, 16)
+    thumbs = source[:, step, step].reshape(len(source), -1).astype(np.int16)
+    found = []
+    for image, label in zip(images[:CHECKED], labels.reshape(-1)[:CHECKED], strict=True):
+        near = np.abs(thumbs - image[step, step].reshape(-1)).mean(1)
+        twins = np.flatnonzero(near == near.min())
+        off = min(np.abs(source[at].astype(np.int16) - image).mean() for at in twins)
+        if off > (LOSSY if lossy else 0):
+            raise ValueError(f"an image is {off:.2f} levels off the nearest of those that went in")
+        if label not in truth[twins]:
+            raise ValueError(f"sample {twins[0]} has label {truth[twins[0]]}, not {label}")
+        found.append(int(twins[0]))
+    if (np.diff(found) == 1).all():
+        raise ValueError("the batches are not shuffled")
+    return {"checked": found}

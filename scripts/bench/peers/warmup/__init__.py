@@ -1,0 +1,1 @@
+"""Ways of preparing photographs, a module each."""

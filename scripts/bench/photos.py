@@ -1,0 +1,101 @@
+"""Make the images that the other benchmarks compare: photographs, our caches of them, and one array for the peers.
+
+Photographs are given by --source or made up. All of it is written once to the work folder, where `read` finds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+from scripts.commands import say
+from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
+
+SIZE: Final = 224
+_MADE_UP: Final = 3072
+_CLASSES: Final = 10
+_SHAPE: Final = (480, 360)
+_OCTAVES: Final = ((3, 70), (12, 35), (48, 18), (240, 9))  # grid points across, and their spread in grey levels
+
+
+def main() -> None:
+    """Make the data as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="a folder of photographs, a folder a class; else some are made up")
+    parser.add_argument("--work", type=Path, default=Path("build/bench"), help="where files are made (%(default)s)")
+    options = parser.parse_args()
+    data, images = prepare_data(options.work.resolve(), options.source)
+    print(f"{data}: {images:,} images")
+
+
+def prepare_data(work: Path, source: Path | None) -> tuple[Path, int]:
+    """Build the caches and the array of one source, unless they exist; return their folder and the number of images."""
+    source = source or make_up_photographs(work / "photos")
+    data = work / f"data-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]}"
+    for codec in ("raw", "jpeg"):
+        say(f"tpucache: building the {codec} cache")
+        recipe = Recipe(size=SIZE, codec=codec, quality=95 if codec == "jpeg" else None)
+        build_cache(source, data / f"cache-{codec}", recipe, on_error="skip")
+    dataset = CachedDataset(data / "cache-raw")
+    _export(dataset, data)
+    return data, len(dataset)
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Let `make` fill a folder unless it exists, and return it; a folder that exists is complete."""
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        make(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def make_up_photographs(folder: Path) -> Path:
+    """Write JPEG files that are about as hard to decode as photographs, a folder a class, unless they exist."""
+
+    def make(unfinished: Path) -> None:
+        say(f"making {_MADE_UP:,} photographs in {folder}")
+        rng = np.random.default_rng(0)
+        for number in range(_MADE_UP):
+            path = unfinished / f"class-{number % _CLASSES}" / f"{number:05d}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            _photograph(rng).save(path, quality=90)
+
+    return make_once(folder, make)
+
+
+def _photograph(rng: np.random.Generator) -> Image.Image:
+    """Return noise of four scales, each finer one fainter, as in real photographs."""
+    pixels: Any = np.full((_SHAPE[1], _SHAPE[0], 3), 128.0)
+    for across, deviation in _OCTAVES:
+        grid = rng.integers(0, 256, (across, across, 3), np.uint8)
+        grown = np.asarray(Image.fromarray(grid).resize(_SHAPE, Image.Resampling.BICUBIC), np.float32)
+        pixels += (grown - 128) * (deviation / 64)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def _export(dataset: CachedDataset, data: Path) -> None:
+    """Write images.npy and labels.npy: the very bytes of the raw cache, in its order."""
+    mark, wanted = data / "exported", dataset.manifest.fingerprint + str(len(dataset))
+    if mark.exists() and mark.read_text() == wanted:
+        return
+    say("writing the same images as one array")
+    shutil.rmtree(data / "peer", ignore_errors=True)
+    mark.unlink(missing_ok=True)
+    images = np.lib.format.open_memmap(data / "images.npy", "w+", np.uint8, (len(dataset), SIZE, SIZE, 3))
+    at = 0
+    for batch, _ in CachedLoader(dataset, 256):
+        images[at : at + len(batch)] = batch.permute(0, 2, 3, 1).numpy()
+        at += len(batch)
+    images.flush()
+    np.save(data / "labels.npy", dataset.labels.numpy().astype(np.int64))
+    mark.write_text(wanted)

@@ -1,0 +1,125 @@
+"""The pictures of the benchmarks, drawn with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.bench.read_contenders import LIMIT, OURS
+
+_PAPER: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+_OURS, _PEER, _LIMIT = "#d1495b", "#8d99ae", "#2b2d42"
+_WORKING, _WAITING = "#1a7f5a", "#d9d9d9"
+#: Accelerators by the images a second that they can take.
+_KNOWN: Final = {7500: "ResNet-50 on a TPU v3-8", 28000: "the most for ResNet-50 on a TPU v5e-8"}
+
+
+def draw_rates(report: dict[str, Any], path: Path) -> None:
+    """Draw the rates as bars, fastest first, with the machine's limit as a line; 800 pixels wide."""
+    rows = sorted((row for row in report["readers"] if not _is_limit(row)), key=lambda row: row["images_per_second"])
+    figure = _figure(1.5 + 0.27 * len(rows), dpi=100)
+    axes = figure.subplots()
+    _draw_bars(axes, rows)
+    _draw_limits(axes, [row for row in report["readers"] if _is_limit(row)])
+    axes.set_xlim(0, 1.12 * max(row["max"] for row in report["readers"]))
+    axes.xaxis.set_major_formatter(lambda value, _: _thousands(value))
+    axes.spines[["top", "right"]].set_visible(False)
+    size, cpus = report["size"], report["machine"]["cpus"]
+    axes.set_title(f"Images/s: {size}x{size}, shuffled batches of {report['batch']}, {cpus} CPUs", fontsize=11)
+    _save(figure, path)
+
+
+def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+    rates = [row["images_per_second"] for row in rows]
+    below = [row["images_per_second"] - row["min"] for row in rows]
+    above = [row["max"] - row["images_per_second"] for row in rows]
+    colours = [_OURS if row["name"].startswith(OURS) else _PEER for row in rows]
+    names = [row["name"] for row in rows]
+    gap = max(rates, default=0) / 100
+    axes.barh(names, rates, color=colours, xerr=[below, above], error_kw={"lw": 1, "alpha": 0.5})
+    for at, row in enumerate(rows):
+        text = f" {_thousands(row['images_per_second'])}"
+        axes.text(row["max"] + gap, at, text, va="center", fontsize=9, fontweight=_weight(row["name"]), bbox=_PAPER)
+    for label in axes.get_yticklabels():
+        label.set_fontweight(_weight(label.get_text()))
+
+
+def _weight(name: str) -> str:
+    return "bold" if name.startswith(OURS) else "normal"
+
+
+def _draw_limits(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        rate, threads = row["images_per_second"], row["threads"]
+        label = f"limit: gather in memory, {threads} thread{'s' if threads > 1 else ''}, {_thousands(rate)}"
+        style = "dashed" if threads > 1 else "dotted"
+        axes.axvline(rate, color=_LIMIT, linestyle=style, linewidth=1.2, zorder=0, label=label)
+    if rows:
+        axes.legend(loc="lower right", fontsize=9, framealpha=1)
+
+
+def _is_limit(row: dict[str, Any]) -> bool:
+    return str(row["name"]).startswith(LIMIT)
+
+
+def _thousands(rate: float) -> str:
+    if not rate:
+        return "0"
+    return f"{rate / 1000:.0f}k" if rate >= 10_000 else f"{rate / 1000:.1f}k"
+
+
+def draw_idle(figures: dict[str, Any], path: Path) -> None:
+    """Draw the shares of its time that an accelerator works and waits, a group of bars for each rate."""
+    from matplotlib.patches import Patch
+
+    rates, ways = figures["device_rates"], figures["ways"]
+    height = 1.2 + (0.45 + 0.34 * len(ways)) * len(rates)
+    figure = _figure(height, dpi=200, h_pad=0.08, hspace=0.04)
+    figure.suptitle("How an accelerator spends its time, by what feeds it", size=14, weight="bold")
+    groups = figure.subplots(len(rates), squeeze=False)[:, 0]
+    for axes, rate in zip(groups, rates, strict=True):
+        _draw_group(axes, rate, ways)
+    legend = [Patch(color=_WORKING, label="working"), Patch(color=_WAITING, label="waiting for data")]
+    figure.legend(handles=legend, loc="outside lower center", ncols=2, frameon=False, fontsize=10, handlelength=1.2)
+    pixels = "x".join(map(str, reversed(figures["size"])))
+    cores = _counted(figures["cores"], "processor core")
+    rounds = _counted(figures["rounds"], "round")
+    note = f"Simulated accelerator, images of {pixels}, fed by {cores}; medians of {rounds}"
+    groups[-1].set_xlabel(note, size=9, color="#555555", labelpad=6)
+    _save(figure, path)
+
+
+def _draw_group(axes: Any, rate: int, ways: Sequence[dict[str, Any]]) -> None:
+    """Draw the bars for an accelerator of one rate."""
+    known = f" ({_KNOWN[rate]})" if rate in _KNOWN else ""
+    axes.set_title(f"It can take {rate:,} images a second{known}", loc="left", size=10.5)
+    idle = [way["idle"][str(rate)]["median"] for way in ways]
+    places = range(len(ways))
+    axes.barh(places, 1, height=0.74, color=_WAITING)
+    axes.barh(places, [1 - share for share in idle], height=0.74, color=_WORKING)
+    for at, share in zip(places, idle, strict=True):
+        axes.text(1.15, at, f"{share:.1%} idle", ha="right", va="center", size=10.5)
+    axes.set_yticks(places, [way["name"] for way in ways], size=10.5)
+    axes.set_xlim(0, 1)
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _figure(height: float, dpi: int, **spacing: Any) -> Any:
+    """Return a figure eight inches wide."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return Figure(figsize=(8, height), dpi=dpi, layout=ConstrainedLayoutEngine(**spacing))
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, facecolor="white")

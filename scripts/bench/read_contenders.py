@@ -1,0 +1,97 @@
+"""Whom the read benchmark compares: releases found to work together, and settings of which the fastest is taken."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from scripts.bench.race import Contender
+from scripts.bench.worker import Setting
+from scripts.environments import Environment
+
+LIMIT: Final = "gather"
+OURS: Final = "tpucache"
+REFERENCE: Final = "tpucache in memory 2"
+
+# All are for Python 3.11; every peer that needs torch gets the same one.
+_TORCH: Final = "torch==2.13.0"
+_NUMPY: Final = "numpy==2.2.6"
+_PILLOW: Final = "pillow==12.0.0"
+
+FFCV: Final = Environment(
+    "ffcv",
+    (
+        (
+            "numpy==1.26.4",
+            "numba==0.61.2",
+            _TORCH,
+            _PILLOW,
+            "opencv-python-headless==4.11.0.86",
+            "tqdm",
+            "setuptools",
+        ),
+        ("--no-build-isolation", "--no-deps", "ffcv==1.0.2", "pytorch-pfn-extras==0.9.0"),
+    ),
+    debian=("g++", "pkg-config", "libopencv-dev", "libturbojpeg0-dev"),
+    pkg_config=("opencv4", "libturbojpeg"),
+)
+_GRAIN: Final = Environment("grain", ((_NUMPY, "grain==0.2.18", "array-record==0.8.6"),))
+_LITDATA: Final = Environment("litdata", ((_TORCH, _NUMPY, "litdata==0.2.76"),))
+_MDS: Final = Environment("mds", ((_TORCH, "numpy==2.1.3", "mosaicml-streaming==0.13.0"),))
+_WEBDATASET: Final = Environment("webdataset", ((_TORCH, _NUMPY, "webdataset==1.0.2"),))
+_TFDATA: Final = Environment("tfdata", ((_NUMPY, "tensorflow-cpu==2.21.0"),))
+_PLAIN_TORCH: Final = Environment("torch", ((_TORCH, _NUMPY, _PILLOW),))
+
+_WORKERS: Final = ({"workers": 0}, {"workers": 2})
+
+
+def _peer(name: str, module: str, environment: Environment | None, *settings: Setting) -> Contender:
+    return Contender(name, f"read.{module}", settings, environment)
+
+
+def _ours(name: str, **setting: Any) -> Contender:
+    return _peer(f"tpucache {name}", "tpucache", None, setting)
+
+
+def _ffcv(kind: str, threads: int) -> Contender:
+    orders = ({"kind": kind, "threads": threads, "order": order} for order in ("RANDOM", "QUASI_RANDOM"))
+    return _peer(f"ffcv {kind} {threads}", "ffcv", FFCV, *orders)
+
+
+def _grain(threads: int) -> Contender:
+    places = ({"threads": threads, "batch": place} for place in ("in the threads", "after the threads"))
+    return _peer(f"grain {threads}", "grain", _GRAIN, *places)
+
+
+CONTENDERS: Final = (
+    *(_peer(f"gather {n}", "gather", None, {"threads": n}) for n in (1, 2)),
+    *(_ours(f"in memory {n}", kind="raw", threads=n, memory=True) for n in (1, 2)),
+    _ours("jpeg in memory 2", kind="jpeg", threads=2, memory=True),
+    *(_ours(f"{kind} {n}", kind=kind, threads=n) for kind in ("raw", "jpeg") for n in (1, 2)),
+    *(_ffcv(kind, n) for kind in ("raw", "jpeg") for n in (1, 2)),
+    _grain(2),
+    _peer("litdata", "litdata", _LITDATA, *_WORKERS),
+    _peer("mds", "mds", _MDS, *_WORKERS),
+    _peer("webdataset", "webdataset", _WEBDATASET, *_WORKERS),
+    _peer("tf.data", "tfdata", _TFDATA, {"parse": "samples"}, {"parse": "batches"}),
+    _peer("memmap", "memmap", _PLAIN_TORCH, {"workers": 0}),
+    _peer("torch.save", "torchsave", _PLAIN_TORCH, {"workers": 2}),
+    _peer("jpeg folder", "jpegfolder", _PLAIN_TORCH, {"workers": 2}),
+)
+
+
+def choose(only: list[str] | None) -> list[Contender]:
+    """Return those of some names or peers; the limit and the reference always take part, as ratios need them."""
+    return [
+        contender
+        for contender in CONTENDERS
+        if not only
+        or contender.name == REFERENCE
+        or contender.peer == LIMIT
+        or contender.name in only
+        or contender.peer in only
+    ]
+
+
+def threads_of(setting: Setting) -> int:
+    """Return how many threads or processes a setting reads with; one without such an option takes both."""
+    return max(1, int(setting.get("threads") or setting.get("workers", 2)))

@@ -1,0 +1,164 @@
+"""A notebook without network: only numpy and torch, a read-only copy of a published folder, and the wheel in it.
+
+It makes an environment of links to the installed torch, numpy and what torch requires, cuts the network off, installs
+the bundled wheel there, and reads and trains. It prints what it did, and ends in status 1 where anything fails.
+
+    python -m scripts.checks offline [CACHE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from scripts.commands import CommandError
+from scripts.environments import Environment, Environments
+
+SLUG = "offline-check"
+# What warmup and publish use; none of it may be importable there.
+ABSENT = (
+    "lmdb",
+    "PIL",
+    "joblib",
+    "albumentations",
+    "cv2",
+    "tqdm",
+    "sklearn",
+    "torch_xla",
+    "simplejpeg",
+    "cykooz_resizer",
+)
+
+READ = f"""
+import socket, sys
+for name in {ABSENT!r}:
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    sys.exit(name + " can be imported")
+try:
+    socket.create_connection(("1.1.1.1", 53), 2)
+    sys.exit("there is a network")
+except OSError:
+    pass
+import tpucache
+from torch.utils.data import DataLoader
+from tpucache import CachedDataset, CachedLoader, find_cache, verify_cache
+
+assert "site-packages" in tpucache.__file__, tpucache.__file__
+folder = find_cache("kaggle:{SLUG}")
+try:
+    (folder / "file").touch()
+    sys.exit("the published folder can be written to")
+except OSError:
+    pass
+assert verify_cache(folder) == []
+data = CachedDataset("kaggle:ann/{SLUG}", variant="epoch")
+batches = list(CachedLoader(data, 32, shuffle=True))
+assert sum(len(labels) for _, labels in batches) == len(data), len(data)
+again = DataLoader(CachedDataset(folder), 32, num_workers=2)
+assert sum(len(labels) for _, labels in again) == len(data), len(data)
+print(len(data), "samples read by CachedLoader and by DataLoader, batches", tuple(batches[0][0].shape))
+"""
+
+
+# Words before a command: its own network, which has no way out, and its own mounts, of which one folder is read-only.
+ALONE = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+SPACES = (["unshare", "--net", "--mount"], ["unshare", "--user", "--map-root-user", "--net", "--mount"])
+
+
+def cut_off(folder: Path) -> list[str | Path]:
+    """Return the words before a command that run it without network, a folder read-only. Ends where that is refused."""
+    for space in SPACES:
+        words: list[str | Path] = [*space, "sh", "-c", ALONE, folder]
+        if (
+            shutil.which("unshare")
+            and not subprocess.run([*words, "true"], capture_output=True, check=False).returncode
+        ):
+            return words
+    sys.exit("offline: this machine lets nobody cut the network off (unshare --net --mount)")
+
+
+def make_cache(place: Path) -> Path:
+    """Build a small cache of noise in two classes."""
+    rng = np.random.default_rng(0)
+    for number in range(120):
+        path = place / "photos" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(path)
+    words: list[str | Path] = [
+        "warmup",
+        place / "photos",
+        place / "cache",
+        "--size",
+        "32",
+        "--variants",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    subprocess.run([sys.executable, "-m", "tpucache", *words], check=True)
+    return place / "cache"
+
+
+def check(place: Path, cache: Path) -> None:
+    """Publish a cache, and read it and train on it as that notebook would."""
+    options = ["--id", f"ann/{SLUG}", "--title", "An offline check", "--license", "other", "--dry-run"]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "tpucache",
+        "publish",
+        cache,
+        *options,
+        "--out",
+        place / "published",
+    ]
+    subprocess.run(command, check=True)
+    mount = shutil.copytree(place / "published", place / "input" / "datasets" / "ann" / SLUG)
+    before = cut_off(mount)
+    python = Environments(place / "environments").prepare(Environment("offline", links=("numpy", "torch")))
+    environment = {
+        "PATH": os.defpath,
+        "HOME": str(place),
+        "PYTHONNOUSERSITE": "1",
+        "TPUCACHE_PATH": str(place / "input"),
+    }
+
+    def run(*words: str | Path) -> None:
+        subprocess.run([*before, python, *words], env=environment, cwd=place, check=True)
+
+    (wheel,) = mount.glob("tpucache-*.whl")
+    run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", wheel)
+    run("-c", READ)
+    options = ["--backend", "eager", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2"]
+    run("-m", "tpucache", "train", f"kaggle:ann/{SLUG}", "--run", place / "run", *options)
+    run("-m", "tpucache", "verify", f"kaggle:{SLUG}")
+
+
+def main() -> None:
+    """Run the check as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache", type=Path, nargs="?", help="a cache that warmup built (default: one of noise)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            check(Path(name), options.cache or make_cache(Path(name)))
+        except CommandError as error:
+            sys.exit(f"offline: {error}")
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"offline: the command above failed with status {error.returncode}")
+    print("offline: installed, read and trained with numpy and torch alone, without network, from read-only files")
+
+
+if __name__ == "__main__":
+    main()
