@@ -139,7 +139,7 @@ def _oldest(each: Try, work: Path, environment: Mapping[str, str]) -> Path:
     if not (tool / "bin" / "uv").exists():
         subprocess.run([sys.executable, "-m", "venv", tool], check=True)
         subprocess.run([tool / "bin" / "pip", "install", "--quiet", "uv"], env=environment, check=True)
-    command = [
+    command: list[str | Path] = [
         tool / "bin" / "uv",
         "pip",
         "compile",

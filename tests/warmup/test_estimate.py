@@ -82,7 +82,7 @@ def test_no_run_needs_more_room_than_was_estimated(
     cache, told, used = tmp_path / "cache", list[Estimate](), list[int]()
     real = build.ShardWriter.seal
 
-    def seal(writer: build.ShardWriter, target: Path) -> Any:
+    def seal(writer: Any, target: Path) -> Any:
         sealed = real(writer, target)
         used.append(sum(path.stat().st_blocks * 512 for path in cache.rglob("*")))
         return sealed
