@@ -67,6 +67,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            _pipe(self._process.stdout).close()
 
     def _answer(self, patience: float) -> bytes:
         deadline = time.monotonic() + patience
