@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DependencyError
 from tpucache.report.text import class_name, cut, printable
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 
 try:
     from PIL import Image, ImageDraw, ImageFont
@@ -93,19 +94,19 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
     is left as it is; `boxes` (n, 5) of left, top, right, bottom, class, without those that are empty; `keypoints`
     (n, 3) of x, y, visible. Others are not drawn.
     """
-    pixels = fields["image"]
+    pixels = fields[IMAGE]
     height, width = pixels.shape[:2]
     scale = side / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("RGB")
     image = image.resize(size, Image.Resampling.NEAREST if scale >= _PIXELATED else Image.Resampling.LANCZOS)
-    if _has(fields, "mask", "u", (height, width, 1)):
-        image = _with_mask(image, fields["mask"][..., 0])
+    if _has(fields, MASK, "u", (height, width, 1)):
+        image = _with_mask(image, fields[MASK][..., 0])
     ratio = np.array([size[0] / width, size[1] / height])
-    if _has(fields, "boxes", "f", (None, 5)):
-        _draw_boxes(image, fields["boxes"], ratio, classes, dense)
-    if _has(fields, "keypoints", "f", (None, 3)):
-        image = _with_keypoints(image, fields["keypoints"], ratio, dense)
+    if _has(fields, BOXES, "f", (None, 5)):
+        _draw_boxes(image, fields[BOXES], ratio, classes, dense)
+    if _has(fields, KEYPOINTS, "f", (None, 3)):
+        image = _with_keypoints(image, fields[KEYPOINTS], ratio, dense)
     return image
 
 

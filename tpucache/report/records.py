@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_into
-from tpucache.store.fields import Field
+from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
 
@@ -48,7 +48,7 @@ class Records:
     def image(self) -> Field | None:
         """The field that can be shown: uint8 (height, width, 1 or 3), or None where a record has no image."""
         for field in self.manifest.fields:
-            if field.name == "image" and field.dtype == "|u1" and field.shape[2:] in ((1,), (3,)):
+            if field.name == IMAGE and field.dtype == "|u1" and field.shape[2:] in ((1,), (3,)):
                 return field
         return None
 

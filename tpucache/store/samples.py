@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
+from tpucache.store.fields import LABEL
 from tpucache.store.files.npy import parse
 from tpucache.store.files.reading import refuse_too_many_files
 
@@ -116,7 +117,7 @@ class SampleTable(Mapping[str, Column]):
     @property
     def labels(self) -> Array | None:
         """Class numbers (n,) of an integer dtype, float vectors (n, m), or None where there are no labels."""
-        return self._array("label") if "label" in self else None
+        return self._array(LABEL) if LABEL in self else None
 
     def _array(self, name: str) -> Array:
         column = self._required(name)

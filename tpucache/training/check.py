@@ -6,14 +6,14 @@ from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import IMAGE
 from tpucache.training.learn.tasks import find as tasks
 from tpucache.training.learn.tasks.find import Task
 from tpucache.training.settings import TrainSettings
 
 #: Fields of an image that the device's augmentation does not move.
-_POINTS: Final = ("boxes", "keypoints")
+_POINTS: Final = (BOXES, KEYPOINTS)
 
 
 def find_task(settings: TrainSettings, dataset: CachedDataset) -> Task:

@@ -15,8 +15,9 @@ import torch
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
+from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import IMAGE, DeviceBatch, Feeder, as_named
+from tpucache.training.feed.feeder import DeviceBatch, Feeder, as_named
 from tpucache.training.learn.learner import DIVERGED_ADVICE, Learner
 from tpucache.training.learn.tasks.find import Task
 

@@ -17,6 +17,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
+from tpucache.store.fields import LABEL
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.evaluate import rows
 from tpucache.training.feed.feeder import DeviceBatch
@@ -144,7 +145,7 @@ def _save_maps(
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
     """Return the task's metrics, or nothing where the labels are not of the task."""
-    if not len(dataset) or "label" not in dataset.table or dataset.classes != predictor.classes:
+    if not len(dataset) or LABEL not in dataset.table or dataset.classes != predictor.classes:
         return {}
     labels = dataset.labels.numpy()
     try:
@@ -168,7 +169,7 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
 
 def _labels(dataset: CachedDataset, task: Task) -> list[str]:
     """Return the cache's own labels in the words of the predictions, empty where there are none."""
-    if "label" not in dataset.table:
+    if LABEL not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()
     if labels.ndim == 1:

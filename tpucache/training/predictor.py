@@ -11,13 +11,13 @@ import torch
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.augment import Normalise
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import IMAGE, DeviceBatch
+from tpucache.training.feed.feeder import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
 from tpucache.training.learn.learner import named_callable
 from tpucache.training.learn.models import build_model
 from tpucache.training.learn.tasks.find import Task, make_task
-from tpucache.training.learn.tasks.mask import MASK
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
 from tpucache.training.settings import settings_from
 

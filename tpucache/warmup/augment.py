@@ -30,7 +30,7 @@ from numpy.random import SeedSequence
 
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
-from tpucache.store.fields import Field
+from tpucache.store.fields import BOXES, IMAGE, Field
 from tpucache.warmup.code_digest import check_imported, code_digests
 from tpucache.warmup.fields import image_fields
 from tpucache.warmup.seeding import loaded_generators, seeded_generators
@@ -68,8 +68,8 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
             f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
             "albumentations.to_dict, or module:name of a callable"
         )
-    fields = fields or (Field("image", "raw", "|u1", (height, width, 3)),)
-    blank = {field.name: np.full(field.shape, -(field.name == "boxes"), field.dtype) for field in fields}
+    fields = fields or (Field(IMAGE, "raw", "|u1", (height, width, 3)),)
+    blank = {field.name: np.full(field.shape, -(field.name == BOXES), field.dtype) for field in fields}
     augment_fields(blank, definition, 0, 0, 1)
     if name not in PRESETS:
         _check_reproducible(name, blank, definition)
@@ -81,7 +81,7 @@ def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int,
 
     Raises RecipeError when the augmentation fails or changes the image's shape or dtype.
     """
-    return augment_fields({"image": image}, definition, seed, number, variant)["image"]
+    return augment_fields({IMAGE: image}, definition, seed, number, variant)[IMAGE]
 
 
 def augment_fields(
@@ -122,7 +122,7 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
         after = result[name]
         if not isinstance(after, np.ndarray) or after.dtype != before.dtype or after.shape != before.shape:
             got = f"{after.dtype} {after.shape}" if isinstance(after, np.ndarray) else type(after).__name__
-            what, advice = ("", ": end it with a resize or a crop to the size") if name == "image" else (f"{name} ", "")
+            what, advice = ("", ": end it with a resize or a crop to the size") if name == IMAGE else (f"{name} ", "")
             raise RecipeError(f"the augmentation must return {what}{before.dtype} {before.shape}, not {got}{advice}")
     return {name: np.ascontiguousarray(result[name]) for name in clean}
 
@@ -131,9 +131,9 @@ def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapp
     """Refuse an augmentation that makes something else of the same sample each time, as far as a few calls show it."""
     if not image_fields(record):
         return
-    noise = np.random.default_rng(0).integers(0, 256, record["image"].shape, np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8)
     passes = [
-        [augment_fields({**record, "image": noise}, definition, 0, number, 1) for number in range(_TRIALS)]
+        [augment_fields({**record, IMAGE: noise}, definition, 0, number, 1) for number in range(_TRIALS)]
         for _ in range(2)
     ]
     for first, second in zip(*passes, strict=True):
@@ -186,14 +186,14 @@ def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augmen
 
 def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
     """Return a callable of an image alone as one of a dictionary; one of a dictionary as it is."""
-    if names != ("image",):
+    if names != (IMAGE,):
         return target
-    return lambda given, generator: {"image": target(given["image"], generator)}
+    return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
 
 
 def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
     """Return an albumentations pipeline as a function of (arrays, generator)."""
-    alone = names == ("image",)
+    alone = names == (IMAGE,)
     pipeline = pipeline if alone else with_targets(pipeline, _albumentations())
     options = {} if alone else {"force_apply": True}  # or what is put around it would draw a number first
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tpucache.errors import BuildError, NotACacheError, RecipeError, SampleError, SourceError
 from tpucache.recipe import EXTENT, Recipe, differences
 from tpucache.store.cache import Cache
-from tpucache.store.fields import Field
+from tpucache.store.fields import IMAGE, Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column as TableColumn
@@ -68,7 +68,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path, lab
         fields, like = before.fields, _label_of(before, cache)
     told_by_listing = any(sample.label is not None for sample in listing.samples)  # then the samples' own do not count
     labels = None if told_by_listing else LabelRule(like, len(listing.classes))
-    if recipe.variants and fields[0].name != "image":
+    if recipe.variants and fields[0].name != IMAGE:
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
     if listing.left_out:
         _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))

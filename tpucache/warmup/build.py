@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, SampleError
+from tpucache.store.fields import IMAGE
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.writer import ShardWriter
@@ -60,10 +61,10 @@ def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
             check_clean(job, sample, made, chunk.clean[sample.number])
         for variant, record in zip(chunk.variants, made.records, strict=True):
             records[variant].append(record)
-        if "image" in made.clean:
-            totals += _moments(made.clean["image"])
+        if IMAGE in made.clean:
+            totals += _moments(made.clean[IMAGE])
         note.add(sample.number, made.item)
-    if job.fields[0].name == "image":
+    if job.fields[0].name == IMAGE:
         note.sums[:], note.squares[:] = totals.tolist()
     whole = done == len(chunk.samples)
     spooled = Spooled(

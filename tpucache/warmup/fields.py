@@ -10,7 +10,6 @@ in the file. Where it says nothing, a sample is refused for which that makes a d
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
-from tpucache.store.fields import DTYPES, Field
+from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
 from tpucache.warmup.decode import decode_turned_mask
 from tpucache.warmup.presize import View, presize_in_view
 from tpucache.warmup.sources.base import Item
@@ -29,9 +28,8 @@ from tpucache.warmup.turn import TURNS, Turn, turn, turn_back
 Array = npt.NDArray[Any]
 
 #: What is kept of an image, in the order of the record.
-IMAGE_FIELDS: Final = ("image", "mask", "boxes", "keypoints")
+IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _NO_BOX: Final = -1
 _UNSTATED: Final = (
     "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
@@ -41,7 +39,7 @@ _UNSTATED: Final = (
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
     """Return which of a record's fields are an image's, in the record's order: none when there is no image."""
-    return tuple(name for name in IMAGE_FIELDS if name in names) if "image" in names else ()
+    return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
 
 
 def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
@@ -55,10 +53,10 @@ def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
         raise SourceError("the first sample has no fields: give it an image or arrays")
     known = image_fields(item.fields)
     makers: dict[str, Callable[[], Field]] = {
-        "image": lambda: Field("image", recipe.codec, "|u1", (recipe.height, recipe.width, 3)),
-        "mask": lambda: Field("mask", CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
-        "boxes": lambda: Field("boxes", "raw", "<f4", (recipe.max_boxes, 5)),
-        "keypoints": lambda: Field("keypoints", "raw", "<f4", (_points(item.fields["keypoints"]), 3)),
+        IMAGE: lambda: Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, 3)),
+        MASK: lambda: Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
+        BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
+        KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
     }
     others = [_array_field(name, value) for name, value in item.fields.items() if name not in known]
     return (*(makers[name]() for name in known), *others)
@@ -82,18 +80,18 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
     clean: dict[str, Array] = {}
     known = image_fields(names)
     if known:
-        clean["image"], view = presize_in_view(item.fields["image"], recipe, path)
+        clean[IMAGE], view = presize_in_view(item.fields[IMAGE], recipe, path)
     for field in fields:
         value = item.fields[field.name]
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
-        elif field.name == "mask":
-            clean["mask"] = _mask(value, view, recipe.coordinates, path)[..., None]
-        elif field.name == "boxes":
-            clean["boxes"] = _boxes(_numbers(field.name, value, path), view, recipe, path)
-        elif field.name == "keypoints":
+        elif field.name == MASK:
+            clean[MASK] = _mask(value, view, recipe.coordinates, path)[..., None]
+        elif field.name == BOXES:
+            clean[BOXES] = _boxes(_numbers(field.name, value, path), view, recipe, path)
+        elif field.name == KEYPOINTS:
             points = _numbers(field.name, value, path)
-            clean["keypoints"] = _keypoints(points, view, recipe, field.shape[0], path)
+            clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
     return clean
 
 
@@ -144,7 +142,7 @@ def _points(value: bytes | Array) -> int:
 
 
 def _array_field(name: str, value: bytes | Array) -> Field:
-    if not _NAME.fullmatch(name):
+    if not FIELD_NAME.fullmatch(name):
         raise SourceError(f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64")
     if isinstance(value, bytes):
         raise SourceError(f"field {name!r} is encoded bytes: only an image and its mask are decoded, give an array")

@@ -18,7 +18,7 @@ import tpucache
 from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache
-from tpucache.store.fields import Field
+from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
@@ -67,7 +67,7 @@ def finish_cache(
         statistics=_statistics(new, before, fields, len(numbers), counts),
         fingerprint=cache_fingerprint(fingerprint(recipe), entries),
         recipe=recipe,
-        source=_source(plan, columns.get("label"), bool(classes)),
+        source=_source(plan, columns.get(LABEL), bool(classes)),
         created_by=versions(),
     )
     manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
@@ -130,11 +130,11 @@ def sample_columns(
     columns[SIZE_COLUMN] = sizes_of(samples)
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):  # only the samples themselves tell
-        old: Any = table.get("label", [])
+        old: Any = table.get(LABEL, [])
         labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
     classes, counts = listing.classes, tuple[int, ...]()
     if any(label is not None for label in labels):
-        columns["label"], classes, counts = _label_column(labels, samples, classes)
+        columns[LABEL], classes, counts = _label_column(labels, samples, classes)
     for name, column in listing.columns.items():
         items = [column[at] for at in places.tolist()]
         columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
@@ -212,7 +212,7 @@ def _statistics(
     new: Note, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
 ) -> Statistics:
     """Return the channels' mean and standard deviation from exact sums, so that no order of blocks shows in them."""
-    if fields[0].name != "image":
+    if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
     pixels = samples * fields[0].shape[0] * fields[0].shape[1]
     old = Note(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else Note()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tpucache.recipe import Recipe
 from tpucache.store.codecs import encode
-from tpucache.store.fields import Field, RecordLayout
+from tpucache.store.fields import IMAGE, Field, RecordLayout
 from tpucache.warmup.augment import augment_fields
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.fields import clean_fields
@@ -65,6 +65,6 @@ def make_records(job: Job, sample: Sample, variants: Sequence[int]) -> Made:
 
 def to_record(job: Job, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """Return a sample's arrays as the bytes of its record."""
-    quality = {"image": job.recipe.quality}
+    quality = {IMAGE: job.recipe.quality}
     parts = [encode(field, arrays[field.name], quality.get(field.name)) for field in job.fields]
     return RecordLayout(job.fields).join(parts)

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
+from tpucache.store.fields import IMAGE
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.begin import PLAN_NAME, Plan, begin, is_begun, make_plan, save_listing, version_differences
@@ -129,7 +130,7 @@ def _build(
     job.work.mkdir(exist_ok=True)
     with hold(job.work) as run:
         changed, other = begin(job.work, plan)
-        if plan.fields[0].name == "image":
+        if plan.fields[0].name == IMAGE:
             for line in slow_parts():
                 _log.warning("%s", line)
         job = dataclasses.replace(job, run=run, other_versions=tuple(sorted({*job.other_versions, *other})))

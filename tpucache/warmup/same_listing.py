@@ -12,13 +12,14 @@ import numpy as np
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.cache import Cache
+from tpucache.store.fields import LABEL
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.warmup.extend import SIZE_COLUMN
 from tpucache.warmup.sources.base import Column, Item, Label, Listing, Source
 from tpucache.warmup.sources.cells import to_number
 
-_OWN: Final = ("number", "path", "label", SIZE_COLUMN)
+_OWN: Final = ("number", "path", LABEL, SIZE_COLUMN)
 _TRIED: Final = 8
 _ADVICE: Final = (
     "Give the same options and the same source (labels, folds and columns are part of a cache), or another folder to "

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 from tpucache.warmup.fields import clip_boxes, fill_boxes, mark_points
 
 Array = npt.NDArray[Any]
@@ -43,13 +44,13 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
 
 def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
     """Return a record's arrays as albumentations takes them: boxes without padding, and every box inside the image."""
-    targets = {"image": given["image"]}
-    if "mask" in given:
-        targets["mask"] = given["mask"][..., 0]
-    if "boxes" in given:
-        targets["bboxes"] = clip_boxes(given["boxes"], _area(given["image"]))
-    if "keypoints" in given:
-        targets["keypoints"] = given["keypoints"][:, :2] - _MIDDLE
+    targets = {"image": given[IMAGE]}
+    if MASK in given:
+        targets["mask"] = given[MASK][..., 0]
+    if BOXES in given:
+        targets["bboxes"] = clip_boxes(given[BOXES], _area(given[IMAGE]))
+    if KEYPOINTS in given:
+        targets["keypoints"] = given[KEYPOINTS][:, :2] - _MIDDLE
     return targets
 
 
@@ -58,17 +59,17 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
 
     Raises ValueError when there are more boxes than the record has room for, or another number of keypoints.
     """
-    result: dict[str, Array] = {"image": targets["image"]}
-    if "mask" in given:
-        result["mask"] = targets["mask"][..., None]
-    if "boxes" in given:
-        boxes = clip_boxes(np.asarray(targets["bboxes"]).reshape(-1, 5), _area(given["image"]))
-        result["boxes"] = fill_boxes(boxes, len(given["boxes"]))
-    if "keypoints" in given:
+    result: dict[str, Array] = {IMAGE: targets["image"]}
+    if MASK in given:
+        result[MASK] = targets["mask"][..., None]
+    if BOXES in given:
+        boxes = clip_boxes(np.asarray(targets["bboxes"]).reshape(-1, 5), _area(given[IMAGE]))
+        result[BOXES] = fill_boxes(boxes, len(given[BOXES]))
+    if KEYPOINTS in given:
         points = np.asarray(targets["keypoints"], np.float32)[:, :2] + _MIDDLE
-        area = _area(given["image"])
+        area = _area(given[IMAGE])
         inside = ((points >= area[:2]) & (points <= area[2:])).all(axis=1)  # both edges: a flip takes one to the other
-        result["keypoints"] = mark_points(points, inside & (given["keypoints"][:, 2] > 0), area)
+        result[KEYPOINTS] = mark_points(points, inside & (given[KEYPOINTS][:, 2] > 0), area)
     return result
 
 

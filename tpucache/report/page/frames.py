@@ -14,7 +14,7 @@ from tpucache.report.page.markup import escape
 from tpucache.report.preview import variant_name
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label
-from tpucache.store.fields import Field
+from tpucache.store.fields import IMAGE, Field
 
 Array = npt.NDArray[Any]
 
@@ -78,7 +78,7 @@ def _figure(records: Records, position: int, variants: Sequence[int], look: str)
 
 def _picture(fields: Mapping[str, Array], classes: Sequence[str], look: str) -> str:
     """Return what an <img> says of its picture, which is within it: PNG where pixels are to be seen, else JPEG."""
-    side = {"drawn": _DRAWN_SIDE, "small": max(fields["image"].shape[:2])}.get(look, _SIDE)
+    side = {"drawn": _DRAWN_SIDE, "small": max(fields[IMAGE].shape[:2])}.get(look, _SIDE)
     picture, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
     kind = "png" if look == "small" else "jpeg"
     picture.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))

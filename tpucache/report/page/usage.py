@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from tpucache.report.records import Records
+from tpucache.store.fields import IMAGE, LABEL
 
 _BATCH: Final = 256
 
@@ -18,12 +19,12 @@ def usage(records: Records) -> str:
     manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""
-    labelled = "labels" if "label" in records.table else "_"
-    if [field.name for field in manifest.fields] == ["image"]:
+    labelled = "labels" if LABEL in records.table else "_"
+    if [field.name for field in manifest.fields] == [IMAGE]:
         height, width, channels = manifest.fields[0].shape
         loop, says = f"images, {labelled}", f"uint8 ({batch}, {channels}, {height}, {width}), channels last"
     else:
-        names = [*(field.name for field in manifest.fields), "label"]
+        names = [*(field.name for field in manifest.fields), LABEL]
         loop, says = "batch", f"a dictionary of tensors: {', '.join(names)}"
     comment = "  # another augmented variant every epoch" if variant else ""
     return (

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 
-IMAGE: Final = "image"
-LABEL: Final = "label"
 _DONE: Final = object()
 
 Draw = Callable[[int], npt.NDArray[np.float32]]

@@ -9,7 +9,8 @@ from typing import Any
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.ondevice.augment import draw
-from tpucache.training.feed.feeder import IMAGE, DeviceBatch, Draw
+from tpucache.store.fields import IMAGE
+from tpucache.training.feed.feeder import DeviceBatch, Draw
 from tpucache.training.run.state import steps_per_epoch
 from tpucache.training.settings import TrainSettings
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import IMAGE, LABEL, DeviceBatch
+from tpucache.training.feed.feeder import DeviceBatch
 from tpucache.training.learn.tasks.find import Task
 from tpucache.training.learn.user_code import describe_error, user_code
 from tpucache.training.settings import TrainSettings

@@ -15,15 +15,15 @@ from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.augment import Augment
+from tpucache.store.fields import IMAGE, LABEL, MASK
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import IMAGE, LABEL, DeviceBatch
+from tpucache.training.feed.feeder import DeviceBatch
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
 from tpucache.training.learn.models import build_model
 from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import Task
-from tpucache.training.learn.tasks.mask import MASK
 from tpucache.training.learn.user_code import check_loss, user_code
 from tpucache.training.run.checkpoint import to_host
 from tpucache.training.settings import TrainSettings

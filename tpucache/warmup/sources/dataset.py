@@ -14,11 +14,12 @@ from PIL import Image
 
 from tpucache.callables import load_callable
 from tpucache.errors import SampleError, SourceError
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Sample
 from tpucache.warmup.sources.names import column_names, unique
 
 _LABELS: Final = ("label", "target", "labels", "targets")
-_PIXELS: Final = ("image", "mask")
+_PIXELS: Final = (IMAGE, MASK)
 _KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
 #: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
@@ -98,7 +99,7 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
 
 def _item(value: Any, path: str) -> Item:
     if not isinstance(value, Mapping):
-        return Item({"image": _field(value, "image", path)})
+        return Item({IMAGE: _field(value, IMAGE, path)})
     for key in value:
         if not isinstance(key, str):
             raise SampleError(path, f"key {key!r} is a {type(key).__name__}: name every field by text")
@@ -133,7 +134,7 @@ def _pixels(image: Image.Image, key: str, path: str) -> bytes | Array:
     if image.mode not in _PNG_MODES:
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {', '.join(_PNG_MODES)}")
     try:
-        if (key == "mask" and image.mode == "P") or (image.mode in ("L", "RGB") and "transparency" not in image.info):
+        if (key == MASK and image.mode == "P") or (image.mode in ("L", "RGB") and "transparency" not in image.info):
             return np.asarray(image)  # a PNG loses palette indices that are beyond the palette
         target = io.BytesIO()
         image.save(target, "PNG", compress_level=0, exif=b"")  # turned by its EXIF already, or meant as it is

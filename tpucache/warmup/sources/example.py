@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DependencyError, SampleError
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Array, Item, Label
 from tpucache.warmup.sources.names import column_names, field_names
 
@@ -80,9 +81,9 @@ def read_example(data: bytes, path: str) -> Item:
     fields: dict[str, bytes | Array] = {}
     image = _image_name(texts, path)
     if image is not None:
-        fields["image"] = _one(texts.pop(image), image, path)
-        if "mask" in texts:
-            fields["mask"] = _one(texts.pop("mask"), "mask", path)
+        fields[IMAGE] = _one(texts.pop(image), image, path)
+        if MASK in texts:
+            fields[MASK] = _one(texts.pop(MASK), MASK, path)
     label_name = next((name for name in _LABELS if name in numbers), None)
     label = None if label_name is None else _label(numbers.pop(label_name), label_name, path)
     several = [name for name, values in numbers.items() if len(values) > 1]
@@ -105,7 +106,7 @@ def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
         if name in texts:
             return name
     like = [
-        name for name, values in texts.items() if name != "mask" and len(values) == 1 and _IMAGE_START.match(values[0])
+        name for name, values in texts.items() if name != MASK and len(values) == 1 and _IMAGE_START.match(values[0])
     ]
     if len(like) > 1:
         raise SampleError(path, f"has several images, {', '.join(like)}, and none of them is called image")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.store.fields import IMAGE
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
@@ -63,7 +64,7 @@ class FolderSource:
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
-        return Item({"image": read_file(self._root / sample.path, sample.path)})
+        return Item({IMAGE: read_file(self._root / sample.path, sample.path)})
 
 
 def read_file(path: Path, name: str) -> bytes:

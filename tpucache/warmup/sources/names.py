@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
+
 #: Columns of the samples table that have a meaning.
-_RESERVED: Final = frozenset({"number", "path", "label", "source_bytes", "fold"})
-#: What a field may be called, and names of fields that have a meaning.
-_FIELD: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold"})
 _LONGEST: Final = 56
-_OF_IMAGES: Final = frozenset({"image", "mask", "boxes", "keypoints"})
+#: Fields that have a meaning.
+_OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
 
 
 def column_names(names: Iterable[str]) -> dict[str, str]:
@@ -29,7 +30,7 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
 def field_names(names: Iterable[str]) -> dict[str, str]:
     """Return the name that each array has in a record: plain, none that means an image's own, and no two alike."""
     names = list(names)
-    given = {name: name for name in names if _FIELD.fullmatch(name)}
+    given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
     for name in names:
         if name not in given:
             safe = re.sub(r"[^a-z0-9_]", "_", name.lower())

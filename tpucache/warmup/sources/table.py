@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Column, Item, Listing, Sample
 from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
@@ -93,11 +94,11 @@ class TableSource:
             raise SampleError(sample.path, f"is no longer in {self._path}: bring it back as it was")
         if number in files.lacks:
             raise SampleError(sample.path, files.lacks[number])
-        fields = {"image": read_file(self._root / files.images[number], sample.path)}
+        fields = {IMAGE: read_file(self._root / files.images[number], sample.path)}
         if files.masks:
             mask = files.masks[number]
             try:
-                fields["mask"] = read_file(self._root / mask, sample.path)
+                fields[MASK] = read_file(self._root / mask, sample.path)
             except SampleError as error:
                 raise SampleError(sample.path, f"its mask {mask!r} {error.reason}") from error
         return Item(fields)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from tpucache.errors import UsageError
+from tpucache.store.fields import MASK
 from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
 from tpucache.training.learn.tasks.kinds import TaskName, Watched, one_hot, smooth
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 #: The field of a record that holds the classes, (height, width, 1).
-MASK: Final = "mask"
 #: A mask's pixels of this number belong to no class, and count nowhere (as in PASCAL VOC).
 VOID: Final = 255
 
