@@ -155,6 +155,8 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(
         build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
     with pytest.raises(RecipeError, match="augment"):
         build_cache(source, cache, Recipe(size=16, variants=3, augment="flip"), jobs=1)
+    with pytest.raises(RecipeError, match=r"another recipe: augment .*size \[16, 16\], now \[24, 24\]"):
+        build_cache(source, cache, Recipe(size=24, variants=2, augment="standard"), jobs=1)
     sorted((source / "cat").iterdir())[0].unlink()
     with pytest.raises(SourceError, match="lacks 1 of the samples"):
         build_cache(source, cache, recipe, jobs=1)

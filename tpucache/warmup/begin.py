@@ -65,6 +65,8 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path, lab
         unused = _unused_labels(listing, first)
     else:
         unused = labels_unused(before.source)
+        # Before an augmentation of another size is tried on this cache's records.
+        _check_recipe(cache, before, {**recipe.to_dict(), "augmentation": before.recipe.get("augmentation", {})})
         fields, like = before.fields, _label_of(before, cache)
     told_by_listing = any(sample.label is not None for sample in listing.samples)  # then the samples' own do not count
     labels = None if told_by_listing else LabelRule(like, len(listing.classes))
@@ -174,11 +176,15 @@ def _check_recipe(cache: Path, before: Manifest, told: Mapping[str, Any]) -> Non
 def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name each part in which two recipes differ; of a callable's code, the modules that changed."""
     old, new = before.get("augmentation", {}), now.get("augmentation", {})
-    if not old.get("callable") or old.get("callable") != new.get("callable"):
-        return differences(before, now)
-    modules = code_changes(old, new)
-    code = [f"the code of the augmentation {new['callable']} changed, in {', '.join(modules)}"] if modules else []
-    return [*differences({**before, "augmentation": new}, now), *code]
+    changed = differences({**before, "augmentation": new}, now)
+    if new.get("callable") and old.get("callable") == new.get("callable"):
+        modules = code_changes(old, new)
+        return changed + [f"the code of the augmentation {new['callable']} changed, in {', '.join(modules)}"] * bool(
+            modules
+        )
+    if old != new and not any(before.get(name) != now.get(name) for name in ("augment", "size")):
+        changed.append(f"the augmentation {now['augment']} now means another one")
+    return changed
 
 
 def _missing_blocks(listing: Listing, recipe: Recipe, cache: Path, before: Manifest) -> list[Block]:
