@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import RecipeError
+from tpucache.option_fields import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
 
 Fit = Literal["crop", "pad", "stretch"]
@@ -45,19 +46,29 @@ class Recipe:
     Raises RecipeError for values that no cache can have.
     """
 
-    size: int | tuple[int, int] = 224
-    fit: Fit = "crop"
-    variants: int = 0
-    augment: str = "standard"
-    seed: int = 0
-    codec: str = "raw"
-    quality: int | None = None
-    shard_mb: int = DEFAULT_SHARD_MB
-    exact: bool = False
-    max_boxes: int = 100
+    size: int | tuple[int, int] = option(224, "height and width of every cached image, in pixels", metavar="N|HxW")
+    fit: Fit = option("crop", "how an image of another shape gets that size: cut to it, padded or stretched")
+    variants: int = option(0, "augmented variants of each image, in addition to the clean one", metavar="K")
+    augment: str = option(
+        "standard",
+        "flip, affine, standard or strong; a YAML or JSON file of albumentations.to_dict; or your own function",
+        metavar="PRESET|FILE|module:name",
+    )
+    seed: int = option(0, "seed of the augmentation", metavar="N")
+    codec: str = option("raw", "how images are stored", choices=IMAGE_CODECS)
+    quality: int | None = option(None, "quality of jpeg (1 to 100), or compression level of png or zstd", metavar="Q")
+    shard_mb: int = option(DEFAULT_SHARD_MB, "size of a shard to aim at, in MiB", metavar="N")
+    exact: bool = option(False, "decode whole images, never at a reduced scale")
+    max_boxes: int = option(100, "boxes that a record has room for", metavar="N", minimum=1)
     max_blocks: int | None = None
-    coordinates: Coordinates | None = None
-    white_level: int | None = None
+    coordinates: Coordinates | None = option(
+        None,
+        "what masks, boxes and keypoints refer to where EXIF turns an image: the image as displayed or as stored; "
+        "such images are refused if not given",
+    )
+    white_level: int | None = option(
+        None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1
+    )
 
     def __post_init__(self) -> None:
         size = tuple(self.size) if isinstance(self.size, (tuple, list)) else (self.size, self.size)

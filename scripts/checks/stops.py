@@ -31,7 +31,7 @@ from PIL import Image
 from tpucache import Recipe, build_cache
 from tpucache.cli import main as main_of_cli
 from tpucache.training import device, interrupt, loop
-from tpucache.training.device import Backend, Device, open_device
+from tpucache.training.device import Device, open_device
 
 CORES = {"eager": 1, "xla": 8}
 STATUS = {"time limit": 3, "SIGTERM": 3, "SIGKILL": -signal.SIGKILL, "SIGKILL at a write": -signal.SIGKILL}
@@ -110,7 +110,7 @@ def run_command(kind: str, moment: int, run: Path, words: list[str]) -> None:
         else:
             os.kill(os.getpid(), signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
 
-    def open_counting(backend: Backend, cores: int) -> Device:
+    def open_counting(backend: str, cores: int) -> Device:
         opened = open_device(backend, cores)
         step_end = opened.step_end
         opened.step_end = lambda: (step_end(), count("batches"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import tpucache
-from tpucache.cli import _parser, main
+from tpucache.cli import main, make_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "format.md")
@@ -46,7 +46,7 @@ def test_every_command_parses(page, capsys):
     shown = [text for language, text in blocks(page) if language == "sh"] + spans(page)
     for words in (words for text in shown for words in commands(text)):
         try:
-            _parser().parse_args(words)
+            make_parser().parse_args(words)
         except SystemExit:
             pytest.fail(f"{page.name}: {' '.join(words)}: {capsys.readouterr().err.splitlines()[-1]}")
 

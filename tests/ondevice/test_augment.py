@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.ondevice.augment import COLUMNS, Augment, AugmentSettings, Normalise, draw
+from tpucache.ondevice.augment import COLUMNS, Augment, draw
+from tpucache.ondevice.normalise import Normalise
+from tpucache.ondevice.settings import AugmentSettings
 
 CPU = torch.device("cpu")
 BATCH, HEIGHT, WIDTH = 24, 9, 12

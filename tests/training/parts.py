@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpucache.ondevice.augment import Augment, AugmentSettings, draw
+from tpucache.ondevice.augment import Augment, draw
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.models import UNet, conv_bn

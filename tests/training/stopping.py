@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tpucache import CachedDataset
-from tpucache.ondevice.augment import AugmentSettings
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import Device
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.loop import train

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
-from tpucache.ondevice.augment import AugmentSettings
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import EagerDevice, open_device
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions

@@ -12,7 +12,7 @@ import torch
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
-from tpucache.ondevice.augment import AugmentSettings
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
 from tpucache.training.interrupt import StopRequest

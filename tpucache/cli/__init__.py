@@ -8,11 +8,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tpucache import __version__
 from tpucache.cli import inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
 from tpucache.errors import TpucacheError, UnfinishedError, UsageError
+
+#: The exit status of each kind of error; the first that fits counts.
+_STATUS: Final = ((UsageError, 2), (UnfinishedError, 3), (TpucacheError, 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,13 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     escape_unprintable()
     try:
-        return _run(_parser().parse_args(arguments))
-    except UsageError as error:
-        return complain(error, 2)
-    except UnfinishedError as error:
-        return complain(error, 3)
+        return _run(make_parser().parse_args(arguments))
     except TpucacheError as error:
-        return complain(error, 1)
+        return complain(error, next(status for kind, status in _STATUS if isinstance(error, kind)))
     except KeyboardInterrupt as stop:
         return complain(stop if stop.args else "interrupted: run the same command again to continue", 3)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to read a message
@@ -49,7 +49,8 @@ def _run(options: argparse.Namespace) -> int:
         raise
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; it sets `command` to the function that runs the one given."""
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

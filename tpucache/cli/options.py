@@ -5,15 +5,26 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpucache.cli.terminal import PROG
 from tpucache.errors import UsageError
+from tpucache.option_fields import Option, options_of
 
 if TYPE_CHECKING:
     from tpucache.loading.records.reader import InMemory
+
+Settings = TypeVar("Settings")
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of an option that has one, and nothing for an option that may be left out."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_left_out = action.default is False or action.default in (None, "", [])
+        return action.help if is_left_out else super()._get_help_string(action)
 
 
 def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example: str) -> argparse.ArgumentParser:
@@ -24,35 +35,78 @@ def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example
         help=text,
         description=text,
         epilog=f"example: {PROG} {run.__name__} {example}",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     command.set_defaults(command=run)
-    command.add_argument("--traceback", action="store_true", help="where an error comes from in the code, too")
+    command.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     return command
+
+
+def add_options(
+    group: Any,
+    settings: type,
+    only: Container[str] | None = None,
+    without: Container[str] = (),
+    parsers: Mapping[str, Callable[[str], Any]] | None = None,
+) -> None:
+    """Add the options that a dataclass declares with `option`, to a command or a group of it.
+
+    `parsers` read what text means where its type alone does not say it. A choice or a number that is not allowed is
+    wrong usage.
+    """
+    for each in options_of(settings).values():
+        if (only is None or each.name in only) and each.name not in without:
+            flag = f"--{each.name.replace('_', '-')}"
+            group.add_argument(flag, help=each.help, **_keywords(each, (parsers or {}).get(each.name)))
+
+
+def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
+    """Return the dataclass of the options that `add_options` added; `others` replace or add values."""
+    given = {name: getattr(options, name) for name in options_of(settings)}
+    return settings(**{**given, **others})
+
+
+def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, Any]:
+    """Return how argparse is to read an option."""
+    if bool in each.types:
+        return {"action": "store_true"}
+    if each.choices:
+        return {"choices": each.choices, "default": each.default}
+    kind = parser or (at_least(each.minimum) if each.minimum is not None else each.types[-1])
+    return {"type": kind, "default": each.default, "metavar": each.metavar}
 
 
 def add_cache(command: argparse.ArgumentParser) -> None:
     """Add the cache a command reads, and --json."""
     command.add_argument(
-        "cache", metavar="CACHE", type=cache, help="a cache that warmup built; kaggle:slug is looked for"
+        "cache",
+        metavar="CACHE",
+        type=cache,
+        help="the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
     )
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add where it is computed: --backend, --cores."""
-    command.add_argument("--backend", choices=["eager", "xla"], default="xla", help="eager is torch on the CPU")
-    command.add_argument("--cores", type=positive, default=1, metavar="N", help="1, or all")
+    from tpucache.training.device import BACKENDS
+
+    command.add_argument(
+        "--backend", choices=BACKENDS, default="xla", help="xla: PyTorch/XLA; eager: plain PyTorch on the processor"
+    )
+    command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
     """Add how a cache is read: --threads, --in-memory, --stage."""
-    command.add_argument("--threads", type=positive, default=2, metavar="N", help="threads that read")
+    from tpucache.training.settings import TrainSettings
+
+    add_options(command, TrainSettings, only=["threads"])
     command.add_argument(
         "--in-memory",
         choices=["auto", "yes", "no"],
         default="auto",
-        help="keep each record in memory once it is read; auto: where all take at most a third of what is free",
+        help="keep each record in memory once it is read; auto: if all of them take at most a third of what is free",
     )
     command.add_argument("--stage", metavar="DIR", help="copy the cache there first, such as to /dev/shm")
 
@@ -111,12 +165,20 @@ def seconds(text: str) -> float:
     return float(3600 * hours + 60 * minutes + rest)
 
 
-def positive(text: str) -> int:
-    """Read a number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return what reads a whole number of at least `minimum`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+        return value
+
+    return number
+
+
+positive = at_least(1)
+natural = at_least(0)
 
 
 def rate(text: str) -> float:
@@ -124,12 +186,4 @@ def rate(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
-    return value
-
-
-def natural(text: str) -> int:
-    """Read a number of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
     return value

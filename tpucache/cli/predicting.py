@@ -36,12 +36,18 @@ def variants(text: str) -> str | list[int]:
 def add(commands: Any) -> None:
     """Add predict."""
     command = add_command(commands, predict, "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all")
-    command.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="folders that train left; their mean counts")
+    command.add_argument(
+        "runs", metavar="RUN", type=Path, nargs="+", help="folders of runs, whose predictions are averaged"
+    )
     add_cache(command)
     command.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the CSV to write")
     command.add_argument(
-        "--variants", metavar="0,1,2|all", type=variants, default=[0], help="of each sample; their mean counts"
+        "--variants",
+        metavar="0,1,2|all",
+        type=variants,
+        default="0",
+        help="variants of each sample, whose predictions are averaged",
     )
     add_device(command)
-    command.add_argument("--batch-size", type=positive, metavar="B", help="samples at once, all cores' together")
+    command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")
     add_reading(command)

@@ -7,15 +7,27 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, seconds, staged
+from tpucache.cli.options import (
+    add_cache,
+    add_command,
+    add_device,
+    add_options,
+    add_reading,
+    from_options,
+    in_memory,
+    seconds,
+    staged,
+)
 from tpucache.cli.terminal import note, show
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.records.reader import InMemory
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.report import TrainReport
-    from tpucache.training.settings import TrainSettings
     from tpucache.training.watch.tensorboard import TensorBoard
 
 
@@ -45,7 +57,6 @@ def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
     from tpucache.training.device import open_device
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import PNG_NAME, find_lr
-    from tpucache.training.options import RunOptions
 
     settings = _settings(options)
     held = in_memory(options)
@@ -57,14 +68,7 @@ def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
         note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {options.run} shows why")
     with contextlib.ExitStack() as stack:
         watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
-        run_options = RunOptions(
-            resume=options.resume,
-            checkpoint_every=options.checkpoint_every,
-            stop=stop,
-            curves=True,
-            profile=options.profile,
-            watchers=watchers,
-        )
+        run_options = from_options(RunOptions, options, stop=stop, time_limit=None, curves=True, watchers=watchers)
         return run_training(options.run, settings, train_set, valid_set, device, run_options)
 
 
@@ -75,20 +79,13 @@ def _tensorboard(run: Path) -> TensorBoard:
 
 
 def _settings(options: argparse.Namespace) -> TrainSettings:
-    """Return the settings that the options of the same names make."""
-    from dataclasses import fields
-
-    from tpucache.ondevice.augment import AugmentSettings
-    from tpucache.training.settings import TrainSettings
-
-    given = vars(options)
-    augment = AugmentSettings(**{item.name: given[item.name] for item in fields(AugmentSettings)})
-    named = {item.name: given[item.name] for item in fields(TrainSettings) if item.name != "augment"}
+    """Return the settings that the options make; the learning rate keeps its default until it is found."""
+    others: dict[str, Any] = {"augment": from_options(AugmentSettings, options)}
     if options.lr == FIND:
-        del named["lr"]  # until it is found
+        others["lr"] = TrainSettings.lr
     if options.per_core:
-        named["batch_size"] *= options.cores
-    return TrainSettings(**named, augment=augment)
+        others["batch_size"] = options.batch_size * options.cores
+    return from_options(TrainSettings, options, **others)
 
 
 def rate(text: str) -> float | str:
@@ -121,83 +118,18 @@ def add(commands: Any) -> None:
     """Add train."""
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
     add_cache(command)
-    command.add_argument("--run", type=Path, required=True, metavar="RUN", help="the folder for what the run leaves")
-    command.add_argument("--valid", metavar="CACHE|FRACTION|fold=N", help="what to validate on after each epoch")
+    command.add_argument("--run", type=Path, required=True, metavar="RUN", help="the folder that the run writes to")
+    command.add_argument(
+        "--valid",
+        metavar="CACHE|FRACTION|fold=N",
+        help="what to validate on after each epoch: another cache, a fraction of this one, or one of its folds",
+    )
     add_device(command)
-    command.add_argument("--resume", action="store_true", help="continue the run in RUN, if there is one")
-    command.add_argument("--checkpoint-every", type=positive, metavar="N", help="steps, beside each epoch's end")
-    command.add_argument("--time-limit", type=seconds, metavar="8h", help="save and stop before; --resume continues")
-    command.add_argument("--tensorboard", action="store_true", help="write scalars to RUN/tensorboard")
-    command.add_argument("--profile", type=Path, metavar="DIR", help="trace a few steps after the warm-up there")
-    _add_learning(command)
-    _add_augmentation(command)
-    add_reading(command)
-
-
-def _add_learning(command: argparse.ArgumentParser) -> None:
+    add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": Path})
+    command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")
     group = command.add_argument_group("what is learned, and how")
-    add = group.add_argument
-    add(
-        "--model",
-        default="resnet18",
-        metavar="NAME",
-        help="cnn, resnet18 …, timm:NAME, or module:callable of a number of outputs",
-    )
-    add(
-        "--task",
-        choices=["auto", "classes", "multilabel", "regression", "mask"],
-        default="auto",
-        help="what labels mean; auto: by what they are",
-    )
-    add("--mask-classes", type=positive, metavar="N", help="classes of the masks, for the task mask")
-    add("--epochs", type=positive, default=5, metavar="N", help="times through the data")
-    add("--batch-size", type=positive, default=128, metavar="B", help="samples a step, all cores' together")
-    add("--per-core", action="store_true", help="--batch-size is one core's")
-    add("--accumulate", type=positive, default=1, metavar="N", help="send each batch in N parts, to save memory")
-    add("--steps-per-execution", type=positive, default=1, metavar="K", help="make K steps one graph")
-    add("--optimizer", choices=["sgd", "adamw"], default="sgd", help="SGD has Nesterov momentum")
-    add(
-        "--schedule",
-        choices=["one-cycle", "warmup-cosine", "constant"],
-        default="one-cycle",
-        help="of rate, momentum",
-    )
-    add("--lr", type=rate, default=0.1, metavar="X|find", help="the highest learning rate; find: by a range test")
-    add(
-        "--scale",
-        choices=["none", "linear", "sqrt"],
-        default="none",
-        help="how --lr grows with the batch, from what is right for 256",
-    )
-    add(
-        "--warmup",
-        type=float,
-        metavar="SHARE",
-        help="of the steps in which the rate rises",
-    )
-    add("--weight-decay", type=float, default=5e-4, metavar="X", help="not of biases and norms")
-    add("--smoothing", type=float, default=0.0, metavar="X", help="of labels")
-    add("--class-weights", choices=["none", "balanced"], default="none", help="balanced: rare classes count more")
-    add("--clip", type=float, metavar="NORM", help="largest norm of all gradients together")
-    add("--ema", type=float, metavar="DECAY", help="evaluate averaged weights, such as of decay 0.999")
-    add("--bf16", action="store_true", help="matrix products in bfloat16")
-    add("--normalise", choices=["cache", "imagenet"], default="cache", help="by whose mean and deviation")
-    add("--loss", metavar="module:name", help="of (outputs, labels); labels are soft where they are smoothed or mixed")
-    add("--train-step", metavar="module:name", help="of (model, batch), a dict of tensors: the loss of one batch")
-    add("--eval-step", metavar="module:name", help="of (model, batch): the outputs for one batch")
-    add("--seed", type=int, default=0, metavar="N", help="of weights, order, split and augmentation")
-
-
-def _add_augmentation(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("augmentation", "done on the device to whole batches, anew in every step")
-    add = group.add_argument
-    add("--flip", action="store_true", help="left and right")
-    add("--vertical-flip", action="store_true", help="top and bottom")
-    add("--shift", type=int, default=0, metavar="PIXELS", help="each way, the border reflected")
-    add("--rotate", action="store_true", help="by right angles")
-    add("--brightness", type=float, default=0.0, metavar="X", help="a factor between 1 - X and 1 + X")
-    add("--contrast", type=float, default=0.0, metavar="X", help="likewise")
-    add("--saturation", type=float, default=0.0, metavar="X", help="likewise")
-    add("--erase", type=float, default=0.0, metavar="P", help="probability of a rectangle of the mean colour")
-    add("--mixup", type=float, default=0.0, metavar="ALPHA", help="mix images of a batch")
-    add("--cutmix", type=float, default=0.0, metavar="ALPHA", help="put a piece of one image into another")
+    add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate})
+    group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
+    group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
+    add_options(group, AugmentSettings)
+    add_reading(command)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.options import add_cache, add_command, positive, seconds, size
+from tpucache.cli.options import add_cache, add_command, add_options, from_options, positive, seconds, size
 from tpucache.cli.terminal import complain, say, show
 
 if TYPE_CHECKING:
@@ -32,20 +32,7 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.warmup.sources import open_source
 
     began = time.monotonic()
-    recipe = Recipe(
-        size=options.size,
-        fit=options.fit,
-        variants=options.variants,
-        augment=options.augment,
-        seed=options.seed,
-        codec=options.codec,
-        quality=options.quality,
-        shard_mb=options.shard_mb,
-        exact=options.exact,
-        max_boxes=options.max_boxes,
-        coordinates=options.coordinates,
-        white_level=options.white_level,
-    )
+    recipe = from_options(Recipe, options)
     engine = Engine(options.backend, options.jobs, options.scheduler)
     check_source(options.source, options.cache)
     progress = _Progress("warmup")
@@ -146,7 +133,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 def add(commands: Any) -> None:
     """Add warmup and verify."""
-    from tpucache.store.codecs import IMAGE_CODECS
+    from tpucache.recipe import Recipe
 
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2")
     command.add_argument(
@@ -155,20 +142,7 @@ def add(commands: Any) -> None:
         help="a folder of images (a subfolder a class, or flat), a .csv, a pattern of .tfrec files, module:callable",
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
-    command.add_argument("--size", type=size, default=224, metavar="N|HxW", help="pixels of every cached image")
-    command.add_argument("--fit", choices=["crop", "pad", "stretch"], default="crop", help="how others come to it")
-    command.add_argument("--variants", type=int, default=0, metavar="K", help="augmented variants beside the clean one")
-    command.add_argument(
-        "--augment",
-        default="standard",
-        metavar="PRESET|FILE|module:name",
-        help="flip, affine, standard or strong; a YAML or JSON file of albumentations.to_dict; or a callable",
-    )
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the augmentation")
-    command.add_argument("--codec", choices=IMAGE_CODECS, default="raw", help="how images are stored")
-    command.add_argument("--quality", type=int, metavar="Q", help="of jpeg (1-100), or level of png or zstd")
-    command.add_argument("--shard-mb", type=int, default=128, metavar="N", help="MiB a shard aims at")
-    command.add_argument("--exact", action="store_true", help="decode whole images, never at a smaller scale")
+    add_options(command, Recipe, parsers={"size": size})
     command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
     _add_table(command)
     command.add_argument(
@@ -176,15 +150,6 @@ def add(commands: Any) -> None:
         choices=["auto", "classes", "numbers", "multilabel"],
         default="auto",
         help="what labels are; auto: whole numbers and text are classes, other numbers are numbers",
-    )
-    command.add_argument("--max-boxes", type=positive, default=100, metavar="N", help="boxes a record has room for")
-    command.add_argument(
-        "--coordinates",
-        choices=["displayed", "stored"],
-        help="what masks, boxes and keypoints lie on where EXIF turns an image; refused there if not given",
-    )
-    command.add_argument(
-        "--white-level", type=positive, metavar="N", help="what is white in images of more than 8 bits, such as 4095"
     )
     command.add_argument("--time-limit", type=seconds, metavar="8h", help="stop cleanly before; run again to continue")
     command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 44 shards")

@@ -7,9 +7,7 @@ What a setting leaves off is not in the graph. Shapes are static, and nothing is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +15,8 @@ import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
+from tpucache.ondevice.normalise import Normalise
+from tpucache.ondevice.settings import AugmentSettings
 
 # Columns of the draws. Neutral where a setting is off.
 _TRANSPOSED, _ROWS_REVERSED, _COLUMNS_REVERSED, _DOWN, _RIGHT, _BRIGHTNESS, _CONTRAST, _SATURATION = range(8)
@@ -28,47 +28,6 @@ COLUMNS: Final = 17
 _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
-
-
-@dataclass(frozen=True)
-class AugmentSettings:
-    """What is done at random to a training batch; everything is off unless given.
-
-    `shift` is in pixels, each way, the border reflected. `rotate` is by right angles, for square images. Brightness,
-    contrast and saturation are strengths: a factor between 1 - x and 1 + x. `erase` is a probability. `mixup` and
-    `cutmix` are alphas of Beta(alpha, alpha); with both, each batch takes one of them by a coin. Raises UsageError.
-    """
-
-    flip: bool = False
-    vertical_flip: bool = False
-    shift: int = 0
-    rotate: bool = False
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    erase: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.shift < 0:
-            raise UsageError(f"shift is in pixels, at least 0, not {self.shift}")
-        for name in ("brightness", "contrast", "saturation", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} lies between 0 and 1, not at {getattr(self, name)}")
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is an alpha, at least 0, not {getattr(self, name)}")
-
-    @property
-    def mixes(self) -> bool:
-        """Whether images are mixed with others, so that targets are, too."""
-        return bool(self.mixup or self.cutmix)
-
-    @property
-    def moves(self) -> bool:
-        """Whether pixels change their places."""
-        return bool(self.flip or self.vertical_flip or self.shift or self.rotate)
 
 
 def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> npt.NDArray[np.float32]:
@@ -100,25 +59,6 @@ def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> np
         else:
             draws[:, _SHARE] = share
     return draws.astype(np.float32)
-
-
-class Normalise:
-    """uint8 (batch, height, width, channels) -> float32 (batch, channels, height, width), (x - mean) / std."""
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        """Take each channel's mean and standard deviation in 0..255; a channel without spread is only centred."""
-        scale = [1.0 / spread if spread else 1.0 for spread in std]
-        shape = (1, len(scale), 1, 1)
-        self._scale = torch.tensor(scale).view(shape).to(device)
-        self._shift = torch.tensor([-m * s for m, s in zip(mean, scale, strict=True)]).view(shape).to(device)
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the normalised batch."""
-        return self.pixels(images.permute(0, 3, 1, 2).float())
-
-    def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalise a batch of pixel values that is float32 (batch, channels, height, width) already."""
-        return images * self._scale + self._shift
 
 
 class Augment:

@@ -29,9 +29,9 @@ from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.stream import drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.schedule import constant, scale_lr
+from tpucache.training.learn.schedule import constant
 from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint, to_host
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.figure import save_figure, smooth
 
 if TYPE_CHECKING:

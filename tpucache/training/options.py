@@ -1,4 +1,4 @@
-"""How a run is carried out, as opposed to what it computes."""
+"""How a run is carried out, as opposed to what it computes. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpucache.errors import UsageError
+from tpucache.option_fields import check_options, option
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.run.history import Watcher
 from tpucache.training.settings import TrainSettings
@@ -14,26 +14,27 @@ from tpucache.training.settings import TrainSettings
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes a number.
+    """How a run is carried out; none of it changes a result.
 
-    `checkpoint_every` is in steps, beside the end of every epoch. `time_limit` is in seconds from the start of
-    training; a `stop` that exists already takes its place. `replay` measures, after training, how fast it could have
-    been. `curves` leaves them as a picture, however the run ends. `profile` is the folder for a trace of a few
-    executions after the warm-up, which are slower and count all the same.
+    `checkpoint_every` is in steps, in addition to the end of each epoch. `time_limit` is in seconds from the start of
+    training; a `stop` that exists already replaces it. `replay` measures, after training, how fast it could have been.
+    `curves` writes them as a picture, however the run ends. `profile` is the folder for a trace of a few executions
+    after the warm-up, which are slower and are counted nevertheless. `watchers` are notified of losses and epochs.
     """
 
-    resume: bool = False
-    checkpoint_every: int | None = None
-    time_limit: float | None = None
+    resume: bool = option(False, "continue the run in RUN, if there is one")
+    checkpoint_every: int | None = option(
+        None, "save a checkpoint every N steps, in addition to the end of each epoch", metavar="N", minimum=1
+    )
+    time_limit: float | None = option(None, "save and stop before this time is over; --resume continues", metavar="8h")
     stop: StopRequest | None = None
     replay: bool = True
     curves: bool = False
-    profile: str | Path | None = None
+    profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up there", metavar="DIR")
     watchers: Sequence[Watcher] = ()
 
     def __post_init__(self) -> None:
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
-            raise UsageError(f"checkpoint_every is at least 1 step, not {self.checkpoint_every}")
+        check_options(self)
 
     def needs_checkpoint(self, step: int, settings: TrainSettings) -> bool:
         """Return whether a checkpoint fell due in the execution that ended with this step."""

@@ -1,77 +1,86 @@
-"""What a training run is made of beside its data and its device."""
+"""What a run computes, apart from its data and its device. Importing this does not import torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import UsageError
-from tpucache.ondevice.augment import AugmentSettings
-from tpucache.training.learn.optimizers import OPTIMIZERS, OptimizerName
-from tpucache.training.learn.schedule import SCALE_RULES, SCHEDULES, ScaleRule, ScheduleName, scale_lr
-from tpucache.training.learn.tasks.find import TASKS, TaskName
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.option_fields import check_options, option
 
-Normalisation = Literal["cache", "imagenet"]
+TaskName = Literal["classes", "multilabel", "regression", "mask"]
+OptimizerName = Literal["sgd", "adamw"]
+ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
+ScaleRule = Literal["none", "linear", "sqrt"]
+SCALE_RULES: Final = get_args(ScaleRule)
 
-_CHOICES: Final = {
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "scale": SCALE_RULES,
-    "normalise": get_args(Normalisation),
-    "task": ("auto", *TASKS),
-    "class_weights": ("none", "balanced"),
-}
-_AT_LEAST: Final = {"epochs": 1, "batch_size": 1, "threads": 1, "seed": 0, "accumulate": 1, "steps_per_execution": 1}
-#: What may differ when a run is resumed: it changes no number.
+#: What may differ when a run is resumed, because it changes no result.
 _FREE: Final = ("threads",)
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """One run's recipe. The same settings and data give the same run, whatever the backend and its cores.
+    """The settings of one run. The same settings and data give the same run on every backend.
 
-    `batch_size` is global: all cores' together, for one step of the optimizer. `accumulate` sends it in so many parts,
-    `steps_per_execution` makes so many steps one graph. `lr` is the highest rate, scaled from a batch of 256 by the
-    rule `scale`; `warmup` the share of the steps in which it is reached (None: the schedule's own). `mask_classes` are
-    the classes of the task "mask". `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights,
-    which are then what is evaluated. `loss`, `train_step` and `eval_step` name a `module:callable` each. Raises
-    UsageError.
+    `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
+    adapts from a batch of 256. `warmup` is the share of the steps in which the rate rises (None: the schedule's own).
+    `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
+    place of the model's. `loss`, `train_step` and `eval_step` name a `module:callable` each. Raises UsageError.
     """
 
-    model: str = "resnet18"
-    task: TaskName | Literal["auto"] = "auto"
-    mask_classes: int | None = None
-    epochs: int = 5
-    batch_size: int = 128
-    accumulate: int = 1
-    steps_per_execution: int = 1
-    optimizer: OptimizerName = "sgd"
-    schedule: ScheduleName = "one-cycle"
-    lr: float = 0.1
-    scale: ScaleRule = "none"
-    warmup: float | None = None
-    weight_decay: float = 5e-4
-    smoothing: float = 0.0
-    class_weights: Literal["none", "balanced"] = "none"
-    clip: float | None = None
-    ema: float | None = None
-    bf16: bool = False
-    normalise: Normalisation = "cache"
+    model: str = option(
+        "resnet18",
+        "cnn, resnet9, resnet18, unet, timm:NAME, or a module:callable that returns a model with N outputs",
+        metavar="NAME",
+    )
+    task: Literal["auto"] | TaskName = option("auto", "what the labels are; auto: chosen by looking at them")
+    mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
+    epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)
+    batch_size: int = option(128, "samples in one optimizer step, on all cores together", metavar="B", minimum=1)
+    accumulate: int = option(
+        1, "split each batch into N parts and add up their gradients, to save memory", metavar="N", minimum=1
+    )
+    steps_per_execution: int = option(1, "compile K steps into one graph", metavar="K", minimum=1)
+    optimizer: OptimizerName = option("sgd", "sgd: SGD with Nesterov momentum; adamw: AdamW")
+    schedule: ScheduleName = option("one-cycle", "how learning rate and momentum change over the run")
+    lr: float = option(0.1, "peak learning rate; find: measure it with a learning-rate range test", metavar="X|find")
+    scale: ScaleRule = option("none", "how --lr, given for a batch of 256, is adapted to the batch size")
+    warmup: float | None = option(
+        None, "share of the steps in which the learning rate rises; the schedule's own if not given", metavar="SHARE"
+    )
+    weight_decay: float = option(5e-4, "weight decay; biases and normalisation layers have none", metavar="X")
+    smoothing: float = option(0.0, "label smoothing", metavar="X")
+    class_weights: Literal["none", "balanced"] = option(
+        "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
+    )
+    clip: float | None = option(None, "clip the norm of all gradients together to this value", metavar="NORM")
+    ema: float | None = option(
+        None, "evaluate an exponential moving average of the weights with this decay, such as 0.999", metavar="DECAY"
+    )
+    bf16: bool = option(False, "compute matrix products in bfloat16")
+    normalise: Literal["cache", "imagenet"] = option(
+        "cache", "whose channel means and standard deviations normalise the images"
+    )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    loss: str | None = None
-    train_step: str | None = None
-    eval_step: str | None = None
-    seed: int = 0
-    threads: int = 2
+    loss: str | None = option(
+        None,
+        "your loss, a function of (outputs, labels); labels are float targets where they are smoothed or mixed",
+        metavar="module:name",
+    )
+    train_step: str | None = option(
+        None, "your training step, a function of (model, batch) that returns the loss", metavar="module:name"
+    )
+    eval_step: str | None = option(
+        None, "your evaluation step, a function of (model, batch) that returns the outputs", metavar="module:name"
+    )
+    seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
+    threads: int = option(2, "threads that read the cache", metavar="N", minimum=1)
 
     def __post_init__(self) -> None:
-        for name, low in _AT_LEAST.items():
-            if getattr(self, name) < low:
-                raise UsageError(f"{name} is at least {low}, not {getattr(self, name)}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        check_options(self)
         if not self.lr > 0:
             raise UsageError(f"lr is above 0, not {self.lr}")
         for name in ("warmup", "smoothing", "ema"):
@@ -90,7 +99,7 @@ class TrainSettings:
 
     @property
     def part_size(self) -> int:
-        """Samples that are sent to the device at once."""
+        """The number of samples sent to the device at once."""
         return self.batch_size // self.accumulate
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,10 +107,22 @@ class TrainSettings:
         return asdict(self)
 
 
-def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `to_dict` gave, now or in an earlier version.
+def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
+    """Return the learning rate for a global batch, given the rate for `base` samples.
 
-    A setting that did not exist then has its default, which is therefore always what was done before it existed.
+    "linear" keeps the sum of the steps over an epoch (Goyal et al., arXiv:1706.02677), "sqrt" the variance of a step
+    (Krizhevsky, arXiv:1404.5997), "none" the rate. Raises UsageError for another rule.
+    """
+    if rule not in SCALE_RULES:
+        raise UsageError(f"there is no rule {rule!r} to scale the rate by: use {', '.join(SCALE_RULES)}")
+    times = batch_size / base
+    return lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
+
+
+def settings_from(values: Mapping[str, Any]) -> TrainSettings:
+    """Return the settings that `to_dict` gave, in this version or an earlier one.
+
+    A setting that did not exist then gets its default, which is therefore always what was done before it existed.
     Raises UsageError for settings of a later version.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
@@ -112,7 +133,7 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
 
 
 def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
-    """Say in which settings, of those that change the run's numbers, two runs differ."""
+    """Return each setting that changes results and differs between two runs, as `seed 0, now 1`."""
     old, new = _flat(before), _flat(now)
     return [f"{name} {old[name]}, now {new[name]}" for name in old if old[name] != new[name] and name not in _FREE]
 

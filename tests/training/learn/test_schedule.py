@@ -17,9 +17,9 @@ from tpucache.training.learn.schedule import (
     constant,
     make_schedule,
     one_cycle,
-    scale_lr,
     warmup_cosine,
 )
+from tpucache.training.settings import scale_lr
 
 
 @settings(max_examples=25)

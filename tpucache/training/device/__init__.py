@@ -1,28 +1,36 @@
-"""Where steps run: one small interface, one file a backend."""
+"""Where steps run: one small interface, one file a backend. Importing this does not import torch."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.training.device.base import Counters, Device
-from tpucache.training.device.eager import EagerDevice
 
-__all__ = ["BACKENDS", "Backend", "Counters", "Device", "EagerDevice", "open_device"]
+if TYPE_CHECKING:
+    from tpucache.training.device.eager import EagerDevice
 
-Backend = Literal["eager", "xla"]
-BACKENDS: Final = get_args(Backend)
+__all__ = ["BACKENDS", "Counters", "Device", "EagerDevice", "open_device"]
+
+#: The module and the class of each backend. A class takes a number of cores, and raises UsageError for another one.
+_BACKENDS: Final = {"eager": ("eager", "EagerDevice"), "xla": ("xla", "XlaDevice")}
+BACKENDS: Final = tuple(_BACKENDS)
 
 
-def open_device(backend: Backend, cores: int = 1) -> Device:
-    """Return the device of a backend; on xla, `cores` is 1 or all that the machine has.
+def open_device(backend: str, cores: int = 1) -> Device:
+    """Return the device of a backend, "eager" or "xla"; on xla, `cores` is 1 or all that the machine has.
 
-    Raises UsageError for another number, DependencyError without torch_xla.
+    Raises UsageError for another backend or number, DependencyError without torch_xla.
     """
-    if backend == "eager":
-        if cores != 1:
-            raise UsageError(f"the eager backend runs on 1 core, not {cores}: use --backend xla")
-        return EagerDevice()
-    from tpucache.training.device.xla import XlaDevice
+    if backend not in _BACKENDS:
+        raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
+    module, kind = _BACKENDS[backend]
+    device: Device = getattr(importlib.import_module(f"{__name__}.{module}"), kind)(cores)
+    return device
 
-    return XlaDevice(cores)
+
+def __getattr__(name: str) -> Any:
+    if name == "EagerDevice":
+        return importlib.import_module(f"{__name__}.eager").EagerDevice
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tpucache.errors import UsageError
 from tpucache.training.device.base import Counters
 
 
@@ -20,7 +21,10 @@ class EagerDevice:
     name = "eager"
     cores = 1
 
-    def __init__(self) -> None:
+    def __init__(self, cores: int = 1) -> None:
+        """Take 1 core. Raises UsageError for another number."""
+        if cores != 1:
+            raise UsageError(f"the eager backend runs on 1 core, not {cores}: use --backend xla")
         self.torch_device = torch.device("cpu")
         self._received_bytes = 0
         self._began: float | None = None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 import torch
 from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.training.learn.schedule import Rates
+from tpucache.training.settings import OptimizerName
 
-OptimizerName = Literal["sgd", "adamw"]
 OPTIMIZERS: Final = get_args(OptimizerName)
 
 _DECAY: Final = "asked_weight_decay"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 from tpucache.errors import UsageError
+from tpucache.training.settings import ScheduleName
 
-ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 SCHEDULES: Final = get_args(ScheduleName)
-ScaleRule = Literal["none", "linear", "sqrt"]
-SCALE_RULES: Final = get_args(ScaleRule)
 
 _MOMENTUM: Final = 0.9
 
@@ -96,18 +94,6 @@ def constant(step: int, steps: int, lr: float, *, warmup: float = 0.0, momentum:
     """Return the same rates for every step after a straight rise over the first `warmup` of them."""
     rise = round(warmup * steps)
     return _rates(lr * min(1.0, (step + 1) / (rise + 1)), momentum)
-
-
-def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
-    """Return the rate for a global batch, given the rate that is right for `base` images.
-
-    "linear" keeps the sum of the steps over an epoch (Goyal et al., arXiv:1706.02677), "sqrt" the variance of a step
-    (Krizhevsky, arXiv:1404.5997), "none" the rate. Raises UsageError for another rule.
-    """
-    if rule not in SCALE_RULES:
-        raise UsageError(f"there is no rule {rule!r} to scale the rate by: use {', '.join(SCALE_RULES)}")
-    times = batch_size / base
-    return lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
 
 
 def _rates(lr: float, momentum: float) -> Rates:

@@ -8,12 +8,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tpucache.errors import TrainingError
 from tpucache.store.files.atomic import write_atomically
+
+if TYPE_CHECKING:
+    import torch
 
 HISTORY_NAME: Final = "history.csv"
 # The loss of a step this long ago has been computed: to read it holds nothing up, and it bounds how far the host runs

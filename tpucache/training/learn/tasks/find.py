@@ -8,8 +8,9 @@ import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
-from tpucache.training.learn.tasks.kinds import Classes, Multilabel, Regression, TaskName, Watched
+from tpucache.training.learn.tasks.kinds import Classes, Multilabel, Regression, Watched
 from tpucache.training.learn.tasks.mask import VOID, Mask
+from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

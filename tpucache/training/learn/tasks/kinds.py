@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,12 @@ from tpucache.training.learn.tasks.checks import (
     class_weights,
     unfit,
 )
+from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 Array = npt.NDArray[Any]
-TaskName = Literal["classes", "multilabel", "regression", "mask"]
 
 SEPARATOR: Final = ";"  # between the classes, or the values, of one sample in a CSV
 

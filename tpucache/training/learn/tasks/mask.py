@@ -15,7 +15,8 @@ from tpucache.errors import UsageError
 from tpucache.store.fields import MASK
 from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
-from tpucache.training.learn.tasks.kinds import TaskName, Watched, one_hot, smooth
+from tpucache.training.learn.tasks.kinds import Watched, one_hot, smooth
+from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

@@ -1,0 +1,102 @@
+"""Each option is declared once, in a dataclass; help shows no default that is none."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from tpucache import Recipe
+from tpucache.cli import main, make_parser
+from tpucache.cli.options import from_options
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.option_fields import options_of
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings
+
+LINES = {"warmup": ["photos", "cache"], "train": ["cache", "--run", "run"]}
+COMMANDS = [
+    "warmup",
+    "verify",
+    "inspect",
+    "preview",
+    "report",
+    "bench",
+    "train",
+    "predict",
+    "publish",
+    "fetch",
+    "push",
+    "doctor",
+]
+DECLARED = [("warmup", Recipe), ("train", TrainSettings), ("train", AugmentSettings), ("train", RunOptions)]
+each_dataclass = pytest.mark.parametrize(("command", "kind"), DECLARED)
+
+
+def actions(command: str) -> dict[str, argparse.Action]:
+    """Return what a command reads, by name."""
+    (commands,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return {action.dest: action for action in commands.choices[command]._actions}
+
+
+@each_dataclass
+def test_a_command_without_options_makes_the_dataclass_of_its_defaults(command, kind):
+    given = make_parser().parse_args([command, *LINES[command]])
+    assert from_options(kind, given) == kind()
+
+
+@each_dataclass
+def test_help_default_and_choices_of_an_option_are_those_of_its_field(command, kind):
+    known = actions(command)
+    assert len(options_of(kind)) >= 3
+    for name, option in options_of(kind).items():
+        assert known[name].help == option.help
+        assert known[name].default == option.default
+        assert tuple(known[name].choices or ()) == option.choices
+
+
+@each_dataclass
+def test_every_field_with_a_plain_value_is_an_option(command, kind):
+    ours = {"max_blocks", "augment", "stop", "replay", "curves", "watchers"}
+    assert {item.name for item in dataclasses.fields(kind)} - set(options_of(kind)) <= ours
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "0"], "argument --epochs: must be at least 1, not 0"),
+        (["--seed", "-1"], "argument --seed: must be at least 0, not -1"),
+        (["--optimizer", "lion"], "argument --optimizer: invalid choice: 'lion'"),
+    ],
+)
+def test_a_value_that_a_field_does_not_allow_is_wrong_usage(words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *LINES["train"], *words])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_and_shows_no_default_that_is_none(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"example: python -m tpucache {command}" in text
+    assert not {"(default: None)", "(default: False)", "(default: [])", "(default: )"} & {
+        f"(default: {part.split(')')[0]})" for part in text.split("(default: ")[1:]
+    }
+
+
+def test_a_default_of_zero_is_shown(capsys):
+    with pytest.raises(SystemExit):
+        main(["warmup", "--help"])
+    assert "in addition to the clean one (default: 0)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_declarations_and_parsers_load_no_torch():
+    code = "import sys; from tpucache.cli import make_parser; make_parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,76 @@
+"""Options: fields of a dataclass that carry their help and limits, from which the command line makes its own options.
+
+A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. Its
+choices are those of its type, a Literal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from tpucache.errors import UsageError
+
+_KEY: Final = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field with its help: of `types`, or one of `choices`, or None where that is its default."""
+
+    name: str
+    default: Any
+    help: str
+    metavar: str | None
+    minimum: int | None
+    types: tuple[type, ...]
+    choices: tuple[Any, ...]
+
+    def check(self, value: object) -> None:
+        """Raise UsageError when a value is below the minimum, or is none of the choices."""
+        if value is None and self.default is None:
+            return
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.name} is one of {', '.join(map(str, self.choices))}, not {value!r}")
+        if self.minimum is not None and not (isinstance(value, (int, float)) and value >= self.minimum):
+            raise UsageError(f"{self.name} is at least {self.minimum}, not {value}")
+
+
+def option(
+    default: Any, text: str, *, metavar: str | None = None, minimum: int | None = None, choices: Sequence[str] = ()
+) -> Any:
+    """Return a dataclass field with this default and help; `minimum` is the least number it may be.
+
+    `choices` are for a type that does not have them itself.
+    """
+    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, tuple(choices))})
+
+
+def options_of(settings: type) -> dict[str, Option]:
+    """Return the options of a dataclass by name, in their order; a field without help is none."""
+    hints = get_type_hints(settings)
+    found = {}
+    for item in dataclasses.fields(settings):
+        if _KEY in item.metadata:
+            text, metavar, minimum, given = item.metadata[_KEY]
+            types, choices = _kinds(hints[item.name])
+            found[item.name] = Option(item.name, item.default, text, metavar, minimum, types, given or choices)
+    return found
+
+
+def check_options(settings: Any) -> None:
+    """Raise UsageError when a value of a dataclass is below its option's minimum, or is none of its choices."""
+    for name, each in options_of(type(settings)).items():
+        each.check(getattr(settings, name))
+
+
+def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
+    """Return the types and the choices that a type hint allows, beside None."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    literals = [member for member in members if get_origin(member) is Literal]
+    choices = tuple(choice for literal in literals for choice in get_args(literal))
+    types = tuple(member for member in members if isinstance(member, type) and member is not NoneType)
+    return types, choices
