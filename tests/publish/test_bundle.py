@@ -25,8 +25,8 @@ METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 
 def broken_rules(folder):
     """Check a folder by Kaggle's documentation of datasets and their metadata, apart from tpucache's own rules."""
-    told = json.loads((folder / "dataset-metadata.json").read_text())
-    owner, slug = told["id"].split("/")
+    metadata = json.loads((folder / "dataset-metadata.json").read_text())
+    owner, slug = metadata["id"].split("/")
     names = [path.name for path in folder.iterdir()]
     return [
         rule
@@ -36,10 +36,10 @@ def broken_rules(folder):
             "at most 45 shards": sum(name.endswith(".lmdb") for name in names) <= 45,
             "no archives": not any(re.search(r"\.(zip|tar|t?gz|bz2|xz|7z|rar|csv)$", name, re.I) for name in names),
             "no hidden or lock files": not any(name.startswith(".") or name.endswith("-lock") for name in names),
-            "title": 6 <= len(told["title"]) <= 50,
+            "title": 6 <= len(metadata["title"]) <= 50,
             "slug": 6 <= len(slug) <= 50 and re.fullmatch("[a-z0-9-]+", slug) is not None and bool(owner),
-            "one licence": [list(entry) for entry in told["licenses"]] == [["name"]],
-            "description": told["description"].startswith("# "),
+            "one licence": [list(entry) for entry in metadata["licenses"]] == [["name"]],
+            "description": metadata["description"].startswith("# "),
             "size": sum(path.stat().st_size for path in folder.iterdir()) < 200e9,
         }.items()
         if not kept
@@ -60,8 +60,12 @@ def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
     assert made.files == {
         path.name: path.stat().st_size for path in made.folder.iterdir() if path.stem != "dataset-metadata"
     }
-    told = json.loads((made.folder / "dataset-metadata.json").read_text())
-    assert (told["id"], told["title"], told["licenses"]) == ("ann/noise-at-16", "Noise at 16", [{"name": "CC-BY-4.0"}])
+    metadata = json.loads((made.folder / "dataset-metadata.json").read_text())
+    assert (metadata["id"], metadata["title"], metadata["licenses"]) == (
+        "ann/noise-at-16",
+        "Noise at 16",
+        [{"name": "CC-BY-4.0"}],
+    )
 
 
 def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos, tmp_path, monkeypatch):
@@ -109,7 +113,7 @@ def test_the_cache_itself_is_no_place_for_the_folder(stored):
         make_bundle(stored, METADATA, stored)
 
 
-def test_a_place_that_cannot_be_written_is_told_of(stored, tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(stored, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="--out"):
         make_bundle(stored, METADATA, tmp_path / "file" / "out")

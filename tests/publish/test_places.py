@@ -199,9 +199,9 @@ def test_what_a_store_puts_into_each_repository_is_no_hindrance(cache, memory, m
 def test_a_url_that_leads_nowhere_is_one_clear_line(tmp_path, monkeypatch, url):
     monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((UsageError, StoreError, NotACacheError)) as told:
+    with pytest.raises((UsageError, StoreError, NotACacheError)) as caught:
         fetch_cache(url, tmp_path / "out")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -20,11 +20,11 @@ def bundle(stored):
 
 def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
     kaggle.wait(0)
-    told = []
-    result = send(bundle, announce=told.append)
+    announced = []
+    result = send(bundle, announce=announced.append)
     assert result.uploaded
     assert {name: len(data) for name, data in kaggle.uploaded.items()} == bundle.files
-    assert told == [f"kaggle datasets create -p {bundle.folder}"] == [result.command]
+    assert announced == [f"kaggle datasets create -p {bundle.folder}"] == [result.command]
     assert kaggle.calls[:2] == ["datasets, status, ann/noise-at-16", f"datasets, create, -p, {bundle.folder}"]
     pages = -(-len(bundle.files) // 4)
     assert sum("files" in call for call in kaggle.calls) == pages > 2
@@ -76,7 +76,7 @@ def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
 
 
 @pytest.mark.parametrize(("mode", "reason"), [("fails", "status 1"), ("refuses", "title is already in use")])
-def test_a_client_that_fails_is_told_of(bundle, kaggle, mode, reason):
+def test_a_client_that_fails_is_reported(bundle, kaggle, mode, reason):
     kaggle.mode(mode)
     with pytest.raises(PublishError, match=reason):
         send(bundle)
@@ -84,10 +84,10 @@ def test_a_client_that_fails_is_told_of(bundle, kaggle, mode, reason):
 
 def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd):
     kaggle.mode("signed-out")
-    told = []
+    announced = []
     with pytest.raises(PublishError, match=f"not signed in.* then `kaggle datasets create -p {bundle.folder}`"):
-        send(bundle, announce=told.append)
-    assert told == [f"kaggle datasets create -p {bundle.folder}"]
+        send(bundle, announce=announced.append)
+    assert announced == [f"kaggle datasets create -p {bundle.folder}"]
     assert kaggle.calls == ["datasets, status, ann/noise-at-16"]
     assert "TOKEN" not in "".join(capfd.readouterr())
 

@@ -43,9 +43,9 @@ def test_titles_that_kaggle_refuses_are_refused(bad):
 
 @pytest.mark.parametrize("bad", [None, "", "MIT", "cc0-1.0", "CC0-1.0 "])
 def test_no_licence_is_assumed_and_all_are_listed(bad):
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         check_license(bad)
-    assert all(name in str(told.value) for name in LICENSES)
+    assert all(name in str(caught.value) for name in LICENSES)
 
 
 def test_a_folder_that_keeps_the_rules_passes(folder):

@@ -66,10 +66,10 @@ def test_nothing_that_goes_wrong_on_the_way_tells_a_secret(served, tmp_path, cap
     served.status = status
     if not status:
         (served.folder / "v01-00000.lmdb").unlink()
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as caught:
         fetch_cache(with_secrets(served.url), tmp_path / "fetched")
-    shown = everything_of(told.value) + caplog.text
-    assert "served" in str(told.value)
+    shown = everything_of(caught.value) + caplog.text
+    assert "served" in str(caught.value)
     assert not any(secret in shown for secret in SECRETS)
 
 
@@ -98,10 +98,10 @@ def test_errors_of_a_stores_library_lose_its_secrets(cache, tmp_path, monkeypatc
     fsspec.register_implementation("telltale", Telltale, clobber=True)
     Telltale.clear_instance_cache()
     for call in (lambda: fetch_cache(Telltale.url, tmp_path / "out"), lambda: push_cache(cache, Telltale.url)):
-        with pytest.raises(TpucacheError) as told:
+        with pytest.raises(TpucacheError) as caught:
             call()
-        assert not any(secret in everything_of(told.value) for secret in SECRETS)
-        assert "***" in str(told.value)
+        assert not any(secret in everything_of(caught.value) for secret in SECRETS)
+        assert "***" in str(caught.value)
 
 
 def test_commands_print_no_secret(cache, served, tmp_path, capsys, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_token_in_a_url_goes_with_each_file(served, cache, tmp_path):
 )
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_url_where_a_folder_belongs_is_one_clear_line_without_its_secrets(read, kind):
-    with pytest.raises(TpucacheError) as told:
+    with pytest.raises(TpucacheError) as caught:
         read(kind("s3://ann:pa55word@bucket/cache?token=t0ken"))
-    assert not any(secret in everything_of(told.value) for secret in SECRETS)
-    assert "\n" not in str(told.value)
+    assert not any(secret in everything_of(caught.value) for secret in SECRETS)
+    assert "\n" not in str(caught.value)

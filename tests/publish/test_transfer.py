@@ -1,4 +1,4 @@
-"""fetch and push: whole and proven through every kind of store, cut off anywhere, never with a wrong byte."""
+"""fetch and push: whole and checked through every kind of store, cut off anywhere, never with a wrong byte."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, me
     push_cache(cache, memory)
     if not scheme.startswith("http"):
         assert push_cache(cache, f"{url}/") == Manifest.load(cache)
-    told = []
-    assert fetch_cache(url, target, lambda *done: told.append(done)) == Manifest.load(cache)
+    reported = []
+    assert fetch_cache(url, target, lambda *done: reported.append(done)) == Manifest.load(cache)
     assert contents(target) == contents(cache)
     total = Manifest.load(cache).total_bytes
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert len(told) > 2 * len(Manifest.load(cache).files)
+    assert reported[-1] == (total, total)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert len(reported) > 2 * len(Manifest.load(cache).files)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -237,7 +237,7 @@ def test_two_fetches_into_one_folder_are_refused(served, tmp_path):
         fetch_cache(served.url, tmp_path / "fetched", again)
 
 
-def test_a_disk_without_room_is_told_of_before_anything_is_fetched(served, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_reported_before_anything_is_fetched(served, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(StoreError, match="free"):
@@ -261,7 +261,7 @@ def test_an_endless_manifest_is_not_read_to_its_end(served, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (503, 7), (429, 7)])
-def test_what_the_server_refuses_is_told_and_what_may_pass_is_tried_again(served, tmp_path, status, asked):
+def test_what_the_server_refuses_is_reported_and_what_may_pass_is_tried_again(served, tmp_path, status, asked):
     served.status = status
     with pytest.raises(NotACacheError if status == 404 else StoreError, match="served"):
         fetch_cache(served.url, tmp_path / "fetched")
@@ -283,13 +283,13 @@ def test_a_shard_that_is_too_short_there_is_named(served, tmp_path, ranges):
 
 
 def test_no_password_of_a_url_is_shown(cache):
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         push_cache(cache, "https://ann:secret@example.org/cache")
-    assert "secret" not in str(told.value)
-    assert "https://example.org/cache" in str(told.value)
+    assert "secret" not in str(caught.value)
+    assert "https://example.org/cache" in str(caught.value)
 
 
-def test_urls_that_cannot_be_opened_are_told_of(tmp_path, monkeypatch):
+def test_urls_that_cannot_be_opened_are_reported(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="Protocol not known"):
         fetch_cache("gopher://x/y", tmp_path)
     monkeypatch.setitem(sys.modules, "fsspec", None)

@@ -68,7 +68,7 @@ def test_the_same_package_makes_the_same_bytes(tmp_path):
     assert {(member.date_time, member.compress_type) for member in members} == {((1980, 1, 1, 0, 0, 0), 0)}
 
 
-def test_a_package_that_was_never_installed_is_told_of(tmp_path, monkeypatch):
+def test_a_package_that_was_never_installed_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(wheel, "_NAME", "tpucache-never-installed")
     with pytest.raises(DependencyError, match="pip install"):
         wheel.write_wheel(tmp_path)

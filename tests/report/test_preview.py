@@ -13,7 +13,7 @@ from tpucache.report.records import Records
 
 
 def contains(sheet, picture):
-    """Tell whether a picture stands somewhere in a sheet, pixel by pixel."""
+    """Return whether a picture is somewhere in a sheet, pixel by pixel."""
     whole, part = np.asarray(sheet), np.asarray(picture)
     height, width = part.shape[:2]
     ys, xs = np.nonzero((whole[: len(whole) - height + 1, : whole.shape[1] - width + 1] == part[0, 0]).all(axis=-1))

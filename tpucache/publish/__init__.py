@@ -1,1 +1,1 @@
-"""A cache goes out to where notebooks find it: a Kaggle Dataset, or any store that fsspec knows."""
+"""Brings a cache to where notebooks find it: a Kaggle Dataset, or any store that fsspec knows."""

@@ -25,7 +25,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class Metadata:
-    """What Kaggle needs to know of a dataset. Raises UsageError for what it does not take."""
+    """What Kaggle needs to know about a dataset. Raises UsageError for what Kaggle does not accept."""
 
     dataset_id: str
     title: str
@@ -44,7 +44,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to be uploaded, and what of it will be: names and bytes."""
+    """A folder that is ready to be uploaded, and the files that will be: names and bytes."""
 
     folder: Path
     metadata: Metadata

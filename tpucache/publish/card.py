@@ -1,4 +1,4 @@
-"""The card: what a reader of a published cache is told, in Markdown."""
+"""The card of a published cache, in Markdown: what it is, how to read it, how it was made."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _contents(manifest: Manifest) -> str:
         for field in manifest.fields
     ]
     table = _table(("field", "shape", "type", "stored as"), rows)
-    told = (manifest.statistics.mean, manifest.statistics.std)
-    mean, std = (" ".join(f"{value:.2f}" for value in values) for values in told)
+    numbers = (manifest.statistics.mean, manifest.statistics.std)
+    mean, std = (" ".join(f"{value:.2f}" for value in values) for values in numbers)
     statistics = (
         f"\n\nMean {mean} and standard deviation {std} a channel of the clean images, from 0 to 255." if mean else ""
     )
@@ -91,11 +91,11 @@ def _classes(manifest: Manifest) -> str:
 
 
 def _making(manifest: Manifest, license_name: str) -> str:
-    recipe = _told({name: value for name, value in manifest.recipe.items() if name != "augmentation"})
+    recipe = _settings({name: value for name, value in manifest.recipe.items() if name != "augmentation"})
     return (
         f"## How it was made\n\n{recipe}\n\nWith {_inline(manifest.created_by)}.\n\nLicence: {license_name}. It is "
-        f"that of the images it was made from. The bundled tpucache is under Apache-2.0. `manifest.json` tells "
-        f"everything, `{METADATA_NAME}` what Kaggle was told."
+        f"that of the images it was made from. The bundled tpucache is under Apache-2.0. `manifest.json` has all "
+        f"details, `{METADATA_NAME}` those that Kaggle was given."
     )
 
 
@@ -111,7 +111,7 @@ def _skipped(manifest: Manifest) -> str:
     return f"## Left out\n\n{_table(('file', 'reason'), rows)}{more}"
 
 
-def _told(values: Mapping[str, Any]) -> str:
+def _settings(values: Mapping[str, Any]) -> str:
     return _table(("setting", "value"), [(name, _plain(value)) for name, value in values.items()])
 
 

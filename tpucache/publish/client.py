@@ -1,4 +1,4 @@
-"""Kaggle's own client, called as a program: it alone knows the token, and nothing here reads, keeps or shows one."""
+"""Kaggle's own client, run as a program. Only it knows the token: nothing here reads, keeps or shows one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNED_OUT: Final = re.compile(
     r"authentication required|unauthorized|\b401\b|kaggle\.json|kaggle auth login|credentials", re.IGNORECASE
 )
 _NEXT: Final = "Next Page Token = "
-# The client ends in status 0 after some errors, and tells them on standard output only.
+# After some errors the client exits with status 0 and prints them on standard output only.
 _REFUSED: Final = re.compile(r"creation error|upload unsuccessful|^skipping", re.IGNORECASE)
 
 
@@ -52,31 +52,31 @@ class KaggleClient:
         return cls(program) if program else None
 
     def state(self, dataset_id: str) -> State | None:
-        """Return what a dataset is in, None where there is none to see. Raises PublishError when signed out."""
+        """Return the state of a dataset, None where none is visible. Raises PublishError when signed out."""
         done = self._ask(["datasets", "status", dataset_id])
-        told = f"{done.stdout}\n{done.stderr}".lower()
+        output = f"{done.stdout}\n{done.stderr}".lower()
         if done.returncode:
-            if _SIGNED_OUT.search(told):
+            if _SIGNED_OUT.search(output):
                 raise PublishError(f"{NAME} is not signed in: run `{NAME} auth login`, or see its own help")
             return None
-        if "ready" in told:
+        if "ready" in output:
             return "ready"
-        if re.search(r"pending|running|queued|creating|uploading", told):
+        if re.search(r"pending|running|queued|creating|uploading", output):
             return "pending"
-        return "failed" if re.search(r"error|fail|delet", told) else "unknown"
+        return "failed" if re.search(r"error|fail|delet", output) else "unknown"
 
     def upload(self, command: Sequence[str]) -> None:
-        """Run an upload, with what it says passed on to standard error. Raises PublishError when it fails."""
-        said: list[str] = []
+        """Run an upload and pass its output on to standard error. Raises PublishError when it fails."""
+        lines: list[str] = []
         words = [self.program, *command[1:]]
-        # Its progress bars go to standard error by themselves.
+        # Its progress bars go to standard error anyway.
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace") as process:  # noqa: S603  # no shell, our own words
             for line in process.stdout or ():
                 sys.stderr.write(line)
-                said = [*said[-50:], line.strip()]
-        refused = [line for line in said if _REFUSED.search(line)]
+                lines = [*lines[-50:], line.strip()]
+        refused = [line for line in lines if _REFUSED.search(line)]
         if process.returncode or refused:
-            reason = refused[0] if refused else next((line for line in reversed(said) if line), "see above")
+            reason = refused[0] if refused else next((line for line in reversed(lines) if line), "see above")
             raise PublishError(f"`{shlex.join(command)}` failed with status {process.returncode}: {reason}")
 
     def files(self, dataset_id: str) -> dict[str, int | None]:

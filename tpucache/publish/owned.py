@@ -1,7 +1,7 @@
-"""The proof that a folder to be uploaded is one that `publish` made, and that nobody has changed it since.
+"""Checks that `publish` made the folder to be uploaded and that nobody has changed it since.
 
-Kaggle's client leaves hidden files out and sends all others, so a finished folder has its claim in the one file that
-stays here: the metadata. Until then it is a file of its own, written before anything else.
+Kaggle's client leaves hidden files out and sends all others. So a finished folder keeps its claim in the one file that
+is not uploaded: the metadata. Until then the claim is a separate file, written before anything else.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_bundle(folder: Path, cache: Path, claim: Claim) -> list[Path]:
 
 
 def _may_be_uploaded(name: str) -> bool:
-    """Tell whether a name is one that `publish` gives; that alone proves nothing."""
+    """Return whether `publish` uses a name; that alone does not show that it wrote the file."""
     of_cache = SHARD_NAME.fullmatch(name) or TABLE_NAME.fullmatch(name) or name.endswith(".tmp")
     return bool(of_cache) or name in _UPLOADED or (name.startswith("tpucache-") and name.endswith(".whl"))
 
@@ -92,7 +92,7 @@ def _is_of(claim: Claim, name: str) -> bool:
 
 
 def _is_as_written(path: Path, cache: Path, claims: list[Claim]) -> bool:
-    """Tell whether a file is what one of the claims says, or a link to the file of the cache, which was verified."""
+    """Return whether a file has the digest of a claim, or is a link to the cache's file, which was verified."""
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:
         return True  # the claim itself, or what was begun

@@ -1,4 +1,4 @@
-"""A cache becomes a Kaggle Dataset: verified, bundled, uploaded, and checked once it is there."""
+"""Publishes a cache as a Kaggle Dataset: verify it, make the folder, upload it, check what arrived."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Published:
-    """What came of it: the folder and its files, the command that uploads it, and whether it was run."""
+    """The result: the folder and its files, the command that uploads it, and whether it was run."""
 
     bundle: Bundle
     command: str
@@ -68,9 +68,9 @@ def send(
 ) -> Published:
     """Upload a folder by Kaggle's client, as a new dataset or its next version, and check what arrived.
 
-    Without the client on PATH, or with `dry_run`, nothing is uploaded. `announce` is told the command before it is run.
-    `patience` is how many seconds Kaggle may take to have the files ready. Raises PublishError when the client is not
-    signed in, fails, or leaves a file out.
+    Without the client on PATH, or with `dry_run`, nothing is uploaded. `announce` is called with the command before it
+    is run. `patience` is how many seconds Kaggle may take to have the files ready. Raises PublishError when the client
+    is not signed in, fails, or leaves a file out.
     """
     command = create_command(bundle.folder, public=public)
     client = None if dry_run else KaggleClient.find()
@@ -99,23 +99,24 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
         state = client.state(dataset_id)
-        trouble = [] if state == "pending" else _trouble(client, bundle)
-        if state != "pending" and not trouble:
+        missing = [] if state == "pending" else _missing(client, bundle)
+        if state != "pending" and not missing:
             return
         passed = time.monotonic() - began
         limit = patience if state == "pending" else min(patience, _GRACE[new])
         if state == "failed" or passed + _INTERVAL > limit:
             break
         time.sleep(_INTERVAL)
-    told = "; ".join(trouble[:_NAMED]) or f"Kaggle still prepares it after {passed:,.0f} s"
-    more = f" and {len(trouble) - _NAMED} more" if len(trouble) > _NAMED else ""
+    reason = "; ".join(missing[:_NAMED]) or f"Kaggle still prepares it after {passed:,.0f} s"
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     raise PublishError(
-        f"{dataset_id} is not what was sent: {told}{more}. Look at https://www.kaggle.com/datasets/{dataset_id}, then "
-        "publish again, which makes a new version"
+        f"{dataset_id} is not what was sent: {reason}{more}. Look at https://www.kaggle.com/datasets/{dataset_id}, "
+        "then publish again, which makes a new version"
     )
 
 
-def _trouble(client: KaggleClient, bundle: Bundle) -> list[str]:
+def _missing(client: KaggleClient, bundle: Bundle) -> list[str]:
+    """Return each file that did not arrive as it was sent, or why the files cannot be listed."""
     try:
         return left_out(bundle.files, client.files(bundle.metadata.dataset_id))
     except PublishError as error:

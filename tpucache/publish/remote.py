@@ -1,4 +1,4 @@
-"""A folder at a URL that fsspec knows, read and written so that a broken connection is no end."""
+"""A folder at a URL that fsspec knows, read and written with retries after broken connections."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Remote:
             raise FormatError(f"{where}: {error}") from error
 
     def chunks(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield a file's bytes from `start` to `stop`, going on where the connection broke. Raises StoreError."""
+        """Yield a file's bytes from `start` to `stop`, continuing where the connection broke. Raises StoreError."""
         at, failures = start, 0
         while at < stop:
             try:
@@ -134,15 +134,15 @@ class Remote:
             self._pause(name, failure, failures)
 
     def size(self, name: str) -> int | None:
-        """Return a file's bytes, None where there is none, or where a server does not tell. Raises StoreError."""
+        """Return a file's bytes, None where there is none, or where a server does not state it. Raises StoreError."""
 
         def ask() -> int | None:
             self._fs.invalidate_cache()
             try:
-                told = self._fs.info(self._path(name))["size"]
+                size = self._fs.info(self._path(name))["size"]
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            return None if told is None else int(told)
+            return None if size is None else int(size)
 
         return self._retry(name, ask)
 
@@ -227,7 +227,7 @@ class Remote:
 
     def _stream(self, name: str) -> Iterator[bytes]:
         # block_size 0 is one stream from front to back. A size, any, keeps fsspec from asking for it first: when that
-        # fails for whatever reason, it says that there is no such file.
+        # fails for whatever reason, it reports that there is no such file.
         options = {"block_size": 0, "size": 1} if self.is_http else {}
         with self._fs.open(self._path(name), "rb", **options) as file:
             while chunk := file.read(_CHUNK):
@@ -270,7 +270,7 @@ def _split_query(root: str) -> tuple[str, str]:
 
 
 def _is_final(error: Exception, failures: int) -> bool:
-    """Tell whether asking again would be in vain."""
+    """Return whether asking again would be in vain."""
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
     return refused or isinstance(error, _FINAL) or failures > _RETRIES
@@ -278,7 +278,7 @@ def _is_final(error: Exception, failures: int) -> bool:
 
 def _http_options() -> dict[str, Any]:
     """Return options under which a slow download may take as long as it likes, but not fall silent."""
-    with contextlib.suppress(ImportError):  # fsspec tells of it by itself
+    with contextlib.suppress(ImportError):  # fsspec reports a missing aiohttp itself
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)

@@ -118,10 +118,10 @@ def breaches(folder: str | Path) -> list[str]:
 
 def _metadata_breaches(path: Path) -> list[str]:
     try:
-        told: Any = json.loads(path.read_text())
-        check_id(told["id"])
-        check_title(told["title"])
-        (entry,) = told["licenses"]
+        metadata: Any = json.loads(path.read_text())
+        check_id(metadata["id"])
+        check_title(metadata["title"])
+        (entry,) = metadata["licenses"]
         check_license(entry["name"])
     except FileNotFoundError:
         return [f"{path.name} is missing"]

@@ -1,4 +1,4 @@
-"""A whole cache fetched from a URL or pushed to one: every byte proven, the manifest last, continued after a break."""
+"""Fetches a cache from a URL or pushes it to one: every byte is checked, the manifest goes last, a break is no loss."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
     names = [path.name for path in target.iterdir()]
     check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest))
     if MANIFEST_NAME in names:
-        standing = Manifest.load(target)
-        if standing.table != manifest.table:
+        existing = Manifest.load(target)
+        if existing.table != manifest.table:
             with _table_of(remote, manifest) as folder:
-                check_descends(Cache(target, standing), Cache(folder, manifest), str(target))
+                check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
 
 def _fetch_files(remote: Remote, manifest: Manifest, target: Path, report: Report) -> None:
@@ -128,19 +128,19 @@ def _held(source: Path, remote: Remote) -> AbstractContextManager[None]:
 
 
 def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
-    """Tell whether a URL holds the manifest already. Raises UsageError unless it may take the cache."""
+    """Return whether a URL holds the manifest already. Raises UsageError unless it may take the cache."""
     names = remote.names() - _OF_REPOSITORIES.get(remote.scheme, set())
-    claims, standing = [], None
+    claims, existing = [], None
     if CLAIM_NAME in names:
         claims.append(_read_claim(remote))
     if MANIFEST_NAME in names:
-        standing = remote.manifest()[0]
-        claims.append(Claim.of(FINISHED, standing))
+        existing = remote.manifest()[0]
+        claims.append(Claim.of(FINISHED, existing))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest))
-    if standing is not None and standing.table != manifest.table:
-        with _table_of(remote, standing) as folder:
-            check_descends(Cache(folder, standing), Cache(source, manifest), remote.shown)
-    return standing is not None and standing.identity == manifest.identity
+    if existing is not None and existing.table != manifest.table:
+        with _table_of(remote, existing) as folder:
+            check_descends(Cache(folder, existing), Cache(source, manifest), remote.shown)
+    return existing is not None and existing.identity == manifest.identity
 
 
 def _push_files(remote: Remote, source: Path, manifest: Manifest, report: Report, *, finished: bool) -> None:
@@ -220,7 +220,7 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 
 def _arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Tell whether a file is there, by its bytes: files of raw images are as long as each other."""
+    """Return whether a file is there, by its bytes: all shards of raw images can have one length."""
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()
@@ -246,5 +246,5 @@ def _counted(chunks: Iterator[bytes], done: int, advance: Callable[[int], None])
 
 
 def _after(done: int, manifest: Manifest, report: Report) -> Callable[[int], None]:
-    """Return what reports a file's bytes on top of those that were done before it."""
+    """Return a function that reports a file's bytes plus those that were done before it."""
     return lambda part: report(done + part, manifest.total_bytes)

@@ -1,6 +1,6 @@
-"""tpucache's own wheel, made from the package that runs: no network, no build tools, the same bytes every time.
+"""tpucache's own wheel, made from the running package: no network, no build tools, the same bytes every time.
 
-What belongs into it is decided by a rule, not by what lies in the package's folder: `py.typed`, and each module that
+Its files are decided by a rule, not by the content of the package's folder: `py.typed`, and each module that
 tpucache's own code imports, starting from `tpucache` and `tpucache.__main__`. A file that nothing imports stays out.
 """
 
@@ -23,7 +23,7 @@ from tpucache.errors import DependencyError
 from tpucache.store.files.atomic import write_atomically
 
 _NAME: Final = "tpucache"
-# What pip wrote when it installed, and what tells of that one installation only.
+# What pip wrote when it installed, and what describes that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
 # A module that users import and tpucache itself does not has to be named here.

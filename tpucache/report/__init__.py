@@ -1,1 +1,1 @@
-"""Looking at a cache: what it holds, how fast it reads."""
+"""What a cache holds, how fast it reads, and what this machine has for it."""

@@ -1,4 +1,4 @@
-"""How fast a cache reads here, beside the machine's own limit, and how long an accelerator would wait for it."""
+"""How fast a cache reads here, compared with the machine's own limit, and how long an accelerator would wait for it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _GAP: Final = 4  # between the variants of a sample
 _GUTTER: Final = 32  # between samples
 _CAPTION: Final = 46
 _MIN_WIDTH: Final = 380  # so that the heading has room
-_WIDTH: Final = 1200  # samples stand side by side up to it
+_WIDTH: Final = 1200  # samples are placed side by side up to it
 
 
 def preview_cache(
@@ -63,7 +63,7 @@ def preview_cache(
 
 
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
-    """Write a picture as its path's ending says, and return the path.
+    """Write a picture in the format of its path's ending, and return the path.
 
     Raises UsageError for an ending that names no kind of picture, TpucacheError when it cannot be written.
     """
@@ -98,7 +98,7 @@ def headline(records: Records, shown: Sequence[int]) -> str:
 
 
 class _Sheet:
-    """Where everything stands, in pixels, and its drawing."""
+    """The layout of a contact sheet, in pixels, and its drawing."""
 
     def __init__(self, records: Records, chosen: Sequence[int], variants: Sequence[int], side: int) -> None:
         if records.image is None:

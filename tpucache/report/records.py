@@ -88,7 +88,7 @@ class Records:
 
 
 def _turns(labels: Array) -> Array:
-    """Return for each label how many equal ones stand before it."""
+    """Return for each label how many equal ones come before it."""
     by_label = np.argsort(labels, kind="stable")
     ordered = labels[by_label]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(labels) else by_label

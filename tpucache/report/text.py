@@ -33,7 +33,7 @@ def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> st
 
 
 def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> str:
-    """Return what a sample's label says: its class, all its classes with their weights, or its values."""
+    """Return a sample's label as text: its class, all its classes with their weights, or its values."""
     if label is None:
         return "unlabelled"
     if not label.ndim and label.dtype.kind != "f":
@@ -67,7 +67,7 @@ def outline(value: Any, depth: int = 0) -> list[str]:
 
 
 def size_text(count: float) -> str:
-    """Return a number of bytes as people say it, such as `491.7 MB`."""
+    """Return a number of bytes as text, such as `491.7 MB`."""
     for unit, name in _UNITS:
         if count >= unit:
             return f"{count / unit:,.1f} {name}"

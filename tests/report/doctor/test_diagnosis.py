@@ -87,7 +87,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
         (facts(without("llvmlite")), "copied by numpy", "pip install llvmlite"),
     ],
 )
-def test_each_trouble_is_told_with_its_remedy(found, what, remedy):
+def test_each_problem_is_reported_with_its_remedy(found, what, remedy):
     (advice,) = advise(found)
     assert what in advice.what
     assert re.search(remedy, advice.remedy)
@@ -106,23 +106,23 @@ def test_a_machine_of_ones_own_making_is_read_as_it_is(tmp_path, plain, monkeypa
     shutil.copytree(plain, tmp_path / "input" / "datasets" / "owner" / "plain")
     roots = Roots(tmp_path / "meminfo", tmp_path, tmp_path, tmp_path / "dev", (tmp_path / "input", tmp_path / "none"))
     found = diagnose(roots, {"TPU_PROCESS_ADDRESSES": "local", "HOME": "/"}, xla=False)
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["cores"]["quota"] == 1
-    assert told["cores"]["usable"] == 1
-    assert told["memory"] == {"machine": 8 * GB, "limit": None, "available": 4 * GB}
-    assert told["shm"]["path"] == str(tmp_path / "dev" / "shm")
-    assert told["environment"] == {"TPU_PROCESS_ADDRESSES": "local"}
-    assert told["tpu"] is told["xla"] is None
-    assert told["libraries"]["numpy"]
-    assert told["mounts"][0]["caches"] == [[str(tmp_path / "input" / "datasets" / "owner" / "plain"), 12]]
-    assert [advice["what"] for advice in told["advice"] if "wait for peers" in advice["what"]]
+    content = json.loads(json.dumps(found.to_dict()))
+    assert content["cores"]["quota"] == 1
+    assert content["cores"]["usable"] == 1
+    assert content["memory"] == {"machine": 8 * GB, "limit": None, "available": 4 * GB}
+    assert content["shm"]["path"] == str(tmp_path / "dev" / "shm")
+    assert content["environment"] == {"TPU_PROCESS_ADDRESSES": "local"}
+    assert content["tpu"] is content["xla"] is None
+    assert content["libraries"]["numpy"]
+    assert content["mounts"][0]["caches"] == [[str(tmp_path / "input" / "datasets" / "owner" / "plain"), 12]]
+    assert [advice["what"] for advice in content["advice"] if "wait for peers" in advice["what"]]
     text = "\n".join(found.lines())
     assert "1 usable" in text
     assert "12 samples" in text
     assert "to fix:" in text
 
 
-def test_a_library_that_is_missing_is_told_with_what_it_is_for(monkeypatch):
+def test_a_library_that_is_missing_is_reported_with_what_it_is_for(monkeypatch):
     monkeypatch.setattr(libraries, "_USES", {"numpy": "all", "no-such-library": "much", "not-wanted-either": ""})
     assert [(found.name, bool(found.version)) for found in find_libraries()] == [
         ("numpy", True),
@@ -134,7 +134,7 @@ def test_a_library_that_is_missing_is_told_with_what_it_is_for(monkeypatch):
     )
 
 
-def test_decoders_are_told_also_without_pillow(monkeypatch):
+def test_decoders_are_reported_also_without_pillow(monkeypatch):
     assert find_decoders()["JPEG"]
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert find_decoders()["JPEG"] == ""
@@ -154,11 +154,11 @@ def test_xla_is_asked_in_a_process_without_what_breaks_it():
         ("raise SystemExit(3)", "ended with status 3"),
     ],
 )
-def test_why_xla_does_not_start_is_told(code, error):
+def test_why_xla_does_not_start_is_reported(code, error):
     assert ask_xla(os.environ, 1, (sys.executable, "-c", code)).error == error
 
 
-def test_a_program_that_is_not_there_is_told_too():
+def test_a_program_that_is_not_there_is_reported_too():
     assert "No such file" in ask_xla({}, 1, ("/no/such/python",)).error
 
 

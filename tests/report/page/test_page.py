@@ -140,15 +140,15 @@ def test_many_of_anything_are_folded_away(plain_cache, tmp_path):
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(full):
     frame = full._repr_html_()
     found = HTMLParser()
-    held = {}
-    found.handle_starttag = lambda tag, attrs: held.update(attrs)
+    attributes = {}
+    found.handle_starttag = lambda tag, attrs: attributes.update(attrs)
     found.feed(frame)
-    assert held["srcdoc"] == full.html
-    assert "sandbox" in held
+    assert attributes["srcdoc"] == full.html
+    assert "sandbox" in attributes
     assert len(repr(full)) < 300
 
 
-def test_the_page_is_written_whole_or_the_reason_is_told(full, tmp_path):
+def test_the_page_is_written_whole_or_the_reason_is_reported(full, tmp_path):
     path = full.save(tmp_path / "report.html")
     assert path.read_text(encoding="utf-8") == full.html
     with pytest.raises(TpucacheError, match="cannot be written"):

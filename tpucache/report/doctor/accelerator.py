@@ -1,4 +1,4 @@
-"""What XLA finds, asked in a process of its own: asking in this one would break every later fork."""
+"""Which device XLA finds. A separate process asks, because starting XLA in this one would break every later fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 #: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
 LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
 _SECONDS: Final = 90.0
-_ASK: Final = (
+_CODE: Final = (
     "import json, torch_xla.runtime as runtime\n"
     "print('found', json.dumps([runtime.device_type(), runtime.global_runtime_device_count()]))"
 )
@@ -21,7 +21,7 @@ _ASK: Final = (
 
 @dataclass(frozen=True)
 class Xla:
-    """XLA's device and how many cores it has there, or the reason why it has none; and the seconds it took to start."""
+    """XLA's device and its number of cores, or the error why there is none; and the seconds that starting it took."""
 
     device: str
     cores: int
@@ -30,11 +30,11 @@ class Xla:
 
 
 def ask_xla(
-    environ: Mapping[str, str], seconds: float = _SECONDS, command: Sequence[str] = (sys.executable, "-c", _ASK)
+    environ: Mapping[str, str], seconds: float = _SECONDS, command: Sequence[str] = (sys.executable, "-c", _CODE)
 ) -> Xla:
-    """Start XLA in a process of its own with this environment, and ask it; it is stopped after so many seconds."""
+    """Start XLA in a separate process with this environment and ask for its device; stop it after `seconds`."""
     name, value = LOCAL
-    environment = {key: held for key, held in environ.items() if (key, held) != (name, value)}  # as the harness does
+    environment = {key: text for key, text in environ.items() if (key, text) != (name, value)}  # as training does
     began = time.monotonic()
     try:
         done = subprocess.run(  # noqa: S603  # this Python, with the code above
@@ -49,5 +49,5 @@ def ask_xla(
         if line.startswith("found "):
             device, cores = json.loads(line.removeprefix("found "))
             return Xla(str(device), int(cores), took)
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    return Xla("", 0, took, said[-1].strip() if said else f"ended with status {done.returncode}")
+    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    return Xla("", 0, took, errors[-1].strip() if errors else f"ended with status {done.returncode}")

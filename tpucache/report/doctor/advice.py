@@ -34,7 +34,7 @@ def _environment(facts: Facts) -> Iterator[Advice]:
     if facts.environment.get(name) == value:
         yield Advice(
             f"{name}={value} is set, and libtpu would wait for peers that are not there",
-            f'`python -m tpucache train` takes it out by itself; in your own code os.environ.pop("{name}") before '
+            f'`python -m tpucache train` removes it; in your own code os.environ.pop("{name}") before '
             "torch_xla is imported",
         )
     device = facts.environment.get("PJRT_DEVICE")
@@ -78,8 +78,8 @@ def _cores(facts: Facts) -> Iterator[Advice]:
     cores = facts.cores
     if cores.usable < cores.machine:
         yield Advice(
-            f"{cores.usable} of the {cores.machine} cores that os.cpu_count() tells are for this process",
-            f"warmup counts right by itself; set OMP_NUM_THREADS={cores.usable} for libraries that do not",
+            f"{cores.usable} of the {cores.machine} cores that os.cpu_count() counts are for this process",
+            f"warmup counts correctly; set OMP_NUM_THREADS={cores.usable} for libraries that do not",
         )
 
 
@@ -87,7 +87,7 @@ def _memory(facts: Facts) -> Iterator[Advice]:
     memory = facts.memory
     if not memory.available:
         yield Advice(
-            "how much memory is free cannot be learnt: /proc/meminfo does not tell",
+            "how much memory is free cannot be learnt: /proc/meminfo does not say",
             'give in_memory=True yourself where a cache fits: "auto" keeps nothing in memory here',
         )
     elif memory.available < _SMALL_MEMORY:

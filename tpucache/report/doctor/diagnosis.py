@@ -1,4 +1,4 @@
-"""What this machine has for tpucache, and what to fix, as lines for people and as JSON."""
+"""What this machine has for tpucache and what to fix, as lines for people and as JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Diagnosis:
 
 
 def diagnose(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
-    """Gather what this machine has and say what to fix; with `xla`, start XLA in a process of its own to ask it.
+    """Gather what this machine has and say what to fix; with `xla`, start XLA in a separate process to ask it, too.
 
     `roots` and `environ` are where to look instead of the machine's own files and environment.
     """

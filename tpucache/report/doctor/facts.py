@@ -1,4 +1,4 @@
-"""All that can be learnt of a machine, gathered once: what is wrong with it is for others to say."""
+"""The facts of a machine, gathered once; `advice.py` says what is wrong with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which libraries are installed, told without importing them, and what each is for."""
+"""Which libraries are installed, found without importing them, and what each is for."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tpucache.store.manifest import Manifest
 
 USUAL: Final = ("/kaggle/input", "/kaggle/working", "/content")
 
-_SECONDS: Final = 5.0  # a folder; a mounted drive may hold more than anyone waits for
+_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more than anyone waits for
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,13 @@ def frames(records: Records, samples: int, seed: int, variants: int) -> str:
 
 
 def _note(records: Records, count: int, shown: Sequence[int]) -> str:
-    labels, held = records.table.labels, records.manifest
-    note = f"All {count:,}" if count == held.samples else f"{count:,} of {held.samples:,}, at random"
-    if count < held.samples and labels is not None and labels.ndim == 1 and held.classes:
+    labels, manifest = records.table.labels, records.manifest
+    note = f"All {count:,}" if count == manifest.samples else f"{count:,} of {manifest.samples:,}, at random"
+    if count < manifest.samples and labels is not None and labels.ndim == 1 and manifest.classes:
         note += " from each class in turn"
-    if len(held.variants) == 1:
+    if len(manifest.variants) == 1:
         return f"{note}."
-    more = len(held.variants) - len(shown)
+    more = len(manifest.variants) - len(shown)
     rest = f", and {more:,} more are in the cache" if more else ""
     return f"{note}. Variants: {', '.join(map(variant_name, shown))}{rest}."
 
@@ -77,7 +77,7 @@ def _figure(records: Records, position: int, variants: Sequence[int], look: str)
 
 
 def _picture(fields: Mapping[str, Array], classes: Sequence[str], look: str) -> str:
-    """Return what an <img> says of its picture, which is within it: PNG where pixels are to be seen, else JPEG."""
+    """Return the attributes of an <img> with its picture inside: PNG where single pixels are shown, else JPEG."""
     side = {"drawn": _DRAWN_SIDE, "small": max(fields[IMAGE].shape[:2])}.get(look, _SIDE)
     picture, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
     kind = "png" if look == "small" else "jpeg"

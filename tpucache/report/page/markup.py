@@ -26,7 +26,7 @@ def section(title: str, *parts: str, note: str = "") -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], kinds: str, look: str = "") -> str:
-    """Return a table of cells that are HTML already; `kinds` says of each column t(ext), n(umber) or c(ode).
+    """Return a table of cells that are HTML already; `kinds` has a letter for each column: t(ext), n(umber), c(ode).
 
     The look `stacked` has columns of equal width, and on a phone the cells of a row one under the other.
     """

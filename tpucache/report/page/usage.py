@@ -1,4 +1,4 @@
-"""How to read a cache, as a piece of Python that runs as it stands."""
+"""How to read a cache, as Python code that can be copied and run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BATCH: Final = 256
 def usage(records: Records) -> str:
     """Return Python that reads a cache in batches, from the folder that holds it.
 
-    A text in JSON is one in Python, too, and in double quotes.
+    The name is written as JSON, which is also a Python string, in double quotes.
     """
     manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
@@ -22,14 +22,14 @@ def usage(records: Records) -> str:
     labelled = "labels" if LABEL in records.table else "_"
     if [field.name for field in manifest.fields] == [IMAGE]:
         height, width, channels = manifest.fields[0].shape
-        loop, says = f"images, {labelled}", f"uint8 ({batch}, {channels}, {height}, {width}), channels last"
+        loop, comment = f"images, {labelled}", f"uint8 ({batch}, {channels}, {height}, {width}), channels last"
     else:
         names = [*(field.name for field in manifest.fields), LABEL]
-        loop, says = "batch", f"a dictionary of tensors: {', '.join(names)}"
-    comment = "  # another augmented variant every epoch" if variant else ""
+        loop, comment = "batch", f"a dictionary of tensors: {', '.join(names)}"
+    note = "  # another augmented variant every epoch" if variant else ""
     return (
         "from tpucache import CachedDataset, CachedLoader\n\n"
-        f"dataset = CachedDataset({json.dumps(records.name, ensure_ascii=False)}{variant}){comment}\n"
+        f"dataset = CachedDataset({json.dumps(records.name, ensure_ascii=False)}{variant}){note}\n"
         f"for {loop} in CachedLoader(dataset, {batch}, shuffle=True, drop_last=True):\n"
-        f"    ...  # {says}\n"
+        f"    ...  # {comment}\n"
     )
