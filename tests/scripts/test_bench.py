@@ -43,7 +43,7 @@ def test_only_what_a_contender_cannot_help_leaves_it_out():
 
 
 def test_a_ratio_is_the_median_of_those_within_a_round():
-    assert ratio([2.0, 20.0, 30.0], [1.0, 10.0, 10.0]) == 2.0
+    assert ratio([2.0, 20.0, 30.0], [1.0, 4.0, 30.0]) == 2.0
     assert ratio([2.0], None) is None
 
 
