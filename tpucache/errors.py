@@ -1,19 +1,19 @@
 """Everything tpucache raises on purpose, in one tree.
 
 TpucacheError
-├── UsageError              an argument that cannot be meant (also a ValueError)
+├── UsageError              an argument with a value that is not allowed (also a ValueError)
 ├── DependencyError         an optional library is missing or unfit (also an ImportError)
 ├── RecipeError             a recipe or an augmentation that cannot be built, or one that changed
 ├── SourceError             a source that cannot be read as asked
 │   └── SampleError         one sample of it that cannot be used: names the sample and the reason
 ├── StoreError              a cache that cannot be read or written
 │   ├── NotACacheError      there is no manifest
-│   ├── FormatError         a file of the store says something no writer writes
-│   └── DamageError         bytes differ from what the manifest promises
-├── BuildError              warmup could not finish; what stands stays usable
-├── TrainingError           training or evaluation could not go on
+│   ├── FormatError         a file of a cache holds what no version of tpucache writes
+│   └── DamageError         bytes differ from what the manifest states
+├── BuildError              warmup could not finish; what is finished stays usable
+├── TrainingError           training or evaluation could not continue
 ├── PublishError            a cache could not be published, or did not arrive whole
-└── UnfinishedError         a time limit came first: run the same again to continue
+└── UnfinishedError         a time limit was reached: run the same command again to continue
 
 Every message says what happened, where, and what to do about it.
 """
@@ -26,7 +26,7 @@ class TpucacheError(Exception):
 
 
 class UsageError(TpucacheError, ValueError):
-    """An argument has a value that cannot be meant."""
+    """An argument has a value that is not allowed."""
 
 
 class DependencyError(TpucacheError, ImportError):
@@ -62,11 +62,11 @@ class NotACacheError(StoreError):
 
 
 class FormatError(StoreError):
-    """A file of the store holds something that no version of the writer writes."""
+    """A file of a cache holds something that no version of tpucache writes."""
 
 
 class DamageError(StoreError):
-    """Bytes on disk differ from what the manifest or the index promises."""
+    """Bytes on disk differ from what the manifest or the index states."""
 
 
 class BuildError(TpucacheError):
@@ -74,7 +74,7 @@ class BuildError(TpucacheError):
 
 
 class TrainingError(TpucacheError):
-    """Training or evaluation could not go on."""
+    """Training or evaluation could not continue."""
 
 
 class PublishError(TpucacheError):

@@ -1,4 +1,4 @@
-"""What this machine has to give."""
+"""What this machine has: cores, memory, disk space, TPU chips."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: the machine's, the container's limit (None: there is none), and what is still to be had."""
+    """Bytes of memory: the machine's, the container's limit (None: there is none), and what is available."""
 
     machine: int
     limit: int | None
@@ -98,7 +98,7 @@ def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
 
 
 def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
-    """Measure the memory. Numbers that cannot be learnt are 0."""
+    """Measure the memory. Numbers that cannot be read are 0."""
     try:
         machine = _lines(meminfo)["MemTotal:"] << 10
     except (OSError, KeyError, ValueError):

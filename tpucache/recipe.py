@@ -119,7 +119,7 @@ class Recipe:
             values = {name: value for name, value in content.items() if name in known}
             return cls(**{**values, "size": tuple(content["size"])})
         except (TypeError, KeyError) as error:
-            raise RecipeError(f"this is no recipe: {error!r}") from error
+            raise RecipeError(f"this is not a recipe: {error!r}") from error
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:

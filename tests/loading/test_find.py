@@ -104,7 +104,7 @@ def test_a_cache_of_the_name_that_cannot_be_used_is_reported(cache, tmp_path, ca
 def test_what_is_not_a_cache_is_told_of(tmp_path):
     (tmp_path / SLUG).mkdir()
     (tmp_path / SLUG / "manifest.json").write_text("{}")
-    with pytest.raises(NotACacheError, match="this is no tpucache manifest"):
+    with pytest.raises(NotACacheError, match="this is not a tpucache manifest"):
         find_cache(SLUG, [tmp_path])
 
 

@@ -257,14 +257,14 @@ def test_another_version_is_refused_with_a_remedy(version: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "TPUCACHE", "tpucache ", "lmdb", 1, []])
 def test_another_format_is_refused(name: Any) -> None:
-    with pytest.raises(FormatError, match="no tpucache manifest"):
+    with pytest.raises(FormatError, match="not a tpucache manifest"):
         Manifest.from_json(json.dumps(replaced(("format",), name)))
 
 
 @pytest.mark.parametrize("sha256", [SHA.upper(), SHA[:-1], SHA + "0", SHA + "\n", "g" * 64, ""])
 def test_a_sha256_is_64_small_hexadecimal_digits(sha256: str) -> None:
     for path in [("fingerprint",), ("shards", 1, "sha256"), ("shards", 1, "records_sha256"), ("tables", 0, "sha256")]:
-        with pytest.raises(FormatError, match="is no SHA-256"):
+        with pytest.raises(FormatError, match="is not a SHA-256"):
             Manifest.from_json(json.dumps(replaced(path, sha256)))
 
 

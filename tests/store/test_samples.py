@@ -226,7 +226,7 @@ def test_a_column_of_another_length_is_refused(saved: Save, column: Column) -> N
     "column", [np.array(["a", "b"]), np.array([b"a", b"b"]), np.zeros(2, "M8[s]"), np.zeros(2, "c8")]
 )
 def test_a_column_of_no_plain_numbers_is_refused(saved: Save, column: Column) -> None:
-    with pytest.raises(FormatError, match="no plain numbers"):
+    with pytest.raises(FormatError, match="does not hold plain numbers"):
         saved(encode_columns({"number": column}), 2)["number"]
 
 
@@ -241,7 +241,7 @@ def test_numbers_that_are_strings_and_paths_that_are_numbers_are_refused(saved: 
     found = saved(encode_columns({"number": Strings.pack(["a"]), "path": np.zeros(1)}), 1)
     with pytest.raises(FormatError, match="should be numbers"):
         _ = found.numbers
-    with pytest.raises(FormatError, match="paths are no strings"):
+    with pytest.raises(FormatError, match="paths are not strings"):
         _ = found.paths
 
 

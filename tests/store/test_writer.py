@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import writer as writer_module
 from tpucache.store.format import INDEX_DTYPE
-from tpucache.store.writer import SealedShard, ShardWriter
+from tpucache.store.writer import ShardInfo, ShardWriter
 
 QUICK = settings(max_examples=25)
 SIZES = st.one_of(st.integers(0, 64), st.integers(1900, 2100), st.integers(0, 20_000))
@@ -38,7 +38,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "v00-00000.lmdb"
 
 
-def seal(target: Path, records: dict[int, bytes]) -> SealedShard:
+def seal(target: Path, records: dict[int, bytes]) -> ShardInfo:
     with ShardWriter(target.with_suffix(".tmp")) as writer:
         for number, record in records.items():
             writer.append(number, record)

@@ -130,7 +130,7 @@ def test_a_file_that_may_not_grow_is_told_and_without_the_limit_the_run_goes_on(
     assert "Traceback" not in done.stderr
     # One line, not always the last: loky's resource tracker may complain behind it, as it ends.
     reason = r"(File too large|Input/output error \([\d,.]+ MB are free\))"
-    assert re.search(rf"{reason}.*make room or mend the disk, then run the same", done.stderr), done.stderr
+    assert re.search(rf"{reason}.*make room or repair the disk, then run the same", done.stderr), done.stderr
     kept = standing(cache)
     if (limit, jobs) == ("last shard", "1"):
         assert list(kept) == ["v00-00000.lmdb"]

@@ -44,8 +44,8 @@ class CachedDataset(Dataset[Item]):
     of a numpy array are arrays; nothing is read for that (see `select`).
 
     It works under DataLoader with any kind of worker, Subset and everything else that takes a dataset. It pickles
-    small and opens files in the process that reads them. `close`, or leaving a `with` block, lets go of its files and
-    of its records in memory; all that was selected from one dataset shares them.
+    small and opens files in the process that reads them. `close`, or leaving a `with` block, closes its files and
+    frees its records in memory; all that was selected from one dataset shares them.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CachedDataset(Dataset[Item]):
     def __getitem__(self, index: Any) -> Item:
         """Return one sample for a whole number, and for anything else the dataset that `select` gives.
 
-        Raises IndexError outside of the samples, UsageError for what is no index.
+        Raises IndexError outside of the samples, UsageError for what is not an index.
         """
         if not is_single(index):
             return self.select(index)
@@ -124,7 +124,7 @@ class CachedDataset(Dataset[Item]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the files and the records in memory; reading raises UsageError from then on.
+        """Close the files and free the records in memory; reading raises UsageError from then on.
 
         What was selected from this dataset, or this one from, stays open. Closing again does nothing.
         """
@@ -270,7 +270,7 @@ class CachedDataset(Dataset[Item]):
         return [self.pack(row) for row in zip(*tensors, self.labels_of(positions), strict=True)]
 
     def _share_epoch(self) -> None:
-        """Keep the epoch where worker processes see it change; only a turning variant needs that."""
+        """Keep the epoch where worker processes see it change; only variant="epoch" needs that."""
         if self.variant == "epoch":
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 

@@ -21,7 +21,7 @@ PATH_VARIABLE: Final = "TPUCACHE_PATH"
 KAGGLE: Final = "kaggle:"
 
 # /kaggle/input/datasets/OWNER/SLUG and kagglehub's datasets/OWNER/SLUG/versions/N are four and five deep, and a cache
-# may stand a folder or two further down. Folders of photographs lie there, too: a few names tell enough of each.
+# may be a folder or two further down. Folders of photographs are there, too: a few entries of each are enough.
 _MAX_DEPTH: Final = 7
 _MAX_FOLDERS: Final = 20_000
 _MAX_ENTRIES: Final = 2_000
@@ -51,7 +51,7 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
 
     A warning is logged where a folder of that name cannot be used, or not all folders were searched.
 
-    Raises UsageError for what is no name, and where several caches have it; NotACacheError where none does.
+    Raises UsageError for what is not a name, and where several caches have it; NotACacheError where none does.
     """
     wanted = _wanted(name)
     search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
@@ -79,8 +79,8 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
 
 def usual_roots() -> list[Path]:
     """Return where caches are looked for: the folders of TPUCACHE_PATH, or else the mounts of Kaggle and Colab."""
-    if told := os.environ.get(PATH_VARIABLE):
-        return [Path(root) for root in told.split(os.pathsep) if root]
+    if folders := os.environ.get(PATH_VARIABLE):
+        return [Path(root) for root in folders.split(os.pathsep) if root]
     kagglehub = os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub"
     return [Path("/kaggle/input"), Path("/kaggle/working"), Path(kagglehub), Path("/content")]
 
@@ -145,18 +145,18 @@ class Search:
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return the runs of folder names that the name stands for. Raises UsageError."""
+    """Return the sequences of folder names that a name means. Raises UsageError."""
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
     is_kaggle = text != name
     if any(part in ("", ".", "..") for part in parts) or (is_kaggle and len(parts) > 2):
         raise UsageError(f'a cache is looked for as "name", "kaggle:slug" or "kaggle:owner/slug", not {name!r}')
-    # Kaggle's older mounts, /kaggle/input/SLUG, do not tell the owner.
+    # Kaggle's older mounts, /kaggle/input/SLUG, do not contain the owner.
     return [parts, ("", parts[1])] if is_kaggle and len(parts) == 2 else [parts]
 
 
 def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Tell whether a path's names hold the wanted ones in a row; the empty name stands for the root."""
+    """Return whether a path's names contain the wanted ones in a row; the empty name means the root."""
     names = ("", *parts)
     return any(tuple(names[at : at + len(wanted)]) == tuple(wanted) for at in range(len(names)))
 

@@ -56,7 +56,7 @@ class CachedLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Plan to read; nothing is read before the first iteration.
+        """Prepare to read; nothing is read before the first iteration.
 
         `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
         short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
@@ -130,7 +130,7 @@ class CachedLoader:
         """
         if self._is_ambiguous:
             raise UsageError(
-                "this loader was begun again, or its epoch set, while an earlier iteration went on to give batches: "
+                "this loader was begun again, or its epoch set, while an earlier iteration continued to give batches: "
                 "there is no single place to save. Make a CachedLoader for each iteration"
             )
         return self._state().to_dict()

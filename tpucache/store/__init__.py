@@ -1,1 +1,1 @@
-"""The on-disk format: writer and reader both stand on it, and meet only in bytes."""
+"""The on-disk format of a cache: what is written, how it is read, and how it is verified and copied."""

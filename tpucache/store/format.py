@@ -20,7 +20,7 @@ WORK_NAME: Final = ".warmup"
 #: A cache that was added to has tables of a later generation: the old ones count until the new manifest does.
 TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
 
-#: One row a record, 20 bytes, little-endian: where its bytes lie and what they sum to.
+#: One row a record, 20 bytes, little-endian: where its bytes are and their checksum.
 INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("shard", "<u4")])
 
 # What a reader accepts from a manifest it did not write; far above anything useful, far below what hurts.
@@ -54,6 +54,6 @@ def encode_key(number: int) -> bytes:
 
 
 def decode_key(key: bytes) -> int:
-    """Return the sample number that eight big-endian bytes stand for."""
+    """Return the sample number that is encoded in eight big-endian bytes."""
     (number,) = _KEY.unpack(key)
     return int(number)

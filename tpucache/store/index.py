@@ -114,7 +114,7 @@ class RecordIndex:
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}") from error
         except FormatError as error:
-            raise FormatError(f"{path} is no index: {error}") from error
+            raise FormatError(f"{path} is not an index: {error}") from error
         if header.dtype != INDEX_DTYPE or header.shape != (records,):
             raise FormatError(f"{path} has {header.dtype} {header.shape}, not {records} index rows")
         if size != header.offset + records * INDEX_DTYPE.itemsize:

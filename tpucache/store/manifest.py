@@ -57,9 +57,9 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Over the clean variant's image: per channel mean and standard deviation in 0..255, and samples per class.
+    """Statistics of the clean variant: each channel's mean and standard deviation in 0..255, samples of each class.
 
-    `sums` and `squares` are what the first two follow from, exactly, so that samples can be added.
+    `sums` and `squares` are the exact sums that the first two are computed from, so that samples can be added.
     """
 
     mean: tuple[float, ...] = ()
@@ -155,7 +155,7 @@ class Manifest:
     def load(cls, directory: str | Path) -> Manifest:
         """Read and validate a cache's manifest.
 
-        Raises NotACacheError when there is none, FormatError when it says what no writer of this format says.
+        Raises NotACacheError when there is none, FormatError when it holds what no writer of this format writes.
         """
         path = Path(directory) / fmt.MANIFEST_NAME
         refuse_url(directory)
@@ -179,13 +179,13 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Validate a manifest's JSON text; everything in it is taken as hostile. Raises FormatError."""
+        """Validate a manifest's JSON text; nothing in it is trusted. Raises FormatError."""
         return _read_manifest(read_object(text, "manifest"))
 
 
 def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
-        raise FormatError("this is no tpucache manifest")
+        raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
     if type(version) is not int or version != fmt.VERSION:
         raise FormatError(
@@ -263,7 +263,7 @@ def _read_statistics(item: JsonObject) -> Statistics:
 
 
 def _check_whole(manifest: Manifest) -> None:
-    """Refuse parts that are each valid but do not make one cache."""
+    """Raise FormatError for parts that are each valid but do not fit together."""
     if list(manifest.variants) != sorted(set(manifest.variants)) or not manifest.variants:
         raise FormatError(f"variants {manifest.variants} are not ascending")
     names = [field.name for field in manifest.fields]

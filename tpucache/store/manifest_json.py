@@ -19,7 +19,7 @@ class JsonObject:
     def __init__(self, content: object, where: str) -> None:
         """Take a parsed value; `where` is its place, for messages. Raises FormatError when it is not an object."""
         if not isinstance(content, dict):
-            raise FormatError(f"{where} is no object")
+            raise FormatError(f"{where} is not an object")
         self.content: dict[str, Any] = content
         self.where = where
 
@@ -61,7 +61,7 @@ class JsonObject:
         """Return a SHA-256 in hexadecimal."""
         value = self.string(key)
         if not _SHA256.fullmatch(value):
-            raise FormatError(f"{self.where}: {key!r} is no SHA-256")
+            raise FormatError(f"{self.where}: {key!r} is not a SHA-256")
         return value
 
     def object(self, key: str) -> JsonObject:
@@ -87,7 +87,7 @@ def read_object(text: str | bytes, where: str) -> JsonObject:
 
 
 def _check_nesting(content: object) -> None:
-    """Refuse what nests deeper than any manifest that is written.
+    """Raise FormatError for what nests deeper than any manifest that is written.
 
     How deep json reads depends on the interpreter, and what handles the content afterwards may recurse, if only to
     print it.

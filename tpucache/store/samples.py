@@ -103,7 +103,7 @@ class SampleTable(Mapping[str, Column]):
         """Where each sample came from."""
         column = self._required("path")
         if not isinstance(column, Strings):
-            raise FormatError(f"{self._path}: the paths are no strings")
+            raise FormatError(f"{self._path}: the paths are not strings")
         return column
 
     @property
@@ -111,7 +111,7 @@ class SampleTable(Mapping[str, Column]):
         """Each sample's number, which is its key in the shards: uint64, ascending."""
         numbers = self._array("number")
         if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or np.any(numbers[1:] <= numbers[:-1]):
-            raise FormatError(f"{self._path}: the numbers are no ascending uint64")
+            raise FormatError(f"{self._path}: the numbers are not ascending uint64")
         return numbers
 
     @property
@@ -144,7 +144,7 @@ class SampleTable(Mapping[str, Column]):
         except FormatError as error:
             raise FormatError(f"{self._path}: column {name!r}: {error}") from error
         if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):
-            raise FormatError(f"{self._path}: column {name!r} holds no plain numbers")
+            raise FormatError(f"{self._path}: column {name!r} does not hold plain numbers")
         if len(column) != self._samples:
             raise FormatError(f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}")
         return column
@@ -152,7 +152,7 @@ class SampleTable(Mapping[str, Column]):
     def _strings(self, name: str, data: Array, ends: Array) -> Strings:
         plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1
         if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
-            raise FormatError(f"{self._path}: column {name!r} is no strings: its ends do not ascend to its length")
+            raise FormatError(f"{self._path}: column {name!r} is not strings: its ends do not ascend to its length")
         return Strings(data, ends)
 
 

@@ -1,4 +1,4 @@
-"""Every byte of a cache against its manifest: sizes, SHA-256, every record's place, key and CRC."""
+"""Compare every byte of a cache with its manifest: sizes, SHA-256, every record's place, key and CRC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Damage:
 def verify_cache(directory: str | Path, progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
     """Return all damage found in a cache, tables first, then shards in the manifest's order; empty when all is well.
 
-    `progress` is called after each shard. Raises NotACacheError or FormatError when there is no manifest to go by.
+    `progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
     directory = Path(directory)
     manifest = Manifest.load(directory)
@@ -67,7 +67,7 @@ def verify_cache(directory: str | Path, progress: Callable[[ShardEntry], None] =
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
-    """Tell whether a file of a cache has the size and the SHA-256 that the manifest says."""
+    """Return whether a file of a cache has the size and the SHA-256 that the manifest says."""
     return not any(_check_file(directory, entry, {}))
 
 
@@ -112,8 +112,8 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
     else:
         if digest != entry.sha256:
             other = others.get(digest)
-            held = f", it holds {other}" if other else ""
-            yield Damage(entry.name, f"has another SHA-256 than the manifest says{held}")
+            swapped = f", it holds {other}" if other else ""
+            yield Damage(entry.name, f"has another SHA-256 than the manifest says{swapped}")
 
 
 def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[Damage]:
@@ -122,11 +122,11 @@ def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[D
         with path.open("rb") as file:
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
-            told = [
+            expected = [
                 (encode_key(int(key)), int(row["offset"]), int(row["length"]))
                 for key, row in zip(keys, rows, strict=True)
             ]
-            if found != told or np.any(rows["shard"] != shard):
+            if found != expected or np.any(rows["shard"] != shard):
                 yield Damage(path.name, "holds other records than the index and the samples table say")
                 return
             broken = []
@@ -136,7 +136,7 @@ def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[D
                     broken.append(int(key))
     except (OSError, FormatError) as error:
         refuse_too_many_files(error)
-        yield Damage(path.name, f"is no readable shard: {error}")
+        yield Damage(path.name, f"is not a readable shard: {error}")
         return
     if broken:
         named = ", ".join(map(str, broken[:_NAMED_RECORDS]))

@@ -1,4 +1,4 @@
-"""ShardWriter: records in key order into one LMDB file, proven, synced, then renamed into place."""
+"""ShardWriter: records in key order into one LMDB file, which is synced, verified, then renamed into place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RECORD_HEAD: Final = struct.Struct("<QI")
 _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
-class SealedShard(NamedTuple):
+class ShardInfo(NamedTuple):
     """A finished shard: what the manifest and the index say about it. Its rows have shard 0: the index numbers them."""
 
     bytes: int
@@ -39,14 +39,14 @@ class SealedShard(NamedTuple):
 
 
 class ShardWriter:
-    """Writes one shard aside; `seal` proves it and gives it its name.
+    """Writes one shard into a temporary file; `seal` verifies it and gives it its name.
 
     The same records in the same order make the same bytes: the map size and the transactions follow from the records
     alone, and unused bytes are zero. Leaving the context without `seal` removes what was written.
     """
 
     def __init__(self, aside: Path) -> None:
-        """Begin a shard in the file `aside`, replacing one that an interrupted run left. Raises BuildError."""
+        """Begin a shard in the temporary file `aside`, replacing what an interrupted run left. Raises BuildError."""
         self._path = aside
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_bytes = 0
@@ -84,11 +84,11 @@ class ShardWriter:
     def append(self, number: int, record: bytes, crc32: int | None = None) -> None:
         """Add the record of a sample whose number is above all before it. Raises UsageError, BuildError.
 
-        `crc32` is what the record had when it was made, where that is known: `seal` holds the file against it.
+        `crc32` is the record's checksum from when it was made, where that is known: `seal` compares the file with it.
         """
         self._open_env()
         if not number <= MAX_NUMBER:
-            raise UsageError(f"{number} is no sample number: they go up to {MAX_NUMBER}")
+            raise UsageError(f"{number} is not a sample number: they go up to {MAX_NUMBER}")
         if number <= self._last_number:
             raise UsageError(f"sample {number} comes after sample {self._last_number}: keys must ascend")
         if len(record) > MAX_RECORD_BYTES:
@@ -103,16 +103,16 @@ class ShardWriter:
         if self._batch_bytes >= _BATCH_BYTES:
             self._commit()
 
-    def seal(self, target: Path) -> SealedShard:
-        """Sync the file, prove every offset against LMDB's own read, hash it, and rename it to `target`."""
+    def seal(self, target: Path) -> ShardInfo:
+        """Sync the file, compare every offset with LMDB's own read, hash it, and rename it to `target`."""
         try:
             self._commit()
             env = self._open_env()
             env.sync(True)
             env.close()
             self._env = None
-            rows = self._prove()
-            sealed = SealedShard(
+            rows = self._verify()
+            sealed = ShardInfo(
                 bytes=self._path.stat().st_size,
                 sha256=sha256_file(self._path),
                 records_sha256=self._records.hexdigest(),
@@ -154,7 +154,7 @@ class ShardWriter:
         self._batch.clear()
         self._batch_bytes = 0
 
-    def _prove(self) -> npt.NDArray[Any]:
+    def _verify(self) -> npt.NDArray[Any]:
         """Return the index rows, each found in the pages and equal to what LMDB itself returns."""
         rows = np.zeros(len(self._lengths), INDEX_DTYPE)
         env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
@@ -189,6 +189,6 @@ class ShardWriter:
         with contextlib.suppress(OSError):
             room = f" ({shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free)"
         return BuildError(
-            f"{self._path}: the shard cannot be written: {error}{room}. Shards already finished stand; "
-            "make room or mend the disk, then run the same command again to continue."
+            f"{self._path}: the shard cannot be written: {error}{room}. Shards already finished are kept; "
+            "make room or repair the disk, then run the same command again to continue."
         )

@@ -91,7 +91,7 @@ def check_files(cache: Path, manifest: Manifest) -> None:
 def disk_failure(place: Path, error: OSError) -> BuildError:
     """Return the error of a disk that is full or fails."""
     return BuildError(
-        f"{place} cannot be written: {error}. What is finished stands; make room or mend the disk, then run the same "
+        f"{place} cannot be written: {error}. What is finished stands; make room or repair the disk, then run the same "
         "command again to continue."
     )
 

@@ -1,4 +1,4 @@
-"""Batch buffers, recycled when the last tensor over them dies.
+"""Batch buffers, used again when the last tensor over them is freed.
 
 A fresh batch of 38 MB costs as much in page faults as the copy into it, so buffers are used again. A caller may keep
 a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more.
@@ -53,7 +53,7 @@ class BufferPool:
         self._batch = batch
         # A deque, because its append is atomic: a finalizer may run in any thread, inside any call, so it cannot lock.
         self._free: deque[Buffer] = deque()
-        # Threads may lose an update of these two: a buffer is then freed a little early or late, which is no harm.
+        # Threads may lose an update of these two: a buffer is then freed a little early or late, which does no harm.
         self._taken = 0
         self._unused = 0  # buffers that were free all the time since they were last counted
 
@@ -74,7 +74,7 @@ class BufferPool:
         self._free.append(buffer)
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:
-        """Return the first rows of a buffer's arrays; it comes back when the last object over any of them dies."""
+        """Return the first rows of a buffer's arrays; it comes back when the last object over any of them is freed."""
         loan = _Loan(buffer, self._free)
         return [loan.view(array[:rows]) for array in buffer.arrays]
 
@@ -88,7 +88,7 @@ class BufferPool:
 class _Loan:
     """What all arrays over one lent buffer have as their base.
 
-    It dies once, with the last of them, in whatever thread that is: so the buffer is given back exactly once.
+    It is freed once, with the last of them, in whichever thread: so the buffer is given back exactly once.
     """
 
     __array_interface__: dict[str, Any]

@@ -61,7 +61,7 @@ def _check_fit(source: Array, rows: int, target: Array) -> None:
 
 @functools.cache
 def _streaming_copy() -> Copy | None:
-    """Return the compiled loop, or None, after saying so once, where it cannot be had."""
+    """Return the compiled loop, or None where it cannot be compiled; that is logged once."""
     try:
         return _compile()
     except (ImportError, OSError, RuntimeError) as error:
@@ -83,9 +83,9 @@ def _compile() -> Copy:
     )
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)  # lets go of the GIL
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2)  # releases the GIL
     copy = prototype(engine.get_function_address("gather"))
-    copy.engine = engine  # type: ignore[attr-defined]  # whose memory the code lies in
+    copy.engine = engine  # type: ignore[attr-defined]  # it owns the memory of the compiled code
     return copy
 
 

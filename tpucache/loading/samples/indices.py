@@ -1,4 +1,4 @@
-"""Which samples an index means, as numpy understands indices."""
+"""Indices of samples, with numpy's rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OutOfRangeError(UsageError, IndexError):
 
 
 def is_single(index: Any) -> bool:
-    """Return whether an index means one sample, like 3 or a tensor without dimensions."""
+    """Return whether an index is one sample, like 3 or a tensor without dimensions."""
     return not isinstance(index, slice) and np.ndim(index) == 0
 
 

@@ -28,18 +28,18 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
     if not 0 < fraction < 1:
         raise UsageError(f"a validation fraction lies between 0 and 1, not at {fraction}")
     rng = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
-    held: list[npt.NDArray[np.int64]] = []
+    parts: list[npt.NDArray[np.int64]] = []
     if labels.ndim > 1 or labels.dtype.kind == "f":
         labels = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         count = round(len(members) * fraction)
-        held.append(members[: min(max(count, 1), len(members) - 1)])
-    valid = np.sort(np.concatenate(held)) if held else np.empty(0, np.int64)
+        parts.append(members[: min(max(count, 1), len(members) - 1)])
+    valid = np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
     train = np.setdiff1d(np.arange(len(labels)), valid)
     if not len(valid) or not len(train):
         raise UsageError(
-            f"{len(labels):,} samples in {len(held):,} classes cannot be split at {fraction}: at least one class needs "
+            f"{len(labels):,} samples in {len(parts):,} classes cannot be split at {fraction}: some class needs "
             "two samples. Give another cache to validate on, or a fold"
         )
     return Split(train, valid)
@@ -55,12 +55,12 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
     folds = _folds(table["fold"])
     text = str(fold).strip()
     is_number = text.removeprefix("-").isdecimal()
-    held = folds == text if folds.dtype.kind == "U" else np.full(len(folds), False)
+    is_valid = folds == text if folds.dtype.kind == "U" else np.full(len(folds), False)
     if folds.dtype.kind != "U" and is_number:
-        held = folds == int(text)
-    if not held.any() or held.all():
+        is_valid = folds == int(text)
+    if not is_valid.any() or is_valid.all():
         raise UsageError(f"there is no fold {text!r} to hold out: the cache has {np.unique(folds).tolist()}")
-    return Split(np.flatnonzero(~held), np.flatnonzero(held))
+    return Split(np.flatnonzero(~is_valid), np.flatnonzero(is_valid))
 
 
 def _folds(column: Column) -> npt.NDArray[Any]:

@@ -52,7 +52,7 @@ class PictureCodec(Codec):
 
 
 def check_image(field: FieldSpec) -> None:
-    """Raise FormatError unless a field's shape is that of an image, of a size that can be held."""
+    """Raise FormatError unless a field's shape is that of an image, and not too large."""
     shape = field.shape
     if len(shape) != 3 or not all(shape) or field.nbytes > MAX_IMAGE_BYTES:
         raise FormatError(

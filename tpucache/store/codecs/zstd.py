@@ -29,7 +29,7 @@ class Zstd(Codec):
         zstandard = _zstandard()
         try:
             size = zstandard.frame_content_size(data)
-            if size != field.nbytes:  # believed, it would be allocated
+            if size != field.nbytes:  # a size that is not checked would be allocated
                 raise ValueError(f"a frame of {size} bytes, not {field.nbytes}")
             plain = zstandard.ZstdDecompressor().decompress(data)
         except zstandard.ZstdError as error:

@@ -4,7 +4,7 @@ Names, sizes and counts prove nothing. Two things do: a manifest, which has an i
 is written before anything else and names the command and the cache that a folder is being filled with. A command
 
 1. proves that source and target are different folders: `check_apart`,
-2. holds the target against other processes: `hold_folder`,
+2. locks the target, so that no other process writes into it: `hold_folder`,
 3. proves that it is empty, or a copy of the same cache, finished or not: `check_ours` of `read_claims`,
 4. claims it: `claim_folder`,
 5. writes each file aside and renames it, the manifest last, then removes the claim: `remove_claim`.
@@ -76,12 +76,12 @@ class Claim:
         return begun | set(self.files)
 
     def wrote_aside(self, name: str) -> bool:
-        """Tell whether a name is that of one of these files while it is written."""
+        """Return whether a name is that of one of these files while it is written."""
         aside = _ASIDE.fullmatch(name)
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Tell whether this is the other's cache, or one to which shards were added to make the other."""
+        """Return whether this is the other's cache, or one to which shards were added to make the other."""
         if self.identity == other.identity:
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
@@ -118,7 +118,7 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 def is_same_folder(one: Path, other: Path) -> bool:
-    """Tell whether two paths lead to one folder, through whatever links or mounts."""
+    """Return whether two paths lead to one folder, through whatever links or mounts."""
     return _is_same(_resolve(one), _resolve(other))
 
 
@@ -145,7 +145,7 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
 
 def is_claim_aside(name: str) -> bool:
-    """Tell whether a name is that of a claim while it is written, in a folder that was empty before."""
+    """Return whether a name is that of a claim while it is written, in a folder that was empty before."""
     aside = _ASIDE.fullmatch(name)
     return aside is not None and aside[1] == CLAIM_NAME
 
@@ -184,9 +184,9 @@ def remove_claim(folder: Path) -> None:
 
 @contextmanager
 def hold_folder(folder: Path, doing: str) -> Iterator[None]:
-    """Make a folder and hold it for this process; the kernel lets go of it in whatever way the process ends.
+    """Make a folder and lock it for this process; the kernel releases the lock however the process ends.
 
-    Raises StoreError when another process holds it, OSError when it cannot be made.
+    Raises StoreError when another process has locked it, OSError when it cannot be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Whether a cache was made of another by adding to it: the only cache that may take the other's place."""
+"""Whether a cache was made by adding to another: only such a cache may replace the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache copied to a faster place, whole and proven, or not at all."""
+"""A cache copied to a faster place: complete and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stage_cache(
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
     The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
-    which an earlier call copied is checked again, so an interrupted copy continues and an altered one is made anew.
+    which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
     `report` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when the
     cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load` raises.
     """

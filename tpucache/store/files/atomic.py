@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written aside, synced, renamed."""
+"""Files that are complete or absent: written under another name, synced, renamed."""
 
 from __future__ import annotations
 

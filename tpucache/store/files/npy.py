@@ -1,4 +1,4 @@
-"""Reading .npy files that somebody else wrote: a header is checked before anything it says is believed."""
+"""Reading .npy files that somebody else wrote: a header is checked before anything in it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tpucache.errors import FormatError
 
-# What numpy's header parser raises for bytes that are no header; it reads a Python literal.
+# What numpy's header parser raises for bytes that are not a header; it reads a Python literal.
 _BROKEN: Final = (
     ValueError,
     TypeError,
@@ -26,7 +26,7 @@ _BROKEN: Final = (
 
 
 class Header(NamedTuple):
-    """What an array's file says before its data, and the byte where they start."""
+    """An array's dtype and shape, and the byte of the file where its data start."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ def read_header(file: BinaryIO) -> Header:
             raise FormatError("the array is not of .npy version 1.0")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
     except _BROKEN as error:
-        raise FormatError(f"no .npy header: {error}") from error
+        raise FormatError(f"not a .npy header: {error}") from error
     if fortran and len(shape) > 1:
         raise FormatError("the array is in Fortran order")
     if dtype.hasobject or any(side < 0 for side in shape):

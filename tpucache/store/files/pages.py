@@ -57,7 +57,7 @@ class Extent(NamedTuple):
 def read_layout(file: BinaryIO) -> Layout:
     """Read the meta pages of an LMDB file.
 
-    Raises FormatError when the file is no LMDB file of data format 1, or holds more than one named database.
+    Raises FormatError when the file is not an LMDB file of data format 1, or holds more than one named database.
     """
     first = _read_meta(file, 0)
     page_size = first[1].page_size
@@ -88,7 +88,7 @@ def _walk_page(file: BinaryIO, layout: Layout, number: int, levels: int, seen: s
     page = _read_page(file, layout, number)
     _, _, flags, lower, _ = _PAGE.unpack_from(page)
     if not flags & (_BRANCH | _LEAF) or not PAGE_HEADER_BYTES <= lower <= len(page):
-        raise FormatError(f"{_name(file)}: page {number} is no branch or leaf (flags {flags:#x})")
+        raise FormatError(f"{_name(file)}: page {number} is not a branch or leaf (flags {flags:#x})")
     pointers = struct.unpack_from(f"<{(lower - PAGE_HEADER_BYTES) // 2}H", page, PAGE_HEADER_BYTES)
     for pointer in pointers:
         try:
