@@ -78,7 +78,7 @@ def test_importing_tpucache_loads_nothing_heavy() -> None:
 
 
 def test_warmup_leaves_torch_unloaded() -> None:
-    assert loaded_after("import tpucache.warmup.run", "torch", "torch_xla", "tpucache.loading") == []
+    assert loaded_after("import tpucache.warmup.build", "torch", "torch_xla", "tpucache.loading") == []
 
 
 def test_reading_records_loads_numpy_alone() -> None:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tpucache.store.copying.stage import stage_cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage, verify_cache
+    from tpucache.warmup.build import build_cache
     from tpucache.warmup.repair import repair_cache
-    from tpucache.warmup.run import build_cache
 
 __version__ = "0.1.0"
 
@@ -54,7 +54,7 @@ _HOMES: Final = {
     "stage_cache": "store.copying.stage",
     "Damage": "store.verify",
     "verify_cache": "store.verify",
-    "build_cache": "warmup.run",
+    "build_cache": "warmup.build",
     "repair_cache": "warmup.repair",
     **dict.fromkeys(_ERRORS.split(), "errors"),
 }

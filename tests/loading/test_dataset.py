@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from tpucache import CachedDataset, DamageError, NotACacheError, Recipe, UsageError
-from tpucache.warmup.presize import presize
+from tpucache.warmup.records.presize import presize
 
 READ_EVERYWHERE = """
 import hashlib, os, sys, torch

@@ -17,7 +17,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
-from tpucache.warmup.augment import resolve
+from tpucache.warmup.records.augment import resolve
 
 Pixels = npt.NDArray[np.uint8]
 _ORIENTATION = 0x0112

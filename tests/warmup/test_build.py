@@ -1,187 +1,538 @@
-"""The two tasks: a chunk is decoded once for all variants, and shards are sealed of chunks that stand and are whole."""
+"""Whole warmups: the same bytes however they are run, resumable, and nothing dropped or altered in silence."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections import Counter
-from collections.abc import Iterator
+import errno
+import fcntl
+import json
+import pkgutil
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 
-from tpucache.errors import BuildError, SampleError
+from tpucache.cli import main
+from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError, UsageError
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.store.copying.folders import CLAIM_NAME
+from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
-from tpucache.warmup import spool
-from tpucache.warmup.augment import resolve
-from tpucache.warmup.build import build_chunk, seal_shard
-from tpucache.warmup.fields import record_fields
-from tpucache.warmup.job import Job
-from tpucache.warmup.lock import hold
-from tpucache.warmup.plan import Block, Chunk
-from tpucache.warmup.presize import presize
-from tpucache.warmup.receipt import SealedShard, load_receipt
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import ShardReader
+from tpucache.store.verify import verify_cache
+from tpucache.warmup import tables as finish
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.planning.blocks import plan_blocks
+from tpucache.warmup.records import presize as presizing
+from tpucache.warmup.records import resize
+from tpucache.warmup.records.augment import augment, resolve
+from tpucache.warmup.records.presize import presize
+from tpucache.warmup.records.resize import resizer_versions
+from tpucache.warmup.running import tasks as build
+from tpucache.warmup.running.scheduler import Standing
 from tpucache.warmup.sources import FolderSource, Sample
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.base import Item, Listing
 
-VARIANTS = tuple(range(9))
+Digests = Callable[[Path], dict[str, str]]
 
-
-class CountingSource:
-    """A folder that counts how often each sample is loaded."""
-
-    def __init__(self, root: Path) -> None:
-        self._folder = FolderSource(root)
-        self.loads: Counter[int] = Counter()
-        self.list = self._folder.list
-
-    def load(self, sample: Sample) -> Item:
-        self.loads[sample.number] += 1
-        return self._folder.load(sample)
+_SIZE = 32
+_CLEAN = Recipe(size=_SIZE)
+_FIELDS = (Field("image", "raw", "|u1", (_SIZE, _SIZE, 3)),)
+_ENGINE: Any = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
-@pytest.fixture
-def job(tmp_path: Path, photos: Path, jitter: str) -> Iterator[Job]:
-    work = tmp_path / "cache" / WORK_NAME
-    work.mkdir(parents=True)
-    source = CountingSource(photos)
-    recipe = Recipe(size=16, variants=8, seed=3, augment=jitter)
-    fields = record_fields(source.load(source.list().samples[0]), recipe)
-    source.loads.clear()
-    with hold(work) as run:
-        yield Job(source, recipe, resolve(jitter, 16, 16), fields, work, work.parent, skip_errors=False, run=run)
+def _copy(photos: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(photos, tmp_path / "source"))
 
 
-@pytest.fixture
-def block(job: Job) -> Block:
-    return Block(2, tuple(job.source.list().samples[10:20]), VARIANTS)
+def image_of(source: FolderSource, sample: Sample) -> Any:
+    return source.load(sample).fields["image"]
 
 
-def chunks_of(block: Block) -> list[Chunk]:
-    parts = block.samples[:4], block.samples[4:]
-    return [Chunk(block.number, number, part, block.variants) for number, part in enumerate(parts)]
+def _plain_records(cache: Path) -> dict[tuple[int, int], bytes]:
+    """Read every record with nothing but lmdb: (variant, sample number) -> bytes."""
+    records = {}
+    for path in sorted(cache.glob("*.lmdb")):
+        environment = lmdb.open(str(path), subdir=False, lock=False, readonly=True, create=False, **_ENGINE)
+        with environment.begin() as transaction:
+            for key, value in transaction.cursor():
+                records[int(path.name[1:3]), int.from_bytes(key, "big")] = bytes(value)
+        environment.close()
+    return records
 
 
-def build(job: Job, block: Block) -> list[SealedShard]:
-    for chunk in chunks_of(block):
-        build_chunk(job, chunk)
-    shards = [seal_shard(job, block, variant, 2) for variant in block.variants]
-    return [shard for shard in shards if shard is not None]
+@pytest.fixture(scope="module")
+def standard(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of a preset's two variants, built in this process."""
+    cache = tmp_path_factory.mktemp("standard") / "cache"
+    build_cache(photos, cache, Recipe(size=_SIZE, variants=2, seed=5), jobs=1)
+    return cache
 
 
-def files(job: Job) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(job.shards.iterdir()) if path.is_file()}
+@pytest.fixture(scope="module")
+def clean(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of clean images, built in one go: what interrupted runs must come to."""
+    cache = tmp_path_factory.mktemp("clean") / "cache"
+    build_cache(photos, cache, _CLEAN, jobs=1)
+    return cache
 
 
-def plain(shard: SealedShard | None) -> object:
-    assert shard is not None
-    return shard.entry, shard.rows.dtype, shard.rows.tolist(), shard.note
+def test_two_workers_write_the_same_bytes_as_one(
+    photos: Path, standard: Path, tmp_path: Path, digests: Digests
+) -> None:
+    build_cache(photos, tmp_path / "two", Recipe(size=_SIZE, variants=2, seed=5), jobs=2)
+    assert digests(tmp_path / "two") == digests(standard)
+    assert len(list(standard.glob("*.lmdb"))) == 9
 
 
-def test_eight_variants_cost_one_decode(job: Job, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
-    clean = "tpucache.warmup.fields.presize_in_view"
-    real = __import__("tpucache.warmup.fields", fromlist=["x"]).presize_in_view
-    monkeypatch.setattr(clean, lambda *parts: (decoded.append(1), real(*parts))[1])
-    shards = build(job, block)
-    assert [shard.entry.name for shard in shards] == [f"v{variant:02d}-00002.lmdb" for variant in VARIANTS]
-    assert {shard.entry.records for shard in shards} == {10}
-    assert len(decoded) == 10
-    assert job.source.loads == dict.fromkeys(range(10, 20), 1)
+def test_plain_lmdb_reads_what_presize_and_augment_make(photos: Path, standard: Path) -> None:
+    recipe = Recipe(size=_SIZE, variants=2, seed=5)
+    definition = resolve(recipe.augment, _SIZE, _SIZE)
+    source = FolderSource(photos)
+    expected = {}
+    for sample in source.list().samples:
+        image = presize(image_of(source, sample), recipe, sample.path)
+        expected[0, sample.number] = image.tobytes()
+        for variant in (1, 2):
+            expected[variant, sample.number] = augment(image, definition, 5, sample.number, variant).tobytes()
+    assert _plain_records(standard) == expected
 
 
-def test_building_again_gives_the_same_bytes_and_receipts(job: Job, block: Block) -> None:
-    first, before = build(job, block), files(job)
-    assert [plain(shard) for shard in build(job, block)] == [plain(shard) for shard in first]
-    assert files(job) == before
+def test_the_index_finds_the_records_that_lmdb_finds(standard: Path) -> None:
+    manifest = Manifest.load(standard)
+    reader, index = ShardReader(standard, manifest.shards), Cache(standard, manifest).index.read_all()
+    plain = _plain_records(standard)
+    numbers = Cache.open(standard).samples.numbers.tolist()
+    positions = [(variant, number) for variant in manifest.variants for number in numbers]
+    assert {place: bytes(reader.read(row)) for place, row in zip(positions, index, strict=True)} == plain
 
 
-def test_how_a_block_is_cut_does_not_show(job: Job, block: Block) -> None:
-    build(job, block)
-    before = files(job)
-    spool.remove(job.work, 2)
-    build_chunk(job, Chunk(2, 0, block.samples, VARIANTS))
-    for variant in VARIANTS:
-        seal_shard(job, block, variant, 1)
-    assert files(job) == before
+def test_the_samples_table_says_what_the_source_lists(photos: Path, standard: Path) -> None:
+    listing = FolderSource(photos).list()
+    table = Cache.open(standard).samples
+    assert list(table.paths) == [sample.path for sample in listing.samples]
+    assert table.labels is not None
+    assert table.labels.tolist() == [sample.label for sample in listing.samples]
+    manifest = Manifest.load(standard)
+    assert manifest.classes == listing.classes
+    assert manifest.statistics.class_counts == (50, 50, 50)
 
 
-def test_sums_are_exact_over_the_clean_images(job: Job, block: Block) -> None:
-    note = build(job, block)[0].note
-    loaded = [presize(job.source.load(s).fields["image"], job.recipe, s.path) for s in block.samples]
-    images = np.stack(loaded).astype(np.int64)
-    assert note.sums == images.sum(axis=(0, 1, 2)).tolist()
-    assert note.squares == (images**2).sum(axis=(0, 1, 2)).tolist()
+def test_statistics_are_numpys_over_the_clean_images(standard: Path) -> None:
+    images = np.stack(
+        [
+            np.frombuffer(record, np.uint8).reshape(_SIZE, _SIZE, 3)
+            for (variant, _), record in _plain_records(standard).items()
+            if variant == 0
+        ]
+    )
+    statistics = Manifest.load(standard).statistics
+    np.testing.assert_allclose(statistics.mean, images.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(statistics.std, images.std(axis=(0, 1, 2)), rtol=1e-9)
 
 
-def test_a_receipt_returns_the_shard_as_it_was_sealed(job: Job, block: Block) -> None:
-    for shard in build(job, block):
-        assert plain(load_receipt(job.shards, job.work, 2, shard.entry.variant)) == plain(shard)
-    assert load_receipt(job.shards, job.work, 1, 0) is None
+def test_a_finished_cache_is_sound_flat_and_holds_nothing_of_the_work(standard: Path, clean: Path) -> None:
+    for cache in (standard, clean):
+        manifest = Manifest.load(cache)
+        names = {entry.name for entry in (*manifest.shards, *manifest.tables)} | {"manifest.json"}
+        assert {path.name for path in cache.iterdir()} == names
+        assert verify_cache(cache) == []
 
 
-@pytest.mark.parametrize("harm", ["missing", "short"])
-def test_a_receipt_does_not_stand_for_a_shard_that_does_not(job: Job, block: Block, harm: str) -> None:
-    build(job, block)
-    path = job.shards / "v02-00002.lmdb"
-    if harm == "missing":
-        path.unlink()
+def test_a_flat_source_has_no_classes_and_no_labels(write_photos: Any, tmp_path: Path) -> None:
+    source = write_photos(tmp_path / "flat", 5, classes=())
+    manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1)
+    assert manifest.classes == manifest.statistics.class_counts == ()
+    assert Cache.open(tmp_path / "cache").samples.labels is None
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "png", "zstd"])
+def test_other_codecs_are_stable_and_sound(write_photos: Any, tmp_path: Path, digests: Digests, codec: Any) -> None:
+    if codec == "zstd":
+        pytest.importorskip("zstandard")
+    source = write_photos(tmp_path / "photos", 6)
+    recipe = Recipe(size=(24, 40), codec=codec)
+    for name in ("one", "two"):
+        build_cache(source, tmp_path / name, recipe, jobs=1)
+        assert verify_cache(tmp_path / name) == []
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_progress_is_told_from_what_stands_to_all_samples(photos: Path, tmp_path: Path) -> None:
+    told: list[Standing] = []
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=told.append)
+    assert told[0] == Standing(0, 150, 0, 0)
+    assert told[-1] == Standing(150, 150, 0, 150 * _SIZE * _SIZE * 3)
+    assert [standing.samples for standing in told] == sorted(standing.samples for standing in told)
+
+
+def test_a_bad_sample_stops_the_run_and_a_mended_source_finishes_it(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+) -> None:
+    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
+    bad = source / FolderSource(source).list().samples[120].path
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:500])
+    with pytest.raises(SampleError, match=bad.name) as caught:
+        build_cache(source, cache, _CLEAN, jobs=1)
+    assert caught.value.path == bad.relative_to(source).as_posix()
+    assert not (cache / "manifest.json").exists()
+    standing = {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}
+    assert len(standing) == 1
+    bad.write_bytes(whole)
+    told: list[int] = []
+    build_cache(source, cache, _CLEAN, jobs=1, report=lambda standing: told.append(standing.samples))
+    assert 100 <= told[0] <= 120, "what was finished was built again"
+    assert standing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
+    assert digests(cache) == digests(clean)
+
+
+def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
+    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
+    listing = FolderSource(source).list()
+    harm = {3: b"", 60: b"no image at all", 61: (source / listing.samples[61].path).read_bytes()[:700]}
+    for number, data in harm.items():
+        (source / listing.samples[number].path).write_bytes(data)
+    told: list[int] = []
+    manifest = build_cache(
+        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda standing: told.append(standing.skipped)
+    )
+    assert told[-1] == 3
+    assert [(skip.number, skip.path) for skip in manifest.skipped] == [(n, listing.samples[n].path) for n in harm]
+    reasons = [skip.reason for skip in manifest.skipped]
+    assert "empty" in reasons[0]
+    assert "identify" in reasons[1]
+    assert "does not decode" in reasons[2]
+    kept = [sample for sample in listing.samples if sample.number not in harm]
+    assert manifest.samples == len(kept) == 147
+    assert sum(manifest.statistics.class_counts) == 147
+    table = Cache.open(cache).samples
+    assert table.numbers.tolist() == [sample.number for sample in kept]
+    assert list(table.paths) == [sample.path for sample in kept]
+    assert table.labels is not None
+    assert table.labels.tolist() == [sample.label for sample in kept]
+    data = FolderSource(source)
+    assert _plain_records(cache) == {
+        (0, sample.number): presize(image_of(data, sample), _CLEAN, sample.path).tobytes() for sample in kept
+    }
+    assert verify_cache(cache) == []
+    assert Manifest.load(cache) == manifest
+
+
+def test_a_block_of_nothing_but_bad_samples_leaves_the_others_in_place(write_photos: Any, tmp_path: Path) -> None:
+    source = write_photos(tmp_path / "photos", 70, size=(30, 20))
+    listing = FolderSource(source).list()
+    first = plan_blocks(listing.samples, _FIELDS, _CLEAN)[0].samples
+    for sample in first:
+        (source / sample.path).write_bytes(b"")
+    manifest = build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+    assert len(manifest.skipped) == len(first) == 35
+    assert Cache.open(tmp_path / "cache").samples.numbers.tolist() == list(range(35, 70))
+    assert verify_cache(tmp_path / "cache") == []
+    assert build_cache(source, tmp_path / "cache", _CLEAN, jobs=1, on_error="skip") == manifest
+
+
+def test_a_source_where_nothing_is_usable_is_a_source_error(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "photos" / name).write_bytes(b"no image")
+    with pytest.raises(SourceError, match=r"none of the 2 samples.*1\.jpg.*identify"):
+        build_cache(tmp_path / "photos", tmp_path / "cache", _CLEAN, jobs=1, on_error="skip")
+    assert not (tmp_path / "cache" / "manifest.json").exists()
+
+
+def test_a_source_that_lists_nothing_is_a_source_error(tmp_path: Path) -> None:
+    class Empty:
+        def list(self) -> Listing:
+            return Listing([], ())
+
+        def load(self, sample: Sample) -> Item:
+            raise AssertionError
+
+    with pytest.raises(SourceError):
+        build_cache(Empty(), tmp_path / "cache", _CLEAN, jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "difference"),
+    [
+        (Recipe(size=33), r"size \[32, 32\], now \[33, 33\]"),
+        (Recipe(size=_SIZE, seed=1), "seed 0, now 1"),
+        (Recipe(size=_SIZE, fit="pad"), "fit 'crop', now 'pad'"),
+        (Recipe(size=_SIZE, codec="png"), "codec 'raw', now 'png'"),
+        (Recipe(size=_SIZE, exact=True), "exact False, now True"),
+    ],
+    ids=["size", "seed", "fit", "codec", "exact"],
+)
+def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests, recipe: Recipe, difference: str
+) -> None:
+    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    with pytest.raises(RecipeError, match=difference):
+        build_cache(photos, cache, recipe, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def _interrupt_after_a_block(source: Path, cache: Path, recipe: Recipe) -> None:
+    real, blocks = build.save_receipt, []
+
+    def save(work: Path, block: Any) -> None:
+        if blocks:
+            raise KeyboardInterrupt
+        blocks.append(block)
+        real(work, block)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "save_receipt", save)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, recipe, jobs=1)
+    assert blocks
+    assert not (cache / "manifest.json").exists()
+
+
+def test_another_recipe_or_source_is_refused_while_unfinished_too(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+) -> None:
+    source, cache = _copy(photos, tmp_path), tmp_path / "cache"
+    _interrupt_after_a_block(source, cache, _CLEAN)
+    standing = {**digests(cache), ".warmup/lock": "names the run that held it last"}
+    with pytest.raises(RecipeError, match="seed 0, now 9"):
+        build_cache(source, cache, Recipe(size=_SIZE, seed=9), jobs=1)
+    extra = source / "cat" / "extra.jpg"
+    shutil.copy(next((source / "cat").iterdir()), extra)
+    with pytest.raises(SourceError, match=r"150 samples, the source now has 151; 1 new: 'cat/extra.jpg'"):
+        build_cache(source, cache, _CLEAN, jobs=1)
+    assert {**digests(cache), ".warmup/lock": standing[".warmup/lock"]} == standing
+    extra.unlink()
+    build_cache(source, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+@pytest.mark.parametrize("change", ["removed", "renamed", "moved to another class", "of another size"])
+def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, digests: Digests, change: str) -> None:
+    source, cache = _copy(photos, tmp_path), Path(shutil.copytree(clean, tmp_path / "cache"))
+    first = sorted((source / "cat").iterdir())[0]
+    if change == "removed":
+        first.unlink()
+    elif change == "of another size":
+        first.write_bytes(first.read_bytes() + b"x")
+    elif change == "renamed":
+        first.rename(first.with_name("another.jpg"))
     else:
-        path.write_bytes(path.read_bytes()[:-4096])
-    assert load_receipt(job.shards, job.work, 2, 2) is None
-    assert load_receipt(job.shards, job.work, 2, 1) is not None
+        first.rename(source / "dog" / first.name)
+    with pytest.raises(SourceError, match=r"cat/.*jpg|dog/.*jpg"):
+        build_cache(source, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
 
 
-def test_a_bad_sample_fails_its_chunk_and_leaves_nothing(job: Job, block: Block, tmp_path: Path) -> None:
-    (tmp_path / "bad.jpg").write_bytes(b"no image")
-    bad = Sample(20, os.fspath(tmp_path / "bad.jpg"), 0)
-    with pytest.raises(SampleError, match=r"bad\.jpg") as caught:
-        build_chunk(job, Chunk(2, 0, (*block.samples, bad), VARIANTS))
-    assert caught.value.path == bad.path
-    assert [path.name for path in job.work.iterdir()] == ["lock"]
+def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str, tmp_path: Path) -> None:
+    source = write_photos(tmp_path / "photos", 3)
+    recipe = Recipe(size=8, variants=1, augment=jitter)
+    build_cache(source, tmp_path / "cache", recipe, jobs=1)
+    path = tmp_path / "modules" / "jitter_by_test.py"
+    path.write_text(path.read_text() + "# changed\n")
+    with pytest.raises(RecipeError, match="augmentation"):
+        build_cache(source, tmp_path / "cache", recipe, jobs=1)
 
 
-def test_skipped_samples_are_told_and_the_others_are_as_without_them(job: Job, block: Block) -> None:
-    whole = build(job, block)
-    gone = dataclasses.replace(block.samples[3], path="cat/gone.jpg")
-    rest = dataclasses.replace(block, samples=(*block.samples[:3], gone, *block.samples[4:]))
-    built = build(dataclasses.replace(job, skip_errors=True), rest)
-    assert built[0].note.numbers == [10, 11, 12, 14, 15, 16, 17, 18, 19]
-    (skipped,) = built[0].note.skipped
-    assert (skipped.number, skipped.path) == (13, "cat/gone.jpg")
-    assert "cannot be read" in skipped.reason
-    for before, after in zip(whole, built, strict=True):
-        np.testing.assert_array_equal(np.delete(before.rows["crc32"], 3), after.rows["crc32"])
+def test_a_finished_cache_is_returned_as_it_stands(photos: Path, clean: Path, digests: Digests) -> None:
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()}
+    manifest = build_cache(photos, clean, _CLEAN, jobs=1)
+    assert manifest == Manifest.load(clean)
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()} == before
 
 
-def test_no_shard_is_sealed_while_a_chunk_is_missing(job: Job, block: Block) -> None:
-    build_chunk(job, chunks_of(block)[0])
-    assert seal_shard(job, block, 0, 2) is None
-    assert files(job) == {}
+def test_relative_paths_are_of_the_folder_that_one_is_in_even_for_workers_that_are_used_again(
+    photos: Path, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        build_cache(photos, "cache", _CLEAN, jobs=2)
+        assert digests(tmp_path / name / "cache") == digests(clean)
 
 
-@pytest.mark.parametrize("harm", ["note cut", "note of zeros", "records cut", "records gone"])
-def test_a_chunk_torn_by_a_power_cut_does_not_stand(job: Job, block: Block, harm: str) -> None:
-    for chunk in chunks_of(block):
-        build_chunk(job, chunk)
-    path = job.work / ("chunk-00002-000001.json" if "note" in harm else "chunk-00002-000001-v0003.bin")
-    if harm == "records gone":
-        path.unlink()
-    else:
-        path.write_bytes(bytes(path.stat().st_size) if "zeros" in harm else path.read_bytes()[:-7])
-    assert spool.load(job.work, 2, 1, VARIANTS) is None
-    assert seal_shard(job, block, 3, 2) is None
+@pytest.mark.parametrize("name", ["v00-00001.lmdb", "index.npy", "samples.npz"])
+@pytest.mark.parametrize("variants", [0, 1], ids=["finished", "added to"])
+def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests, name: str, variants: int
+) -> None:
+    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    recipe = Recipe(size=_SIZE, variants=variants, augment="flip")
+    (cache / name).write_bytes((cache / name).read_bytes()[:-4096])
+    before = digests(cache)
+    with pytest.raises(StoreError, match=rf"{name}.*--repair"):
+        build_cache(photos, cache, recipe, jobs=1)
+    assert digests(cache) == before
+    (cache / name).unlink()
+    with pytest.raises(StoreError, match=rf"{name} is missing.*--repair"):
+        build_cache(photos, cache, recipe, jobs=1)
 
 
-def test_records_torn_by_a_power_cut_are_found_when_sealed_and_made_again(job: Job, block: Block) -> None:
-    build(job, block)
-    before = files(job)
-    torn = job.work / "chunk-00002-000001-v0003.bin"
-    torn.write_bytes(bytes(torn.stat().st_size))
-    with pytest.raises(BuildError):
-        seal_shard(job, block, 3, 2)
-    assert spool.load(job.work, 2, 1, VARIANTS) is None
-    build(job, block)
-    assert files(job) == before
+@pytest.mark.parametrize("preset", ["flip", "standard", "strong"])
+def test_a_finished_cache_of_a_preset_is_returned_as_it_stands(
+    write_photos: Any, tmp_path: Path, digests: Digests, preset: str
+) -> None:
+    source, cache = write_photos(tmp_path / "photos", 3), tmp_path / "cache"
+    recipe = Recipe(size=16, variants=1, augment=preset)
+    manifest = build_cache(source, cache, recipe, jobs=1)
+    before = digests(cache)
+    assert build_cache(source, cache, recipe, jobs=1) == manifest
+    assert digests(cache) == before
+
+
+def test_an_interrupted_run_of_a_preset_is_finished(
+    photos: Path, standard: Path, tmp_path: Path, digests: Digests
+) -> None:
+    recipe, cache = Recipe(size=_SIZE, variants=2, seed=5), tmp_path / "cache"
+    _interrupt_after_a_block(photos, cache, recipe)
+    build_cache(photos, cache, recipe, jobs=1)
+    assert digests(cache) == digests(standard)
+
+
+@pytest.mark.parametrize("name", ["thesis.docx", "manifest.txt", "v00-00000.lmdb", ".hidden"])
+def test_a_folder_with_foreign_files_is_refused_and_untouched(photos: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("years of work")
+    with pytest.raises(BuildError, match="neither empty nor a cache"):
+        build_cache(photos, tmp_path, _CLEAN, jobs=1)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "years of work")]
+
+
+@pytest.mark.parametrize("where", [".", "cache", "cat/cache", "..", "link"])
+def test_a_cache_and_its_source_are_different_folders(
+    write_photos: Any, tmp_path: Path, where: str, digests: Digests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_photos(tmp_path / "home" / "photos", 3)
+    (source / "link").symlink_to(source / "dog")
+    before = digests(tmp_path)
+    with pytest.raises(UsageError, match="another folder for the cache"):
+        build_cache(source, source / where, _CLEAN, jobs=1)
+    assert main(["warmup", str(source), str(source / where), "--size", "8"]) == 2
+    assert "another folder for the cache" in capsys.readouterr().err
+    assert digests(tmp_path) == before
+
+
+def test_a_copy_that_is_not_finished_is_not_warmed_up(photos: Path, clean: Path, tmp_path: Path) -> None:
+    cache = Path(shutil.copytree(clean, tmp_path / "cache"))
+    (cache / CLAIM_NAME).write_text("{}")
+    with pytest.raises(BuildError, match="was not copied to its end"):
+        build_cache(photos, cache, _CLEAN, jobs=1)
+
+
+def test_a_cache_that_would_be_a_file_is_refused(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(BuildError, match="cannot be written"):
+        build_cache(photos, tmp_path / "file", _CLEAN, jobs=1)
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_second_warmup_of_the_same_cache_is_refused(
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    (cache / WORK_NAME).mkdir(parents=True)
+    with (cache / WORK_NAME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BuildError, match="another warmup is writing"):
+            build_cache(photos, cache, _CLEAN, jobs=1)
+        assert [path.name for path in cache.iterdir()] == [WORK_NAME]
+    build_cache(photos, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def _full_disk(real: Callable[..., Any], after: int) -> Callable[..., Any]:
+    calls = []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("target", "after"),
+    [
+        ("tpucache.warmup.running.tasks.ShardWriter.seal", 1),
+        ("tpucache.store.writer.rename_durably", 2),
+        ("tpucache.warmup.work.receipts.write_atomically", 1),
+        ("tpucache.warmup.work.chunks.json.dumps", 4),
+        ("tpucache.warmup.planning.plan.write_atomically", 0),
+        ("tpucache.warmup.tables.write_atomically", 0),
+        ("tpucache.warmup.tables.write_atomically", 1),
+        ("tpucache.store.manifest.write_atomically", 0),
+        ("tpucache.store.files.atomic.os.fsync", 3),
+    ],
+)
+def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
+    photos: Path,
+    clean: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    digests: Digests,
+    target: str,
+    after: int,
+) -> None:
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setattr(target, _full_disk(pkgutil.resolve_name(target), after))
+        with pytest.raises(BuildError, match="No space left on device"):
+            build_cache(photos, cache, _CLEAN, jobs=1)
+        assert not (cache / "manifest.json").exists()
+        assert list((cache / WORK_NAME).glob("*.lmdb.*")) == []
+    build_cache(photos, cache, _CLEAN, jobs=1)
+    assert digests(cache) == digests(clean)
+
+
+def test_the_manifest_is_written_last(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    real, present = finish.Manifest.save, []
+
+    def save(manifest: Manifest, directory: Path, aside: Path) -> None:
+        for entry in (*manifest.shards, *manifest.tables):
+            assert (directory / entry.name).stat().st_size == entry.bytes
+        before = digests(directory)
+        real(manifest, directory, aside)
+        present.append({name: hash_ for name, hash_ in digests(directory).items() if before.get(name) != hash_})
+
+    monkeypatch.setattr(finish.Manifest, "save", save)
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    assert [list(changed) for changed in present] == [["manifest.json"]]
+
+
+def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
+    manifest = Manifest.load(clean)
+    assert {"tpucache", "numpy", "pillow", "libjpeg", "lmdb"} <= manifest.created_by.keys()
+    assert Recipe.from_dict(manifest.recipe) == _CLEAN
+    assert json.loads(manifest.to_json())["source"]["samples"] == 150
+
+
+def test_what_is_slow_for_want_of_a_library_is_said_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resize, "_cykooz_resizer", lambda: None)
+    for _ in range(2):  # what is finished needs no resizing
+        build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    (message,) = [record.message for record in caplog.records if "resized" in record.message]
+    assert "pip install cykooz-resizer" in message
+
+
+def test_additions_by_other_versions_are_told_of(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    made = resizer_versions()["cykooz_resizer"] or "none"
+    monkeypatch.setattr(presizing, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
+    assert not caplog.records
+    build_cache(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1), jobs=1)
+    (message,) = [record.message for record in caplog.records]
+    assert message.endswith(f"what is added may differ: cykooz_resizer {made}, now 99.0")

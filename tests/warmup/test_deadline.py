@@ -15,9 +15,10 @@ import pytest
 from tpucache.errors import SampleError, UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
-from tpucache.warmup import build, plan
+from tpucache.warmup.build import build_cache
 from tpucache.warmup.deadline import Deadline
-from tpucache.warmup.run import build_cache
+from tpucache.warmup.planning import blocks as plan
+from tpucache.warmup.running import tasks as build
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tpucache import BuildError, Recipe, build_cache, repair_cache, verify_cache
-from tpucache.warmup import plan
+from tpucache.warmup.planning import blocks as plan
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow

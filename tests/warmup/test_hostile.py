@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tpucache import CachedDataset, Manifest, Recipe, SampleError, build_cache, verify_cache
-from tpucache.warmup.presize import presize
+from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources import FolderSource
 from tpucache.warmup.sources.base import Listing
 

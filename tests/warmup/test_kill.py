@@ -19,7 +19,7 @@ import pytest
 
 from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
-from tpucache.warmup.run import build_cache
+from tpucache.warmup.build import build_cache
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def slowly(image, generator):
 _FORKS = """
 import json, os, sys
 from tpucache.recipe import Recipe
-from tpucache.warmup.run import build_cache
+from tpucache.warmup.build import build_cache
 import slow_by_test
 for line in sys.stdin:
     source, cache, variants = json.loads(line)

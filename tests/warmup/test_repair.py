@@ -302,7 +302,7 @@ def test_an_addition_that_is_not_finished_goes_on_after_a_repair(
     whole = Path(shutil.copytree(cache, tmp_path / "whole"))
     build_cache(source, whole, recipe, jobs=1)
     with monkeypatch.context() as patch:
-        patch.setattr("tpucache.warmup.run.finish_cache", lambda *_: exec("raise KeyboardInterrupt"))
+        patch.setattr("tpucache.warmup.build.finish_cache", lambda *_: exec("raise KeyboardInterrupt"))
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, recipe, jobs=1)
     flip(cache / "v00-00000.lmdb")

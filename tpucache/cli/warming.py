@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tpucache.progress import Progress
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
-    from tpucache.warmup.builder import Standing
+    from tpucache.warmup.running.scheduler import Standing
     from tpucache.warmup.sources import TableOptions
 
 _TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root", "mask_col", "fold_col")
@@ -25,11 +25,11 @@ def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.recipe import Recipe
     from tpucache.report.inspect import label_text, left_out
-    from tpucache.warmup.engine import Engine
-    from tpucache.warmup.estimate import Estimate
-    from tpucache.warmup.folder import check_source
-    from tpucache.warmup.run import build_cache
+    from tpucache.warmup.build import build_cache
+    from tpucache.warmup.planning.estimate import Estimate
+    from tpucache.warmup.running.executor import Engine
     from tpucache.warmup.sources import open_source
+    from tpucache.warmup.work.folder import check_source
 
     began = time.monotonic()
     recipe = from_options(Recipe, options)

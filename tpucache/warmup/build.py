@@ -1,167 +1,152 @@
-"""build_chunk and seal_shard: the two tasks of a warmup. Each sample is decoded once, for all its variants."""
+"""build_cache: plan, share the work out, gather, and write the manifest last."""
 
 from __future__ import annotations
 
-import uuid
-import zlib
-from dataclasses import dataclass
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from tpucache.errors import BuildError, SampleError
+from tpucache.errors import SourceError
+from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.store.format import shard_name
-from tpucache.store.manifest import ShardEntry, Skipped
-from tpucache.store.writer import ShardWriter
-from tpucache.warmup import spool
-from tpucache.warmup.folder import disk_failure
-from tpucache.warmup.job import Job, make_records
-from tpucache.warmup.lock import is_held
-from tpucache.warmup.plan import Block, Chunk
-from tpucache.warmup.receipt import SealedShard, save_receipt
-from tpucache.warmup.same_records import check_clean
-from tpucache.warmup.spool import Note, Spooled
+from tpucache.store.format import WORK_NAME
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.planning.estimate import (
+    Estimate,
+    check_kaggle_bytes,
+    check_kaggle_files,
+    check_room,
+    estimate,
+    kaggle_blocks,
+)
+from tpucache.warmup.planning.plan import PLAN_NAME, Plan, begin, is_begun, make_plan, save_listing, version_differences
+from tpucache.warmup.records.presize import slow_parts
+from tpucache.warmup.running.consistency import check_records, known_records
+from tpucache.warmup.running.context import Job
+from tpucache.warmup.running.executor import Engine
+from tpucache.warmup.running.scheduler import Builder, Standing
+from tpucache.warmup.sources import LabelKind, label_source, open_source
+from tpucache.warmup.sources.base import Source
+from tpucache.warmup.tables import finish_cache
+from tpucache.warmup.work.folder import cache_folder, check_source, remove_folder, remove_old_tables
+from tpucache.warmup.work.lock import hold
+
+_ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
+_ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
+_ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
+
+_log: Final = logging.getLogger("tpucache")
 
 
-@dataclass(frozen=True)
-class ChunkDone:
-    """What a chunk's task reports: samples kept and skipped, bytes of records, and whether that is the whole chunk."""
+def build_cache(
+    source: str | Path | Source,
+    cache: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    jobs: int | None = None,
+    on_error: Literal["fail", "skip"] = "fail",
+    time_limit: float | None = None,
+    target: Literal["kaggle"] | None = None,
+    labels: LabelKind = "auto",
+    engine: Engine | None = None,
+    report: Callable[[Standing], None] = lambda standing: None,
+    announce: Callable[[Estimate], None] | None = None,
+) -> Manifest:
+    """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
-    kept: int
-    skipped: int
-    bytes: int
-    whole: bool = True
+    The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
+    killed. A finished cache of the same source and recipe is returned as it stands; more samples or more variants are
+    added to it, and nothing that stands is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
+    Kaggle keeps. `labels` says what labels are: by "auto", whole numbers are classes. `announce` is called with what
+    there is to do, from a few samples tried first, and `report` with the progress.
 
-
-def build_chunk(job: Job, chunk: Chunk) -> ChunkDone:
-    """Decode, presize, augment and encode the samples of a chunk, and spool their records.
-
-    A chunk that the deadline cuts short is spooled as far as it is done, and another call continues there. Raises
-    SampleError when a sample cannot be used and errors are not skipped, BuildError when its clean record is not the one
-    that the cache has, or when the disk fails.
+    Raises SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or is not the one
+    the cache was begun with, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the
+    estimate does not fit, DamageError when a finished cache lacks a file or a part of one. What was done is kept for
+    the next run.
     """
-    note, records = _begun(job, chunk)
-    first = len(note.numbers) + len(note.skipped)
-    totals = np.array([note.sums, note.squares], np.uint64) if note.sums else np.zeros((2, 3), np.uint64)
-    done = first
-    for sample in chunk.samples[first:]:
-        _check_run(job)
-        if job.deadline.is_past:
-            break
-        done += 1
-        try:
-            made = make_records(job, sample, chunk.variants)
-        except SampleError as error:
-            if not job.skip_errors:
-                raise
-            note.skipped.append(Skipped(sample.number, sample.path, error.reason))
-            continue
-        if sample.number in chunk.clean:
-            check_clean(job, sample, made, chunk.clean[sample.number])
-        for variant, record in zip(chunk.variants, made.records, strict=True):
-            records[variant].append(record)
-        if IMAGE in made.clean:
-            totals += _moments(made.clean[IMAGE])
-        note.add(sample.number, made.item)
-    if job.fields[0].name == IMAGE:
-        note.sums[:], note.squares[:] = totals.tolist()
-    whole = done == len(chunk.samples)
-    spooled = Spooled(
-        note,
-        {variant: [len(record) for record in parts] for variant, parts in records.items()},
-        {variant: [zlib.crc32(record) for record in parts] for variant, parts in records.items()},
-    )
-    try:
-        if whole or done > first:
-            spool.save(job.work, chunk.block, chunk.number, spooled, records, whole)
-    except OSError as error:
-        raise disk_failure(job.work, error) from error
-    return ChunkDone(len(note.numbers), len(note.skipped), sum(map(sum, spooled.lengths.values())), whole)
+    deadline = Deadline.of(time_limit)
+    recipe = recipe or Recipe()
+    cache = Path(cache).absolute()  # workers that are used again may be in another folder
+    if isinstance(source, (str, Path)):
+        check_source(source, cache)
+        source = open_source(source)
+    source = label_source(source, labels)
+    engine = engine or Engine(jobs=jobs)
+    if target == "kaggle":
+        recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))
+    with deadline.interrupting("the source was listed"):
+        listing = source.list()
+    if not listing.samples:
+        raise SourceError(f"{source!r} has no samples")
+    with cache_folder(cache):
+        with deadline.interrupting("the first samples were tried"):
+            plan = make_plan(source, listing, recipe, cache, labels)
+        work = cache / WORK_NAME
+        if plan.before is not None and not plan.blocks:
+            if work.exists() and not is_begun(work, plan.before):
+                _clear(cache, work, plan.before)
+            return plan.before
+        if target == "kaggle":
+            existing = len(plan.before.shards) if plan.before else 0
+            check_kaggle_files(existing + sum(len(block.variants) for block in plan.blocks))
+        augmentation = plan.told["recipe"]["augmentation"]
+        skip = on_error == "skip"
+        job = Job(source, recipe, augmentation, plan.fields, work, cache, skip, "", plan.labels, deadline)
+
+        if plan.before is not None:
+            other_versions = tuple(version_differences(plan.before.created_by))
+            job = dataclasses.replace(job, other_versions=other_versions)
+            with deadline.interrupting("samples of the cache were compared"):
+                check_records(job, plan.listing.samples, known_records(cache, plan.before))
+
+        def announce_work(builder: Builder, advice: str) -> None:
+            if announce is not None:
+                expected = estimate(job, builder.remaining(), engine.jobs)
+                announce(expected)
+                check_room(expected, cache, advice)
+                if target == "kaggle":
+                    check_kaggle_bytes(expected, cache)
+
+        manifest = _build(job, plan, engine, report, announce_work)
+        _clear(cache, work, manifest)
+        return manifest
 
 
-def find_begun(job: Job, chunk: Chunk) -> Spooled | None:
-    """Return what an earlier run made of a chunk before its deadline, or None where that cannot be continued."""
-    spooled = spool.load(job.work, chunk.block, chunk.number, chunk.variants, whole=False)
-    if spooled is None or (spooled.note.skipped and not job.skip_errors):
-        return None
-    numbers = sorted([*spooled.note.numbers, *(skip.number for skip in spooled.note.skipped)])
-    return spooled if numbers == [sample.number for sample in chunk.samples[: len(numbers)]] else None
+def _build(
+    job: Job,
+    plan: Plan,
+    engine: Engine,
+    report: Callable[[Standing], None],
+    announce: Callable[[Builder, str], None],
+) -> Manifest:
+    """Build what a plan says, from what an interrupted run made of it on; `announce` may refuse that."""
+    resumed = (job.work / PLAN_NAME).exists()
+    if not resumed:  # so that a refusal leaves nothing behind
+        announce(Builder(job, plan.blocks), _ADVICE if plan.before is None else _ADVICE_ADDING)
+    job.work.mkdir(exist_ok=True)
+    with hold(job.work) as run:
+        changed, other = begin(job.work, plan)
+        if plan.fields[0].name == IMAGE:
+            for line in slow_parts():
+                _log.warning("%s", line)
+        job = dataclasses.replace(job, run=run, other_versions=tuple(sorted({*job.other_versions, *other})))
+        builder = Builder(job, plan.blocks, report)
+        if changed:
+            builder.check_unchanged(changed)
+            save_listing(job.work, plan)
+        with job.deadline.interrupting("samples were compared with those that are done"):
+            check_records(job, plan.listing.samples, builder.known)
+        if resumed:
+            announce(builder, _ADVICE_RESUMING)
+        shards = builder.build(engine)
+        return finish_cache(job.shards, plan.told, plan.listing, shards, plan.before)
 
 
-def _begun(job: Job, chunk: Chunk) -> tuple[Note, dict[int, list[bytes]]]:
-    """Return the note and the records, by variant, with which a chunk is to be continued."""
-    empty: dict[int, list[bytes]] = {variant: [] for variant in chunk.variants}
-    spooled = find_begun(job, chunk)
-    if spooled is None:
-        return Note(), empty
-    records = dict(empty)
-    try:
-        for variant in chunk.variants:
-            read = list(spool.read(job.work, chunk.block, chunk.number, variant, spooled))
-            if any(zlib.crc32(record) != crc for _, record, crc in read):  # torn by a power cut
-                return Note(), empty
-            records[variant] = [record for _, record, _ in read]
-    except OSError:
-        return Note(), empty
-    return spooled.note, records
-
-
-def seal_shard(job: Job, block: Block, variant: int, chunks: int) -> SealedShard | None:
-    """Make the shard of one variant of a block out of its `chunks` spooled chunks, and receipt it.
-
-    Returns None where a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
-    """
-    _check_run(job)
-    found = [spool.load(job.work, block.number, chunk, block.variants) for chunk in range(chunks)]
-    parts = [spooled for spooled in found if spooled is not None]
-    if len(parts) != chunks:
-        return None
-    note = spool.join([spooled.note for spooled in parts])
-    name = shard_name(variant, block.number)
-    try:
-        with ShardWriter(job.work / f"{name}.{uuid.uuid4().hex}") as writer:
-            for chunk, spooled in enumerate(parts):
-                for number, record, crc in spool.read(job.work, block.number, chunk, variant, spooled):
-                    if job.deadline.is_past:
-                        return None
-                    writer.append(number, record, crc)
-            _check_run(job)
-            sealed = writer.seal(job.shards / name)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise disk_failure(job.work, error) from error
-    except BuildError:
-        # Torn by a power cut, the chunks would fail for ever; what they were made from is there still.
-        spool.remove(job.work, block.number)
-        raise
-    entry = ShardEntry(
-        name=name,
-        bytes=sealed.bytes,
-        sha256=sealed.sha256,
-        variant=variant,
-        block=block.number,
-        first=0,  # finish.py sets it, once all blocks before this one are known
-        records=len(sealed.rows),
-        records_sha256=sealed.records_sha256,
-    )
-    shard = SealedShard(entry, sealed.rows, note)
-    save_receipt(job.work, shard)
-    return shard
-
-
-def _check_run(job: Job) -> None:
-    """Stop a worker whose run was killed: another one may be working in the same place by now."""
-    if not is_held(job.work, job.run):
-        raise BuildError(f"the run that this worker builds {job.shards} for is gone")
-
-
-def _moments(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Return each channel's sum and sum of squares, exactly: uint64 (2, channels)."""
-    height, _, channels = image.shape
-    rows = image.reshape(height, -1)
-    # Down the columns numpy adds in steps that a processor does many at once; 2^32 is 66,051 squares of 255.
-    columns = [np.add.reduce(rows, 0, np.uint32), np.add.reduce(np.square(rows, dtype=np.uint16), 0, np.uint32)]
-    moments: npt.NDArray[np.uint64] = np.stack(columns).reshape(2, -1, channels).sum(1, np.uint64)
-    return moments
+def _clear(cache: Path, work: Path, manifest: Manifest) -> None:
+    """Leave nothing but the finished cache; the work folder goes last, as it tells that there may be more to remove."""
+    remove_old_tables(cache, manifest)
+    remove_folder(work)

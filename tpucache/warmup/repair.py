@@ -18,20 +18,20 @@ from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import Damage, is_whole, verify_cache
-from tpucache.warmup.begin import PLAN_NAME, version_differences
-from tpucache.warmup.builder import Builder, Standing
 from tpucache.warmup.code_digest import code_changes, code_digests
-from tpucache.warmup.engine import Engine
-from tpucache.warmup.extend import named, number_samples, put_in_order
-from tpucache.warmup.folder import cache_folder, remove_folder, remove_leftovers
-from tpucache.warmup.job import Job
-from tpucache.warmup.labels import labels_asked
-from tpucache.warmup.lock import hold
-from tpucache.warmup.plan import Block, listing_sha256
-from tpucache.warmup.receipt import SealedShard
-from tpucache.warmup.remake import remake_index, remake_samples
+from tpucache.warmup.planning.blocks import Block, listing_sha256
+from tpucache.warmup.planning.numbering import named, number_samples, put_in_order
+from tpucache.warmup.planning.plan import PLAN_NAME, version_differences
+from tpucache.warmup.records.labels import labels_asked
+from tpucache.warmup.repair_tables import remake_index, remake_samples
+from tpucache.warmup.running.context import Job
+from tpucache.warmup.running.executor import Engine
+from tpucache.warmup.running.scheduler import Builder, Standing
 from tpucache.warmup.sources import label_source, open_source
 from tpucache.warmup.sources.base import Listing, Source
+from tpucache.warmup.work.folder import cache_folder, remove_folder, remove_leftovers
+from tpucache.warmup.work.lock import hold
+from tpucache.warmup.work.receipts import SealedShard
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
 REPAIR_NAME: Final = "repair"

@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.bench.peers.building import Work, bare_loop, run
 from scripts.bench.peers.protocol import Setting
 from tpucache import Recipe
-from tpucache.warmup.presize import presize
+from tpucache.warmup.records.presize import presize
 
 
 def shrink(recipe: Recipe, file: str) -> int:

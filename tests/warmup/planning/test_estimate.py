@@ -1,0 +1,132 @@
+"""The estimate: what LMDB will take, what a run needs to work in, and a refusal that leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tpucache.errors import BuildError, UnfinishedError
+from tpucache.recipe import Recipe
+from tpucache.store.format import WORK_NAME
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.planning.estimate import Estimate
+from tpucache.warmup.running import tasks as build
+from tpucache.warmup.sources.base import Item, Listing, Sample
+
+Digests = Callable[[Path], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Arrays of so many bytes."""
+
+    samples: int
+    bytes: int
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, str(number)) for number in range(self.samples)])
+
+    def load(self, sample: Sample) -> Item:
+        return Item({"tokens": np.full(self.bytes, sample.number % 251, np.uint8)})
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that says how much is free on the disk."""
+    real = shutil.disk_usage
+
+    def say(megabytes: int) -> None:
+        def usage(path: Any) -> Disk:
+            real(path)
+            return Disk(10**12, 0, megabytes * 1_000_000)
+
+        monkeypatch.setattr("tpucache.warmup.planning.estimate.shutil.disk_usage", usage)
+
+    return say
+
+
+# Just under, at and over what a leaf page holds one, two or five of, and what fills pages of its own.
+@pytest.mark.parametrize("size", [8, 768, 2021, 2022, 2023, 3072, 4079, 4080, 4081, 4096, 12_288, 49_152])
+def test_the_estimate_is_what_lmdb_takes(size: int, tmp_path: Path) -> None:
+    told: list[Estimate] = []
+    manifest = build_cache(Arrays(400, size), tmp_path / "cache", Recipe(size=8), jobs=1, announce=told.append)
+    taken = sum(entry.bytes for entry in manifest.shards)
+    pages = 4 * 4096 * len(manifest.shards)  # of a file's own
+    assert taken - pages - 0.02 * taken <= told[0].bytes <= 1.02 * taken
+
+
+def test_a_small_cache_is_not_refused_for_room_that_it_does_not_need(
+    tmp_path: Path, free: Callable[[int], None]
+) -> None:
+    free(40)
+    build_cache(Arrays(2000, 10_000), tmp_path / "cache", Recipe(size=8), jobs=1, announce=lambda _: None)
+
+
+@pytest.mark.parametrize("samples", [70, 600])
+def test_no_run_needs_more_room_than_was_estimated(
+    samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, told, used = tmp_path / "cache", list[Estimate](), list[int]()
+    real = build.ShardWriter.seal
+
+    def seal(writer: Any, target: Path) -> Any:
+        sealed = real(writer, target)
+        used.append(sum(path.stat().st_blocks * 512 for path in cache.rglob("*")))
+        return sealed
+
+    monkeypatch.setattr(build.ShardWriter, "seal", seal)
+    build_cache(Arrays(samples, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
+    assert max(used) <= told[0].bytes + told[0].spooled
+
+
+def test_a_refusal_leaves_nothing_behind_so_that_its_advice_can_be_followed(
+    tmp_path: Path, free: Callable[[int], None]
+) -> None:
+    cache = tmp_path / "new" / "cache"
+    free(10)
+    with pytest.raises(BuildError, match=r"24\.\d MB more and \d+\.\d MB to work in, and 10\.0 MB are free"):
+        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=lambda _: None)
+    assert not (tmp_path / "new").exists()
+    free(100)
+    build_cache(Arrays(2000, 10_000), cache, Recipe(size=9), jobs=1, announce=lambda _: None)
+
+
+def test_a_refused_addition_leaves_the_cache_as_it_was(
+    tmp_path: Path, free: Callable[[int], None], digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(Arrays(100, 10_000), cache, Recipe(size=8), jobs=1)
+    before = digests(tmp_path)
+    free(10)
+    with pytest.raises(BuildError, match="make room, or add fewer variants or samples"):
+        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=lambda _: None)
+    assert digests(tmp_path) == before
+
+
+def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Callable[[int], None]) -> None:
+    cache, told = tmp_path / "cache", list[Estimate]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpucache.warmup.running.scheduler.seal_shard", lambda *_: None)
+        with pytest.raises((UnfinishedError, BuildError)):
+            build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1)
+    assert list((cache / WORK_NAME).glob("chunk-*.bin"))
+    free(10)
+    with pytest.raises(BuildError, match=r"needs about 24.*run the same command again; what is finished is kept"):
+        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
+    assert told[0].records == 0
+    free(30)
+    build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
+    assert dataclasses.replace(told[1], free=0) == dataclasses.replace(told[0], free=0)

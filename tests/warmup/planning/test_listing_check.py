@@ -1,0 +1,288 @@
+"""What is run again on a finished cache has the labels, folds and columns of that cache, or is refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpucache.errors import SourceError, TpucacheError
+from tpucache.recipe import Recipe
+from tpucache.report.inspect import describe, describe_lines, label_text
+from tpucache.store.cache import Cache
+from tpucache.store.manifest import Manifest
+from tpucache.warmup import tables as finish
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.repair import repair_cache
+from tpucache.warmup.sources import TableOptions, TableSource
+from tpucache.warmup.sources.base import Item, Label, Listing, Sample
+
+Digests = Callable[[Path], dict[str, str]]
+_RECIPE = Recipe(size=8)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Arrays that tell their labels themselves."""
+
+    labels: Sequence[Label]
+    classes: tuple[str, ...] = ()
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, str(number)) for number in range(len(self.labels))], self.classes)
+
+    def load(self, sample: Sample) -> Item:
+        return Item({"tokens": np.arange(4)}, self.labels[sample.number], self.columns)
+
+
+@pytest.fixture
+def folder(write_photos: Any, tmp_path: Path) -> Path:
+    """Six photographs, and a table of them."""
+    root = Path(write_photos(tmp_path / "photos", 6, classes=(), size=(20, 16)))
+    (root / "table.csv").write_text(
+        "path,kind,age,fold,split,note\n"
+        "0000.jpg,cat,31,0,1,a\n0001.jpg,dog,7,1,0,b\n0002.jpg,cat,64,2,1,007\n"
+        "0003.jpg,dog,7,0,0,d\n0004.jpg,emu,31,1,1,e\n0005.jpg,cat,99,2,0,f\n"
+    )
+    return root
+
+
+def table(folder: Path, *labels: str, fold: str | None = "fold", **options: Any) -> TableSource:
+    return TableSource(folder / "table.csv", TableOptions(label_cols=labels, fold_col=fold, **options))
+
+
+_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "another label column": ({"labels": ("age",)}, "another label"),
+    "no label column": ({"labels": ()}, "made with labels, and the source has none now"),
+    "another fold column": ({"labels": ("kind",), "fold": "split"}, "column 'fold' .* other values"),
+    "no fold column": ({"labels": ("kind",), "fold": None}, "column 'fold"),
+    "a mask column": ({"labels": ("kind",), "mask_col": "note"}, "has a column 'note', and the source has none now"),
+    "several labels": ({"labels": ("age", "split")}, "another label"),
+    "a separator": ({"labels": ("kind",), "label_sep": "|"}, "another label"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), _OTHERS.values(), ids=_OTHERS)
+def test_other_columns_on_a_finished_cache_are_refused(
+    folder: Path, tmp_path: Path, digests: Digests, options: dict[str, Any], reason: str
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    before = digests(cache)
+    labels = options.pop("labels")
+    with pytest.raises(SourceError, match=rf"{reason}.*another folder"):
+        build_cache(table(folder, *labels, **options), cache, _RECIPE, jobs=1)
+    assert digests(cache) == before
+    build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    assert digests(cache) == before
+
+
+def test_labels_given_after_a_cache_was_made_without_any_are_refused(folder: Path, tmp_path: Path) -> None:
+    build_cache(table(folder), tmp_path / "cache", _RECIPE, jobs=1)
+    with pytest.raises(SourceError, match="was made without labels, and the source has some now"):
+        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
+
+
+_EDITS = {
+    "labels at equal count": ("0000.jpg,cat", "0000.jpg,dog", "another label"),
+    "a fold": ("cat,31,0,1", "cat,31,5,1", "column 'fold'.*'0000.jpg', 0 before and 5 now"),
+    "a kept column": ("1,a\n", "1,z\n", "column 'note'.*a before and z now"),
+    "a number of a kept column": ("64,2,1,007", "64,2,1,7", "column 'note'.*007 before and 7 now"),
+    "a column's name": ("split", "part", "no column 'part'"),
+    "two rows that change places": (
+        "0000.jpg,cat,31,0,1,a\n0001.jpg,dog,7,1,0,b",
+        "0000.jpg,dog,31,0,1,a\n0001.jpg,cat,7,1,0,b",
+        "2 samples have another label",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), _EDITS.values(), ids=_EDITS)
+@pytest.mark.parametrize("adds", [False, True], ids=["finished", "added to"])
+def test_a_table_that_was_edited_is_refused(
+    folder: Path, tmp_path: Path, old: str, new: str, reason: str, adds: bool
+) -> None:
+    build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
+    path = folder / "table.csv"
+    path.write_text(path.read_text().replace(old, new) + ("0005.jpg,cat,4,1,0,x\n" if adds else ""))
+    with pytest.raises(SourceError, match=reason):
+        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
+
+
+def test_a_table_in_another_order_and_with_rows_added_is_the_same(folder: Path, tmp_path: Path) -> None:
+    cache, path = tmp_path / "cache", folder / "table.csv"
+    manifest = build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, *reversed(rows)]) + "\n")
+    assert build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1) == manifest
+    # A new class in the middle of the alphabet, a path that comes twice, and a text in a column of numbers.
+    path.write_text("\n".join([head, "0003.jpg,cow,1,1,?,z", *rows]) + "\n")
+    with pytest.raises(SourceError, match=r"'0003\.jpg'"):  # the first row of a path keeps its plain name
+        build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    path.write_text("\n".join([head, *rows, "0003.jpg,cow,1,1,?,z"]) + "\n")
+    manifest = build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
+    samples = Cache(cache, manifest).samples
+    assert list(samples.paths)[-1] == "0003.jpg#2"
+    assert samples.labels is not None
+    names = [manifest.classes[label] for label in samples.labels]
+    assert names == ["cat", "dog", "cat", "dog", "emu", "cat", "cow"]
+
+
+def test_class_names_of_a_dataset_that_change_places_are_refused(tmp_path: Path) -> None:
+    build_cache(Told([0, 1, 0], ("cat", "dog")), tmp_path / "cache", _RECIPE, jobs=1)
+    for classes in (("dog", "cat"), ("cat",), ()):
+        for labels in ([0, 1, 0], [0, 1, 0, 0]):
+            with pytest.raises(SourceError, match="has the classes"):
+                build_cache(Told(labels, classes), tmp_path / "cache", _RECIPE, jobs=1)
+    assert build_cache(Told([0, 1, 0, 2], ("cat", "dog", "emu")), tmp_path / "cache", _RECIPE, jobs=1).samples == 4
+
+
+@pytest.mark.parametrize("now", [[1, 1], [None, None], [(0.0,), (1.0,)]], ids=["other", "none", "numbers"])
+def test_labels_that_samples_tell_are_compared_too(tmp_path: Path, now: list[Label]) -> None:
+    build_cache(Told([0, 1]), tmp_path / "cache", _RECIPE, jobs=1)
+    with pytest.raises(SourceError, match="label"):
+        build_cache(Told(now), tmp_path / "cache", _RECIPE, jobs=1)
+
+
+def test_nothing_is_refused_that_did_not_change(folder: Path, tmp_path: Path) -> None:
+    sources: list[Any] = [
+        table(folder, "kind"),
+        table(folder, "age", "split"),
+        table(folder),
+        Told([(0.5, float("nan"))] * 3),
+        Told([None] * 3, columns={"site": "a", "weight": 1.5}),
+        Told([1, 0], columns={"site": "a"}),
+    ]
+    for number, source in enumerate(sources):
+        cache = tmp_path / str(number)
+        assert build_cache(source, cache, _RECIPE, jobs=1) == build_cache(source, cache, _RECIPE, jobs=1)
+
+
+_KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
+    "text": (("kind",), "auto", "classes", "3 classes: cat 3, dog 2, emu 1"),
+    "ages": (
+        ("age",),
+        "auto",
+        "classes",
+        r"4 classes by whole numbers from 7 to 99 \(--labels numbers .*\): 7 2, 31 2",
+    ),
+    "ages as numbers": (("age",), "numbers", "numbers", "numbers, from 7 to 99"),
+    "folds as classes": (("fold",), "classes", "classes", "3 classes by whole numbers from 0 to 2"),
+    "two columns": (("age", "split"), "auto", "numbers", "numbers, 2 a sample, from 0 to 99"),
+    "one of 0 and 1": (("split",), "auto", "classes", "2 classes: 0 3, 1 3"),
+    "none": ((), "auto", "none", "unlabelled; 'kind', 'split' could be labels and were not used"),
+}
+
+
+@pytest.mark.parametrize(("columns", "asked", "kind", "text"), _KINDS.values(), ids=_KINDS)
+def test_what_labels_were_read_as_is_stated(
+    folder: Path, tmp_path: Path, columns: tuple[str, ...], asked: Any, kind: str, text: str
+) -> None:
+    source = table(folder, *columns, fold=None if "fold" in columns else "fold")
+    manifest = build_cache(source, tmp_path / "cache", _RECIPE, jobs=1, labels=asked)
+    assert describe(manifest)["labels"]["kind"] == kind
+    assert any(line.startswith("labels ") for line in describe_lines(manifest))
+    assert re.match(text, label_text(manifest)), label_text(manifest)
+    assert build_cache(source, tmp_path / "cache", _RECIPE, jobs=1, labels=asked) == manifest
+
+
+def test_labels_read_otherwise_are_refused(folder: Path, tmp_path: Path) -> None:
+    build_cache(table(folder, "age"), tmp_path / "cache", _RECIPE, jobs=1, labels="numbers")
+    with pytest.raises(SourceError, match="another label"):
+        build_cache(table(folder, "age"), tmp_path / "cache", _RECIPE, jobs=1)
+
+
+def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path, digests: Digests) -> None:
+    cache = tmp_path / "cache"
+    build_cache(table(folder, "age"), cache, _RECIPE, jobs=1, labels="numbers")
+    before = digests(cache)
+    (cache / "samples.npz").unlink()
+    repair_cache(table(folder, "age"), cache, jobs=1)
+    assert digests(cache) == before
+
+
+def test_an_interrupted_run_is_not_finished_with_labels_read_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = Told([3, 7, 5]), tmp_path / "cache"
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish.Manifest, "save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, _RECIPE, jobs=1)
+    with pytest.raises(SourceError, match="begun with --labels auto, now numbers"):
+        build_cache(source, cache, _RECIPE, jobs=1, labels="numbers")
+    assert build_cache(source, cache, _RECIPE, jobs=1).classes == tuple(map(str, range(8)))
+
+
+_NOT: dict[str, tuple[list[Label], str]] = {
+    "several as classes": ([(0.0, 1.0)] * 2, "classes"),
+    "a fraction as a class": ([(0.5,), (0.5,)], "classes"),
+    "one as several": ([1, 0], "multilabel"),
+    "values as several": ([(0.5, 1.0)] * 2, "multilabel"),
+}
+
+
+@pytest.mark.parametrize(("labels", "asked"), _NOT.values(), ids=_NOT)
+def test_labels_that_are_not_what_was_asked_are_refused(tmp_path: Path, labels: list[Label], asked: Any) -> None:
+    with pytest.raises(SourceError, match="has the label"):
+        build_cache(Told(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=asked)
+
+
+def test_names_that_are_no_numbers_are_refused_as_numbers(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"'0000\.jpg': has the label 'cat', which is no number"):
+        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1, labels="numbers")
+    with pytest.raises(TpucacheError, match="labels are one of auto, classes, numbers, multilabel"):
+        build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1, labels="ages")  # type: ignore[arg-type]  # a user's
+
+
+@pytest.mark.parametrize(("labels", "kind"), [([1, 0, 2], "numbers"), ([(2.0,), (0.0,)], "classes")], ids=str)
+def test_labels_that_samples_tell_are_read_as_asked(tmp_path: Path, labels: list[Label], kind: Any) -> None:
+    manifest = build_cache(Told(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=kind)
+    found = Cache(tmp_path / "cache", manifest).samples.labels
+    assert found is not None
+    assert found.ndim == (2 if kind == "numbers" else 1)
+    assert found.reshape(-1).tolist() == np.array(labels, float).reshape(-1).tolist()
+
+
+def test_what_could_be_labels_is_warned_of_where_there_are_none(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_cache(table(folder), tmp_path / "a", _RECIPE, jobs=1)
+    build_cache(Told([None] * 3, columns={"fine_label": 3, "weight": 1.0}), tmp_path / "b", _RECIPE, jobs=1)
+    first, second = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no labels, and 'kind', 'split' could be" in first
+    assert "no labels, and 'fine_label' could be" in second
+    build_cache(table(folder, "kind"), tmp_path / "c", _RECIPE, jobs=1)
+    build_cache(Told([1, 2], columns={"fine_label": 3}), tmp_path / "d", _RECIPE, jobs=1)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("key", ["label", "labels", "target", "targets"])
+def test_a_dataset_may_call_its_label_target_or_label_in_singular_or_plural(
+    key: str, tmp_path: Path, write_module: Callable[[str, str], None]
+) -> None:
+    write_module(f"items_of_{key}", f"def make():\n    return [{{'ids': [1, 2], '{key}': n % 2}} for n in range(4)]\n")
+    manifest = build_cache(f"items_of_{key}:make", tmp_path / "cache", _RECIPE, jobs=1)
+    assert manifest.statistics.class_counts == (2, 2)
+
+
+@pytest.mark.parametrize("labels", [1, "all", [], {"kind": 3, "unused": 4, "asked": []}, {"unused": [[]]}], ids=str)
+def test_what_a_hostile_manifest_says_of_labels_is_no_error(labels: Any, tmp_path: Path) -> None:
+    manifest = build_cache(Told([None] * 2), tmp_path / "cache", _RECIPE, jobs=1)
+    assert isinstance(manifest.source, dict)
+    for kind in ({}, {"kind": "numbers"}, {"kind": "none"}):
+        manifest.source["labels"] = {**labels, **kind} if isinstance(labels, dict) else labels
+        other = Manifest.from_json(manifest.to_json())
+        describe(other)
+        describe_lines(other)

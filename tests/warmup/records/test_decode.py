@@ -1,0 +1,189 @@
+"""Decoding: the same pixels and the same refusals whichever library decodes, and masks as numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.warmup.records import decode as decoding
+from tpucache.warmup.records.decode import Decoded, decode, decode_mask, decoder_versions, opened, orientation
+from tpucache.warmup.records.presize import presize
+
+_JPEGS: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "progressive": {"progressive": True},
+    "full chroma": {"subsampling": 0},
+    "restarts": {"restart_marker_blocks": 2},
+    "RGB inside": {"keep_rgb": True},
+    "grey": {},
+    "CMYK": {},
+}
+
+
+@pytest.fixture
+def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
+
+
+def _jpeg(kind: str, image: Image.Image, encode: Any) -> bytes:
+    data: bytes = encode(image.convert({"grey": "L", "CMYK": "CMYK"}.get(kind, "RGB")), **_JPEGS[kind])
+    return data
+
+
+def _decoded(data: bytes, least: tuple[int, int] | None = None) -> Decoded:
+    with opened(data, "a.jpg") as image:
+        return decode(image, data, least)
+
+
+def _pillow_decodes(data: bytes) -> bool:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+    except (OSError, SyntaxError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", _JPEGS)
+def test_a_full_decode_is_what_pillow_makes_of_it(kind: str, smooth_image: Any, encode: Any) -> None:
+    data = _jpeg(kind, smooth_image(99, 71), encode)
+    pixels, scale = _decoded(data)
+    with Image.open(io.BytesIO(data)) as expected:
+        np.testing.assert_array_equal(pixels, np.asarray(expected.convert("L" if kind == "grey" else "RGB")))
+    assert scale == 1
+
+
+@pytest.mark.parametrize("kind", _JPEGS)
+def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(
+    kind: str, smooth_image: Any, encode: Any
+) -> None:
+    data = _jpeg(kind, smooth_image(72, 56), encode)
+    for cut in (*range(0, len(data) - 12, 37), *range(len(data) - 12, len(data) + 1)):
+        accepted = _pillow_decodes(data[:cut])
+        for exact in (False, True):
+            try:
+                presize(data[:cut], Recipe(size=8, exact=exact), "cut.jpg")
+            except SampleError:
+                assert not accepted, cut
+            else:
+                assert accepted, cut
+
+
+def test_what_only_pillow_takes_is_decoded_by_pillow(smooth_image: Any, encode: Any) -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    plain = encode(smooth_image(99, 71))
+    at = plain.index(b"\xff\xc4")
+    odd = plain[:at] + b"\0\0" + plain[at:]
+    with pytest.raises(ValueError, match="extraneous"):
+        simplejpeg.decode_jpeg(odd)
+    np.testing.assert_array_equal(_decoded(odd).pixels, _decoded(plain).pixels)
+
+
+@given(size=st.tuples(st.integers(1, 200), st.integers(1, 200)), share=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)))
+@settings(max_examples=150)
+def test_a_jpeg_is_decoded_at_the_smallest_scale_of_at_least_what_is_wanted(
+    size: tuple[int, int], share: tuple[float, float]
+) -> None:
+    pytest.importorskip("simplejpeg")
+    least = tuple(max(1, math.ceil(side * part)) for side, part in zip(size, share, strict=True))
+    target = io.BytesIO()
+    Image.new("RGB", size, "teal").save(target, "JPEG")
+    pixels, scale = _decoded(target.getvalue(), (least[0], least[1]))
+    eighths = round(8 * scale)
+    assert 8 * scale == eighths
+    assert pixels.shape[1::-1] == tuple(math.ceil(side * eighths / 8) for side in size)
+    assert eighths == 8 or all(side * scale >= wanted for side, wanted in zip(size, least, strict=True))
+    if eighths > 1 and max(size) >= 8:
+        assert any(side * (eighths - 1) < wanted * 8 for side, wanted in zip(size, least, strict=True))
+
+
+@pytest.mark.usefixtures("without_simplejpeg")
+@pytest.mark.parametrize("kind", _JPEGS)
+def test_pillow_alone_scales_too(kind: str, smooth_image: Any, encode: Any) -> None:
+    data = _jpeg(kind, smooth_image(400, 300), encode)
+    pixels, scale = _decoded(data, (90, 60))
+    assert (pixels.shape[:2], scale) == ((75, 100), 0.25)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _JPEGS if kind != "CMYK"])
+def test_both_libraries_make_the_same_of_a_scale_that_both_have(
+    kind: str, smooth_image: Any, encode: Any, request: pytest.FixtureRequest
+) -> None:
+    data = _jpeg(kind, smooth_image(400, 300), encode)
+    first = _decoded(data, (200, 150)).pixels.astype(int)
+    request.getfixturevalue("without_simplejpeg")
+    assert np.abs(first - _decoded(data, (200, 150)).pixels).max() <= 1
+
+
+@pytest.mark.parametrize("value", range(1, 9))
+def test_an_orientation_is_read(value: int, smooth_image: Any, encode: Any) -> None:
+    with opened(encode(smooth_image(9, 7), orientation=value), "a.jpg") as image:
+        assert orientation(image) == value
+
+
+def _palette_mask() -> Image.Image:
+    image = Image.fromarray(np.array([[0, 1], [2, 255]], np.uint8), "L").convert("P")
+    image.putpalette([90] * 768)
+    image.putdata([0, 1, 2, 255])
+    return image
+
+
+_MASKS: dict[str, tuple[Callable[[], Image.Image], list[list[int]]]] = {
+    "grey": (lambda: Image.fromarray(np.array([[0, 1], [2, 255]], np.uint8)), [[0, 1], [2, 255]]),
+    "palette of one colour": (_palette_mask, [[0, 1], [2, 255]]),
+    "one bit": (lambda: Image.fromarray(np.array([[False, True], [True, False]])), [[0, 255], [255, 0]]),
+    "16 bit": (lambda: Image.fromarray(np.array([[0, 7], [255, 1]], np.uint16)), [[0, 7], [255, 1]]),
+}
+
+
+@pytest.mark.parametrize("name", _MASKS)
+def test_a_mask_is_numbers(name: str, encode: Any) -> None:
+    make, expected = _MASKS[name]
+    mask = decode_mask(encode(make(), "PNG"), "a")
+    assert mask.dtype == np.uint8
+    np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Image.new("RGB", (2, 2)), "the mask is a RGB image"),
+        (lambda: Image.new("RGBA", (2, 2)), "the mask is a RGBA image"),
+        (lambda: Image.new("LA", (2, 2)), "the mask is a LA image"),
+        (lambda: Image.fromarray(np.array([[0, 256]], np.uint16)), "the mask holds 0 to 256"),
+    ],
+    ids=["RGB", "RGBA", "LA", "above 255"],
+)
+def test_what_is_not_a_number_a_pixel_is_no_mask(make: Any, reason: str, encode: Any) -> None:
+    with pytest.raises(SampleError, match=reason) as caught:
+        decode_mask(encode(make(), "PNG"), "some/mask")
+    assert caught.value.path == "some/mask"
+
+
+@pytest.mark.parametrize("data", [b"", b"no mask", np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2), bool)])
+def test_a_broken_mask_is_called_a_mask(data: Any) -> None:
+    with pytest.raises(SampleError, match="the mask"):
+        decode_mask(data, "a")
+
+
+def test_versions_are_of_what_decodes() -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    versions = decoder_versions()
+    assert set(versions) == {"pillow", "libjpeg", "simplejpeg"}
+    assert versions["simplejpeg"] == simplejpeg.__version__
+    assert versions["libjpeg"] in (features.version("libjpeg_turbo"), features.version("jpg"))
+
+
+@pytest.mark.usefixtures("without_simplejpeg")
+def test_the_version_of_what_is_missing_is_empty() -> None:
+    assert decoder_versions()["simplejpeg"] == ""

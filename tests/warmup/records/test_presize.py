@@ -1,0 +1,367 @@
+"""Presizing: near a full decode, one policy for every mode, and one error for everything broken."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.warmup.records import presize as presizing
+from tpucache.warmup.records.presize import placement, presize, slow_parts
+from tpucache.warmup.records.resize import resize
+
+Pixels = npt.NDArray[np.uint8]
+
+_FITS = ("crop", "pad", "stretch")
+_SHAPES = {"landscape": (600, 400), "portrait": (400, 600), "square": (500, 500), "panorama": (900, 200)}
+
+
+def _reference(data: bytes, recipe: Recipe) -> Pixels:
+    size = (recipe.width, recipe.height)
+    with Image.open(io.BytesIO(data)) as opened:
+        image = ImageOps.exif_transpose(opened).convert("RGB")
+    if recipe.fit == "crop":
+        image = ImageOps.fit(image, size, Image.Resampling.LANCZOS)
+    elif recipe.fit == "pad":
+        image = ImageOps.pad(image, size, Image.Resampling.LANCZOS, color=(0, 0, 0))
+    else:
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+def _psnr(image: Pixels, reference: Pixels) -> float:
+    assert image.shape == reference.shape
+    error = np.mean((image.astype(np.float64) - reference) ** 2)
+    return float(np.inf if error == 0 else 10 * np.log10(255**2 / error))
+
+
+@pytest.mark.parametrize("fit", _FITS)
+@pytest.mark.parametrize("shape", _SHAPES)
+@pytest.mark.parametrize("size", [64, (48, 96), (97, 31)], ids=str)
+def test_a_photograph_is_near_a_full_decode_and_lanczos(
+    shape: str, fit: Any, size: Any, smooth_image: Any, encode: Any
+) -> None:
+    data = encode(smooth_image(*_SHAPES[shape]))
+    recipe = Recipe(size=size, fit=fit)
+    image = presize(data, recipe, "a.jpg")
+    assert image.dtype == np.uint8
+    assert image.shape == (recipe.height, recipe.width, 3)
+    assert _psnr(image, _reference(data, recipe)) >= 40
+
+
+@pytest.mark.parametrize("fit", _FITS)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_exif_orientation_is_applied(orientation: int, fit: Any, smooth_image: Any, encode: Any) -> None:
+    data = encode(smooth_image(600, 400), orientation=orientation)
+    recipe = Recipe(size=(60, 90), fit=fit)
+    assert _psnr(presize(data, recipe, "a.jpg"), _reference(data, recipe)) >= 40
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 77])
+def test_an_orientation_that_does_not_exist_changes_nothing(orientation: int, smooth_image: Any, encode: Any) -> None:
+    image = smooth_image(90, 60)
+    expected = presize(encode(image), Recipe(size=32), "a.jpg")
+    np.testing.assert_array_equal(presize(encode(image, orientation=orientation), Recipe(size=32), "a.jpg"), expected)
+
+
+def test_an_unreadable_exif_keeps_the_stored_orientation(smooth_image: Any, encode: Any) -> None:
+    image = smooth_image(90, 60)
+    broken = encode(image, exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xffgarbage")
+    np.testing.assert_array_equal(
+        presize(broken, Recipe(size=32), "a.jpg"), presize(encode(image), Recipe(size=32), "a.jpg")
+    )
+
+
+@pytest.mark.parametrize("fit", _FITS)
+def test_exact_is_at_least_as_near_as_the_scaled_decode(fit: Any, smooth_image: Any, encode: Any) -> None:
+    data = encode(smooth_image(1200, 800))
+    scaled, exact = (Recipe(size=64, fit=fit, exact=exact) for exact in (False, True))
+    reference = _reference(data, exact)
+    exact_image, scaled_image = presize(data, exact, "a.jpg"), presize(data, scaled, "a.jpg")
+    assert _psnr(scaled_image, reference) >= 50
+    assert _psnr(exact_image, reference) >= _psnr(scaled_image, reference)
+    assert (exact_image != scaled_image).any(), "the scaled decode was not scaled, or exact was ignored"
+
+
+@pytest.mark.parametrize(("fit", "share"), [("crop", 64 / 800), ("pad", 64 / 1200), ("stretch", 64 / 800)])
+def test_a_scaled_decode_is_of_at_least_twice_the_size(
+    fit: Any, share: float, smooth_image: Any, encode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, decoded = encode(smooth_image(1200, 800)), []
+
+    def spy(pixels: Pixels, *arguments: Any) -> Pixels:
+        decoded.append(pixels.shape[1])
+        return resize(pixels, *arguments)
+
+    monkeypatch.setattr(presizing, "resize", spy)
+    presize(data, Recipe(size=64, fit=fit), "a.jpg")
+    (width,) = decoded
+    assert 2 * 1200 * share <= width < 1200
+
+
+@pytest.mark.parametrize("fit", _FITS)
+@pytest.mark.parametrize("shape", [(7, 5), (1, 1), (1, 9)], ids=str)
+def test_a_tiny_image_is_enlarged(shape: tuple[int, int], fit: Any, smooth_image: Any, encode: Any) -> None:
+    data = encode(smooth_image(*shape), "PNG")
+    recipe = Recipe(size=(40, 56), fit=fit)
+    assert _psnr(presize(data, recipe, "a.png"), _reference(data, recipe)) >= 40
+
+
+@given(
+    width=st.integers(1, 6000), height=st.integers(1, 6000), size=st.tuples(st.integers(1, 600), st.integers(1, 600))
+)
+@settings(max_examples=500)
+def test_the_part_that_is_kept_lies_inside_the_image(width: int, height: int, size: tuple[int, int]) -> None:
+    for fit in _FITS:
+        place = placement((0.0, 0.0, float(width), float(height)), size, fit)
+        left, top, right, bottom = place.box
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+        assert all(1 <= side <= limit for side, limit in zip(place.size, size, strict=True))
+
+
+@pytest.mark.parametrize("side", [29, 225, 450, 900])
+def test_sides_whose_ratio_rounds_upwards_are_no_errors(side: int, smooth_image: Any, encode: Any) -> None:
+    data = encode(smooth_image(side, side))  # side / 224 * 224 > side in floating point
+    assert _psnr(presize(data, Recipe(size=224), "a.jpg"), _reference(data, Recipe(size=224))) >= 40
+
+
+@pytest.mark.parametrize(("image_size", "size"), [((600, 400), 33), ((400, 600), 33), ((500, 500), (20, 51))], ids=str)
+def test_padding_is_black_and_around_the_middle(image_size: Any, size: Any, encode: Any) -> None:
+    image = presize(encode(Image.new("RGB", image_size, "white"), "PNG"), Recipe(size=size, fit="pad"), "a.png")
+    white = (image == 255).all(axis=2)
+    assert ((image == 0).all(axis=2) | white).all()
+    for axis in (0, 1):
+        filled = np.flatnonzero(white.any(axis=axis))
+        assert abs(filled[0] - (white.shape[1 - axis] - 1 - filled[-1])) <= 1
+
+
+def _flat(mode: str, value: Any, **options: Any) -> tuple[Image.Image, dict[str, Any]]:
+    return Image.new(mode, (24, 16), value), options
+
+
+def _float_grey(value: float, dtype: Any) -> Image.Image:
+    return Image.fromarray(np.full((16, 24), value, dtype))
+
+
+def _palette(transparent: int | None) -> tuple[Image.Image, dict[str, Any]]:
+    image = Image.new("P", (24, 16), 1)
+    image.putpalette([0, 0, 0, 10, 200, 30])
+    return image, {} if transparent is None else {"transparency": transparent}
+
+
+_MODES: dict[str, tuple[Callable[[], tuple[Image.Image, dict[str, Any]]], str, tuple[int, int, int]]] = {
+    "RGB": (lambda: _flat("RGB", (10, 200, 30)), "PNG", (10, 200, 30)),
+    "RGB with another colour transparent": (
+        lambda: _flat("RGB", (10, 200, 30), transparency=(1, 2, 3)),
+        "PNG",
+        (10, 200, 30),
+    ),
+    "RGB with its colour transparent": (
+        lambda: _flat("RGB", (10, 200, 30), transparency=(10, 200, 30)),
+        "PNG",
+        (255, 255, 255),
+    ),
+    "L": (lambda: _flat("L", 77), "PNG", (77, 77, 77)),
+    "L with its grey transparent": (lambda: _flat("L", 77, transparency=77), "PNG", (255, 255, 255)),
+    "LA half transparent": (lambda: _flat("LA", (0, 128)), "PNG", (127, 127, 127)),
+    "LA opaque": (lambda: _flat("LA", (40, 255)), "PNG", (40, 40, 40)),
+    "RGBA transparent": (lambda: _flat("RGBA", (10, 200, 30, 0)), "PNG", (255, 255, 255)),
+    "RGBA half transparent": (lambda: _flat("RGBA", (255, 0, 55, 128)), "PNG", (255, 127, 155)),
+    "P": (lambda: _palette(None), "PNG", (10, 200, 30)),
+    "P with its colour transparent": (lambda: _palette(1), "PNG", (255, 255, 255)),
+    "P with another colour transparent": (lambda: _palette(0), "PNG", (10, 200, 30)),
+    "P in a GIF": (lambda: _palette(1), "GIF", (255, 255, 255)),
+    "CMYK": (lambda: _flat("CMYK", (0, 255, 255, 0)), "TIFF", (255, 0, 0)),
+    "I;16": (lambda: (_float_grey(100 * 257, np.uint16), {}), "PNG", (100, 100, 100)),
+    "I;16 white": (lambda: (_float_grey(65535, np.uint16), {}), "PNG", (255, 255, 255)),
+    "I": (lambda: (_float_grey(200 * 257, np.int32), {}), "TIFF", (200, 200, 200)),
+    "F": (lambda: (_float_grey(0.2, np.float32), {}), "TIFF", (51, 51, 51)),
+    "1 white": (lambda: _flat("1", 1), "PNG", (255, 255, 255)),
+    "1 black": (lambda: _flat("1", 0), "PNG", (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", _MODES)
+def test_every_mode_becomes_rgb_by_the_policy(name: str, encode: Any) -> None:
+    make, file_format, expected = _MODES[name]
+    image, options = make()
+    result = presize(encode(image, file_format, **options), Recipe(size=8), "a")
+    assert result.shape == (8, 8, 3)
+    assert np.abs(result.astype(int) - expected).max() <= 1
+
+
+def test_a_cmyk_jpeg_becomes_what_pillow_makes_of_it(smooth_image: Any, encode: Any) -> None:
+    data = encode(smooth_image(300, 200).convert("CMYK"))
+    assert _psnr(presize(data, Recipe(size=32), "a.jpg"), _reference(data, Recipe(size=32))) >= 40
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_the_first_frame_of_an_animation_is_taken(file_format: str, encode: Any) -> None:
+    frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
+    options = {"lossless": True} if file_format == "WEBP" else {}
+    data = encode(frames[0], file_format, save_all=True, append_images=frames[1:], **options)
+    np.testing.assert_array_equal(presize(data, Recipe(size=4), "a"), np.full((4, 4, 3), (255, 0, 0), np.uint8))
+
+
+def _png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def _png_claiming(width: int, height: int) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _png_chunk(b"IHDR", header) + _png_chunk(b"IDAT", zlib.compress(bytes(100)))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b"\0", "identify"),
+        (bytes(4096), "identify"),
+        (b"id,label\n1,cat\n" * 50, "identify"),
+        (b"<html><body>404 not found</body></html>", "identify"),
+        (b"\xff\xd8\xff", "identify"),
+        (_png_claiming(10_000, 9_500), "too many pixels"),
+        (_png_claiming(60_000, 60_000), "too many pixels"),
+        (_png_claiming(64, 64), "does not decode"),
+    ],
+    ids=["empty", "zero", "zeros", "text", "html", "jpeg start", "bomb warning", "bomb", "lying header"],
+)
+def test_what_is_no_image_is_a_sample_error_naming_the_path(data: bytes, reason: str) -> None:
+    with pytest.raises(SampleError, match=reason) as caught:
+        presize(data, Recipe(size=8), "class/some file.jpg")
+    assert caught.value.path == "class/some file.jpg"
+    assert "class/some file.jpg" in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM"])
+def test_a_file_cut_short_is_a_sample_error_naming_the_path(
+    file_format: str, share: float, smooth_image: Any, encode: Any
+) -> None:
+    data = encode(smooth_image(120, 80), file_format)
+    with pytest.raises(SampleError) as caught:
+        presize(data[: int(len(data) * share)], Recipe(size=16), "cut.img")
+    assert caught.value.path == "cut.img"
+
+
+def _presize_or_error(data: bytes, recipe: Recipe) -> Pixels | SampleError:
+    try:
+        return presize(data, recipe, "damaged")
+    except SampleError as error:
+        return error
+
+
+def test_a_broken_chunk_amid_the_pixels_is_a_sample_error(smooth_image: Any, encode: Any) -> None:
+    """Pillow raises SyntaxError for it, which is no OSError."""
+    data = bytearray(encode(smooth_image(400, 300), "PNG"))
+    second = data.index(b"IDAT", data.index(b"IDAT") + 4)
+    data[second : second + 4] = b"\0\1\2\3"
+    with pytest.raises(SampleError, match="does not decode: SyntaxError"):
+        presize(bytes(data), Recipe(size=16), "broken.png")
+
+
+@pytest.fixture(scope="module")
+def originals(smooth_image: Any, encode: Any) -> dict[str, bytes]:
+    image = smooth_image(48, 32)
+    return {
+        "JPEG": encode(image, orientation=6),
+        "progressive JPEG": encode(image, progressive=True),
+        "PNG": encode(image, "PNG", orientation=3),
+        "palette PNG": encode(image.quantize(16), "PNG", transparency=3),
+        "GIF": encode(image, "GIF", save_all=True, append_images=[image.rotate(90)]),
+        "TIFF": encode(image, "TIFF"),
+        "LZW TIFF": encode(image, "TIFF", compression="tiff_lzw"),
+        "WEBP": encode(image, "WEBP"),
+        "lossless WEBP": encode(image, "WEBP", lossless=True),
+    }
+
+
+@st.composite
+def _mutations(draw: st.DrawFn) -> tuple[int, list[tuple[float, bytes, int]], float]:
+    """Return which file, what to put where (most often near its start) in place of how many bytes, and what to keep."""
+    place = st.one_of(st.floats(0, 0.2), st.floats(0, 1))
+    edits = st.lists(st.tuples(place, st.binary(min_size=0, max_size=6), st.integers(0, 6)), min_size=1, max_size=6)
+    return draw(st.integers(0, 8)), draw(edits), draw(st.one_of(st.just(1.0), st.floats(0, 1)))
+
+
+@given(mutation=_mutations(), fit=st.sampled_from(_FITS))
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_damaged_files_decode_to_the_size_or_are_sample_errors(
+    mutation: tuple[int, list[tuple[float, bytes, int]], float], fit: Any, originals: dict[str, bytes]
+) -> None:
+    which, edits, keep = mutation
+    data = bytearray(list(originals.values())[which])
+    for place, patch, replaced in edits:
+        start = int(place * len(data))
+        data[start : start + replaced] = patch
+    outcome = _presize_or_error(bytes(data[: int(keep * len(data))]), Recipe(size=(20, 28), fit=fit))
+    if isinstance(outcome, SampleError):
+        assert outcome.path == "damaged"
+        assert outcome.reason
+    else:
+        assert outcome.shape == (20, 28, 3)
+        assert outcome.dtype == np.uint8
+
+
+@pytest.mark.parametrize("fit", _FITS)
+def test_an_array_is_presized_as_the_file_of_it_is(fit: Any, smooth_image: Any, encode: Any) -> None:
+    image, recipe = smooth_image(61, 43), Recipe(size=(20, 28), fit=fit)
+    for mode in ("RGB", "L"):
+        data = encode(image.convert(mode), "PNG")
+        pixels = np.asarray(image.convert(mode))
+        np.testing.assert_array_equal(presize(pixels, recipe, "a"), presize(data, recipe, "a.png"))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_only_the_wanted_pixels_are_turned_as_pillow_turns_them(
+    orientation: int, smooth_image: Any, encode: Any
+) -> None:
+    image = smooth_image(30, 20)
+    side = (30, 20) if orientation >= 5 else (20, 30)
+    data = encode(image, "PNG", orientation=orientation)
+    np.testing.assert_array_equal(
+        presize(data, Recipe(size=side), "a.png"), _reference(data, Recipe(size=side, fit="stretch"))
+    )
+
+
+@pytest.mark.usefixtures("pillow_alone")
+@pytest.mark.parametrize("fit", _FITS)
+def test_by_pillow_alone_a_photograph_is_as_near(fit: Any, smooth_image: Any, encode: Any) -> None:
+    data, recipe = encode(smooth_image(1200, 800), orientation=6), Recipe(size=64, fit=fit)
+    assert _psnr(presize(data, recipe, "a.jpg"), _reference(data, recipe)) >= 40
+
+
+@pytest.mark.usefixtures("pillow_alone")
+def test_what_pillow_does_more_slowly_is_told_with_its_remedy() -> None:
+    decoding, resizing = slow_parts()
+    assert "pip install simplejpeg" in decoding
+    assert "pip install cykooz-resizer" in resizing
+
+
+def test_with_both_libraries_nothing_is_slow() -> None:
+    for name in ("simplejpeg", "cykooz_resizer"):
+        pytest.importorskip(name)
+    assert slow_parts() == []
+
+
+@pytest.fixture
+def pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have neither simplejpeg nor cykooz_resizer."""
+    monkeypatch.setattr("tpucache.warmup.records.decode._simplejpeg", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.records.resize._cykooz_resizer", lambda: None)

@@ -1,0 +1,131 @@
+"""Warmup by more than one machine, played by a Dask cluster of two worker processes that share one folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import BuildError, Recipe, build_cache
+from tpucache.cli import main
+from tpucache.warmup.running.executor import Engine
+from tpucache.warmup.running.scheduler import Standing
+
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+
+pytestmark = pytest.mark.slow
+
+Digests = Callable[[Path], dict[str, str]]
+
+_SIZE = 64
+# Slow where a test asks for it, so that a worker can be killed in the middle.
+_MODULE = """
+import os, time
+def slowly(image, generator):
+    if os.path.exists(os.environ["SLOW_BY_TEST"]):
+        time.sleep(0.02)
+    return image ^ generator.integers(0, 8, image.shape).astype(image.dtype)
+"""
+_RECIPE = Recipe(size=_SIZE, variants=1, augment="dask_slow_by_test:slowly")
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file that makes the augmentation slow for as long as it is there."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "dask_slow_by_test.py").write_text(_MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.setenv("SLOW_BY_TEST", str(folder / "slow"))
+        yield folder / "slow"
+
+
+@pytest.fixture(scope="module")
+def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_photos(tmp_path_factory.mktemp("shared") / "photos", 150, size=(80, 70)))
+
+
+@pytest.fixture(scope="module")
+def local(source: Path, slow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("local") / "cache"
+    build_cache(source, cache, _RECIPE, jobs=1)
+    return cache
+
+
+@pytest.fixture(scope="module")
+def cluster(slow: Path) -> Iterator[Any]:
+    with distributed.LocalCluster(
+        n_workers=2, processes=True, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    ) as running:
+        yield running
+
+
+def test_a_dask_cluster_writes_the_bytes_of_a_local_run(
+    source: Path, local: Path, cluster: Any, tmp_path: Path, digests: Digests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    options = f"--size {_SIZE} --variants 1 --augment dask_slow_by_test:slowly --backend dask"
+    command = ["warmup", str(source), str(cache), *options.split(), "--scheduler", cluster.scheduler_address]
+    assert main(command) == 0, capsys.readouterr().err
+    assert digests(cache) == digests(local)
+
+
+@pytest.mark.parametrize("allowed_failures", [3, 0])
+def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_what_stands_stays(
+    allowed_failures: int,
+    source: Path,
+    local: Path,
+    slow: Path,
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    digests: Digests,
+) -> None:
+    cache, told = tmp_path / "cache", list[Standing]()
+    engine = Engine("dask", scheduler=cluster.scheduler_address)
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", allowed_failures)
+    slow.touch()
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not list(cache.glob(".warmup/chunk-*.json")):
+            time.sleep(0.01)
+        with distributed.Client(cluster.scheduler_address) as client:
+            killed.append(next(iter(client.run(os.getpid).values())))
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with (
+            contextlib.nullcontext()
+            if allowed_failures
+            else pytest.raises(BuildError, match=r"dask.*KilledWorker.*run it again")
+        ):
+            build_cache(source, cache, _RECIPE, engine=engine)
+    finally:
+        killer.join()
+        slow.unlink()
+    assert killed
+    assert (cache / "manifest.json").exists() == bool(allowed_failures)
+    build_cache(source, cache, _RECIPE, engine=engine, report=told.append)
+    assert allowed_failures or told[0].samples > 0, "what was finished was built again"
+    assert digests(cache) == digests(local)
+
+
+def test_a_scheduler_that_is_not_there_is_told(source: Path, slow: Path, tmp_path: Path) -> None:
+    engine = Engine("dask", scheduler="tcp://127.0.0.1:1")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(BuildError, match="no dask scheduler at tcp://127"),
+    ):
+        build_cache(source, tmp_path / "cache", _RECIPE, engine=engine)

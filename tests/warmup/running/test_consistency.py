@@ -1,0 +1,216 @@
+"""What is added to a cache, or to what an interrupted run made, is of the same samples by the same code."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joblib.externals.loky import get_reusable_executor
+
+from tpucache.errors import BuildError, RecipeError
+from tpucache.recipe import Recipe
+from tpucache.store.manifest import Manifest
+from tpucache.store.verify import verify_cache
+from tpucache.warmup import tables as finish
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.records import augment, presize
+from tpucache.warmup.running import context as job
+
+Digests = Callable[[Path], dict[str, str]]
+
+_MODULE = """
+import numpy as np
+import roller_by_test.strength
+def roll(image, generator):
+    def later():
+        from roller_by_test import unused
+    return np.roll(image, int(generator.integers(1, 9)) * roller_by_test.strength.FACTOR, 1)
+"""
+
+
+@pytest.fixture
+def source(write_photos: Any, tmp_path: Path) -> Path:
+    return Path(write_photos(tmp_path / "photos", 80, size=(40, 30)))
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the module of an augmentation and a package that helps it."""
+    folder = tmp_path / "modules"
+    (folder / "roller_by_test").mkdir(parents=True)
+    (folder / "roll_by_test.py").write_text(_MODULE)
+    (folder / "roller_by_test" / "__init__.py").write_text("")
+    (folder / "roller_by_test" / "unused.py").write_text("from .strength import FACTOR\n")
+    (folder / "roller_by_test" / "strength.py").write_text("FACTOR = 1\n")
+    monkeypatch.syspath_prepend(folder)
+    _forget()
+    get_reusable_executor().shutdown(wait=True)  # an earlier test's workers do not know this folder
+    return folder
+
+
+def _forget() -> None:
+    """Import the modules anew, as another process would."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("roll_by_test", "roller_by_test")]:
+        del sys.modules[name]
+    augment._build.cache_clear()
+
+
+def _change(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+    shutil.rmtree(folder / "roller_by_test" / "__pycache__", ignore_errors=True)
+
+
+def _interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _begin(source: Path, cache: Path, recipe: Recipe) -> None:
+    """Build a cache but for its manifest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish.Manifest, "save", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, recipe, jobs=1)
+
+
+@pytest.mark.parametrize("which", [0, 41, 79])
+def test_variants_of_a_file_that_changed_at_equal_size_are_refused_and_it_is_named(
+    source: Path, jitter: str, tmp_path: Path, digests: Digests, which: int
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    before = digests(cache)
+    paths = sorted(source.rglob("*.jpg"))
+    size = paths[which].stat().st_size
+    other = next(path.read_bytes() for path in paths if path.stat().st_size <= size and path != paths[which])
+    paths[which].write_bytes(other + bytes(size - len(other)))
+    with pytest.raises(BuildError, match=rf"{paths[which].name}.*the clean record.*source changed.*without.*size"):
+        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+    assert before.items() <= digests(cache).items()
+    assert verify_cache(cache) == []
+
+
+@pytest.mark.parametrize("codec", ["raw", "jpeg"])
+def test_variants_by_libraries_that_make_other_pixels_are_refused(
+    source: Path, jitter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Any
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(source, cache, Recipe(size=16, codec=codec), jobs=1)
+    real = job.clean_fields
+    monkeypatch.setattr(job, "clean_fields", lambda *given: {name: 255 - a for name, a in real(*given).items()})
+    monkeypatch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
+    with pytest.raises(
+        BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer.*99\.0.*use those"
+    ):
+        build_cache(source, cache, Recipe(size=16, codec=codec, variants=1, augment=jitter), jobs=1)
+
+
+def test_samples_by_libraries_that_make_other_pixels_are_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    shutil.copy(min(source.rglob("*.jpg")), source / "cat" / "new.jpg")
+    real = job.clean_fields
+    monkeypatch.setattr(job, "clean_fields", lambda *given: {name: 255 - a for name, a in real(*given).items()})
+    with pytest.raises(BuildError, match=r"the clean record comes out as something else"):
+        build_cache(source, cache, Recipe(size=16), jobs=1)
+
+
+def test_an_interrupted_run_is_not_finished_by_libraries_that_make_other_pixels(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    _begin(source, cache, Recipe(size=16))
+    real = job.clean_fields
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "clean_fields", lambda *given: {name: 255 - a for name, a in real(*given).items()})
+        patch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
+        with pytest.raises(BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer"):
+            build_cache(source, cache, Recipe(size=16), jobs=1)
+    assert build_cache(source, cache, Recipe(size=16), jobs=1).samples == 80
+
+
+@pytest.mark.parametrize("name", ["strength", "unused", "__init__"])
+def test_a_changed_helper_of_an_augmentation_is_refused_and_named(
+    source: Path, modules: Path, tmp_path: Path, name: str
+) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment="roll_by_test:roll")
+    build_cache(source, cache, recipe, jobs=1)
+    _change(modules, f"roller_by_test/{name}.py", "FACTOR = 2\n")
+    _forget()
+    changed = "roller_by_test" + ("" if name == "__init__" else f".{name}")
+    for variants in (1, 2):
+        with pytest.raises(
+            RecipeError, match=rf"the code of the augmentation roll_by_test:roll changed, in {changed}\."
+        ):
+            build_cache(source, cache, Recipe(size=16, variants=variants, augment=recipe.augment), jobs=1)
+
+
+def test_an_interrupted_run_is_not_finished_with_a_changed_helper(source: Path, modules: Path, tmp_path: Path) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment="roll_by_test:roll")
+    _begin(source, cache, recipe)
+    _change(modules, "roller_by_test/strength.py", "FACTOR = 2\n")
+    _forget()
+    with pytest.raises(RecipeError, match=r"changed, in roller_by_test\.strength"):
+        build_cache(source, cache, recipe, jobs=1)
+
+
+def test_what_an_augmentation_reads_from_a_file_is_not_mixed_either(
+    source: Path, modules: Path, tmp_path: Path
+) -> None:
+    (modules / "factor.txt").write_text("1")
+    _change(
+        modules,
+        "roller_by_test/strength.py",
+        f"import pathlib\nFACTOR = int(pathlib.Path({str(modules / 'factor.txt')!r}).read_text())\n",
+    )
+    cache = tmp_path / "cache"
+    build_cache(source, cache, Recipe(size=16, variants=1, augment="roll_by_test:roll"), jobs=1)
+    (modules / "factor.txt").write_text("2")
+    _forget()
+    with pytest.raises(BuildError, match=r"variant 1 comes out as something else.*what the augmentation uses"):
+        build_cache(source, cache, Recipe(size=16, variants=2, augment="roll_by_test:roll"), jobs=1)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_code_that_changed_after_it_was_imported_is_not_taken_for_what_it_is_now(
+    source: Path, modules: Path, tmp_path: Path, jobs: int
+) -> None:
+    recipe = Recipe(size=16, variants=1, augment="roll_by_test:roll")
+    build_cache(source, tmp_path / "one", recipe, jobs=jobs)
+    _change(modules, "roller_by_test/strength.py", "FACTOR = 2\n")
+    with pytest.raises(RecipeError, match=r"roller_by_test\.strength changed after this process imported it.*restart"):
+        build_cache(source, tmp_path / "other", recipe, jobs=jobs)
+    _forget()
+    expected = build_cache(source, tmp_path / "expected", recipe, jobs=1).shards
+    with contextlib.suppress(RecipeError):  # workers that are used again have the code as it was
+        assert build_cache(source, tmp_path / "other", recipe, jobs=jobs).shards == expected
+
+
+def test_installed_modules_and_pythons_own_are_no_helpers(modules: Path) -> None:
+    found = code_digests("roll_by_test:roll")
+    assert sorted(found["helpers"]) == ["roller_by_test", "roller_by_test.strength", "roller_by_test.unused"]
+
+
+def test_a_definition_by_an_earlier_version_says_nothing_of_helpers(modules: Path) -> None:
+    now = {"callable": "roll_by_test:roll", **code_digests("roll_by_test:roll")}
+    before = {name: value for name, value in now.items() if name != "helpers"}
+    assert code_changes(before, now) == []
+    assert code_changes({**before, "source_sha256": "0"}, now) == ["roll_by_test"]
+
+
+def test_a_cache_by_an_earlier_version_is_added_to(source: Path, modules: Path, tmp_path: Path) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment="roll_by_test:roll")
+    manifest = build_cache(source, cache, recipe, jobs=1)
+    del manifest.recipe["augmentation"]["helpers"]  # type: ignore[attr-defined]  # as an earlier version wrote it
+    manifest.save(cache)
+    after = build_cache(source, cache, Recipe(size=16, variants=2, augment=recipe.augment), jobs=1)
+    assert after.augmented == 2
+    assert after.fingerprint == Manifest.load(cache).fingerprint

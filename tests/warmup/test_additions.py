@@ -1,0 +1,205 @@
+"""Samples and variants are added to a finished cache: nothing that stands is built again, or touched."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
+from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import ShardReader
+from tpucache.store.verify import verify_cache
+from tpucache.warmup import tables as finish
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.running import tasks as build
+from tpucache.warmup.running.scheduler import Standing
+
+Digests = Callable[[Path], dict[str, str]]
+
+
+def identities(cache: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.glob("*.lmdb")}
+
+
+def records(cache: Path) -> dict[tuple[int, str], bytes]:
+    """Read every record by variant and path."""
+    manifest = Manifest.load(cache)
+    reader, index = ShardReader(cache, manifest.shards), Cache(cache, manifest).index.read_all()
+    paths = Cache.open(cache).samples.paths
+    places = [(variant, path) for variant in manifest.variants for path in paths]
+    return {place: bytes(reader.read(row)) for place, row in zip(places, index, strict=True)}
+
+
+@pytest.fixture
+def source(photos: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(photos, tmp_path / "source"))
+
+
+def test_variants_are_added_beside_shards_that_stay_as_they_are(
+    photos: Path, jitter: str, tmp_path: Path, digests: Digests
+) -> None:
+    cache, whole = tmp_path / "cache", tmp_path / "whole"
+    before = build_cache(photos, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
+    standing = identities(cache)
+    after = build_cache(photos, cache, Recipe(size=16, variants=3, augment=jitter), jobs=2)
+    assert standing.items() <= identities(cache).items()
+    assert after.variants == (0, 1, 2, 3)
+    assert after.fingerprint == before.fingerprint
+    assert after.statistics == before.statistics
+    assert verify_cache(cache) == []
+    build_cache(photos, whole, Recipe(size=16, variants=3, augment=jitter), jobs=1)
+    assert records(cache) == records(whole)
+    shards = {name: digest for name, digest in digests(whole).items() if name.endswith(".lmdb")}
+    assert shards.items() <= digests(cache).items()
+    assert not {"index.npy", "samples.npz", ".warmup"} & {path.name for path in cache.iterdir()}
+
+
+def test_a_first_augmentation_may_come_later(photos: Path, jitter: str, tmp_path: Path) -> None:
+    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1)
+    assert build_cache(photos, tmp_path / "cache", Recipe(size=16, variants=1, augment=jitter), jobs=1).augmented == 1
+
+
+def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path, jitter: str, tmp_path: Path) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment=jitter)
+    build_cache(source, cache, recipe, jobs=1)
+    old, standing = records(cache), identities(cache)
+    (source / "ant").mkdir()  # a class that sorts before the others
+    for number, path in enumerate(sorted((source / "dog").iterdir())[:5]):
+        shutil.copy(path, source / "ant" / f"{number}.jpg")
+    told: list[Standing] = []
+    manifest = build_cache(source, cache, recipe, jobs=2, report=told.append)
+    assert told[-1].total == 5
+    assert standing.items() <= identities(cache).items()
+    assert manifest.samples == 155
+    assert manifest.classes == ("ant", "cat", "dog", "emu")
+    assert manifest.statistics.class_counts == (5, 50, 50, 50)
+    assert old.items() <= records(cache).items()
+    assert verify_cache(cache) == []
+    table = Cache.open(cache).samples
+    assert table.numbers.tolist() == list(range(155))
+    assert table.labels is not None
+    assert [manifest.classes[label] for label in table.labels] == [path.split("/")[0] for path in table.paths]
+    assert build_cache(source, cache, recipe, jobs=1) == manifest
+
+
+def test_statistics_after_adding_are_those_of_all_images(source: Path, tmp_path: Path) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16)
+    first = sorted((source / "cat").iterdir())[0]
+    data = first.read_bytes()
+    first.unlink()
+    build_cache(source, cache, recipe, jobs=1)
+    first.write_bytes(data)
+    manifest = build_cache(source, cache, recipe, jobs=1)
+    images = np.stack([np.frombuffer(record, np.uint8).reshape(-1, 3) for record in records(cache).values()])
+    np.testing.assert_allclose(manifest.statistics.mean, images.mean(axis=(0, 1)), rtol=1e-12)
+    np.testing.assert_allclose(manifest.statistics.std, images.std(axis=(0, 1)), rtol=1e-9)
+
+
+def test_skipped_samples_stay_skipped_when_others_are_added(source: Path, tmp_path: Path) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16)
+    (source / "cat" / "0000bad.jpg").write_bytes(b"no image")
+    build_cache(source, cache, recipe, jobs=1, on_error="skip")
+    (source / "dog" / "worse.jpg").write_bytes(b"no image either")
+    shutil.copy(sorted((source / "emu").iterdir())[0], source / "emu" / "fine.jpg")
+    manifest = build_cache(source, cache, recipe, jobs=1, on_error="skip")
+    assert [skip.path for skip in manifest.skipped] == ["cat/0000bad.jpg", "dog/worse.jpg"]
+    assert manifest.samples == 151
+    assert verify_cache(cache) == []
+
+
+def test_a_sample_the_cache_has_is_not_skipped_when_variants_are_added(
+    source: Path, jitter: str, tmp_path: Path, digests: Digests
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    before = digests(cache)
+    first = sorted((source / "cat").iterdir())[0]
+    data = first.read_bytes()
+    first.write_bytes(bytes(len(data)))
+    with pytest.raises(SampleError, match=f"{first.name}.*the cache has it already, so that it cannot be skipped"):
+        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+    assert before.items() <= digests(cache).items()
+    first.write_bytes(data)
+    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_error="skip")
+    assert verify_cache(cache) == []
+
+
+def test_what_was_begun_is_kept_when_the_finished_cache_is_asked_for(
+    source: Path, jitter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, told = tmp_path / "cache", list[Standing]()
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(finish.Manifest, "save", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
+    build_cache(source, cache, Recipe(size=16), jobs=1)
+    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, report=told.append)
+    assert told[0].samples == 150
+    assert sorted(path.suffix for path in cache.iterdir()).count(".npy") == 1
+
+
+def test_what_cannot_be_added_is_refused_and_changes_nothing(
+    source: Path, jitter: str, tmp_path: Path, digests: Digests
+) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=16, variants=2, augment=jitter)
+    build_cache(source, cache, recipe, jobs=1)
+    before = digests(cache)
+    with pytest.raises(RecipeError, match="variants 2, now 1"):
+        build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
+    with pytest.raises(RecipeError, match="augment"):
+        build_cache(source, cache, Recipe(size=16, variants=3, augment="flip"), jobs=1)
+    with pytest.raises(RecipeError, match=r"another recipe: augment .*size \[16, 16\], now \[24, 24\]"):
+        build_cache(source, cache, Recipe(size=24, variants=2, augment="standard"), jobs=1)
+    sorted((source / "cat").iterdir())[0].unlink()
+    with pytest.raises(SourceError, match="lacks 1 of the samples"):
+        build_cache(source, cache, recipe, jobs=1)
+    assert digests(cache) == before
+
+
+@pytest.mark.parametrize("moment", ["receipt", "tables", "manifest"])
+def test_an_addition_that_is_interrupted_leaves_the_cache_sound_and_is_finished(
+    source: Path, jitter: str, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    cache, whole = tmp_path / "cache", tmp_path / "whole"
+    small, large = (Recipe(size=16, variants=k, augment=jitter) for k in (1, 2))
+    build_cache(source, cache, small, jobs=1)
+    shutil.copytree(cache, whole)
+    build_cache(source, whole, large, jobs=1)
+    before = records(cache)
+    with monkeypatch.context() as patch:
+        target: Any = {"receipt": build, "tables": finish, "manifest": finish.Manifest}[moment]
+        name = {"receipt": "save_receipt", "tables": "_write_table", "manifest": "save"}[moment]
+        patch.setattr(target, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build_cache(source, cache, large, jobs=1)
+    assert verify_cache(cache) == []
+    assert records(cache) == before
+    build_cache(source, cache, large, jobs=1)
+    assert digests(cache) == digests(whole)
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_time_limit_stops_cleanly_and_the_next_run_continues(photos: Path, tmp_path: Path, digests: Digests) -> None:
+    with pytest.raises(UnfinishedError, match=r"0 of 150 samples stand.*same command again"):
+        build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, time_limit=0)
+    told: list[Standing] = []
+    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, report=told.append, time_limit=3600)
+    build_cache(photos, tmp_path / "whole", Recipe(size=16), jobs=1)
+    assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
+
+
+def test_kaggles_target_keeps_to_its_number_of_files(photos: Path, jitter: str, tmp_path: Path) -> None:
+    recipe = Recipe(size=16, variants=20, augment=jitter)
+    build_cache(photos, tmp_path / "cache", recipe, jobs=1, target="kaggle")
+    assert len(list((tmp_path / "cache").iterdir())) == 2 * 21 + 3

@@ -1,0 +1,51 @@
+"""Notes: what only samples tell is kept in order, and what some lack stays absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpucache import Recipe, build_cache
+from tpucache.store.cache import Cache
+from tpucache.store.samples import Strings
+from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.work.chunks import Note, join
+
+
+class Uneven:
+    """Arrays of which only some come with a score, a rank or a remark."""
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, f"{number}") for number in range(200)])
+
+    def load(self, sample: Sample) -> Item:
+        columns: dict[str, str | int | float] = {"rank": sample.number}
+        if sample.number % 3 == 1:
+            columns["score"] = sample.number / 2
+        if sample.number > 150:
+            columns |= {"remark": "late", "count": 1}
+        return Item({"tokens": np.arange(4)}, columns=columns)
+
+
+def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tmp_path: Path) -> None:
+    build_cache(Uneven(), tmp_path, Recipe(size=8), jobs=1)
+    table = Cache.open(tmp_path).samples
+    numbers = np.arange(200)
+    np.testing.assert_array_equal(table["score"], np.where(numbers % 3 == 1, numbers / 2, np.nan))
+    np.testing.assert_array_equal(table["count"], np.where(numbers > 150, 1, np.nan))
+    np.testing.assert_array_equal(table["rank"], numbers)
+    remarks = table["remark"]
+    assert isinstance(remarks, Strings)
+    assert list(remarks) == [""] * 151 + ["late"] * 49
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_a_note_of_parts_is_the_note_of_the_whole(cut: int) -> None:
+    items = [Item({}, number % 2, {"a": number} if number != 2 else {"b": "x"}) for number in range(4)]
+    whole, parts = Note(), (Note(), Note())
+    for number, item in enumerate(items):
+        whole.add(number, item)
+        parts[number >= cut].add(number, item)
+    assert join(parts) == join([whole]) == whole

@@ -1,0 +1,284 @@
+"""Augmentation as a pure function of (sample's arrays, seed, sample, variant).
+
+`albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
+together or not at all. Here every (seed, sample, variant) has a generator of its own, handed to the whole pipeline by
+`set_random_state`; its transforms draw from it one after the other. The generators that a whole process shares, such as
+`random` and `np.random`, are seeded from the same (seed, sample, variant) for each call of what is not tpucache's own.
+
+A mask, boxes and keypoints follow their image. A callable gets the image and a generator and returns the image; where
+there is more than an image, it gets a dictionary of `image`, `mask`, `boxes` and `keypoints`, as records have them, and
+returns such a dictionary.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import SeedSequence
+
+from tpucache.callables import load_callable
+from tpucache.errors import DependencyError, RecipeError
+from tpucache.store.fields import BOXES, IMAGE, Field
+from tpucache.warmup.code_digest import check_imported, code_digests
+from tpucache.warmup.records.encode import image_fields
+from tpucache.warmup.records.seeding import loaded_generators, seeded_generators
+from tpucache.warmup.records.targets import from_targets, to_targets, with_targets
+
+Array = npt.NDArray[Any]
+Image = npt.NDArray[np.uint8]
+#: The image's own arrays by name, and a generator -> the same, augmented.
+Augment = Callable[[dict[str, Array], np.random.Generator], Any]
+
+PRESETS: Final = ("flip", "affine", "standard", "strong")
+_BICUBIC: Final = 2  # cv2.INTER_CUBIC
+#: The classes of presets, which draw from nothing but the generator that they are given.
+_OF_PRESETS: Final = frozenset(
+    {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
+)
+_TRIALS: Final = 4
+
+
+def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
+    """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
+
+    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
+    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
+    (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
+    """
+    if name in PRESETS:
+        definition: dict[str, Any] = _plain(_albumentations().to_dict(_preset(name, height, width)))
+    elif name.endswith((".json", ".yaml", ".yml")):
+        definition = _read_file(Path(name))
+    elif ":" in name:
+        definition = {"callable": name, **code_digests(name)}
+    else:
+        raise RecipeError(
+            f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
+            "albumentations.to_dict, or module:name of a callable"
+        )
+    fields = fields or (Field(IMAGE, "raw", "|u1", (height, width, 3)),)
+    blank = {field.name: np.full(field.shape, -(field.name == BOXES), field.dtype) for field in fields}
+    augment_fields(blank, definition, 0, 0, 1)
+    if name not in PRESETS:
+        _check_reproducible(name, blank, definition)
+    return definition
+
+
+def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
+    """Return one augmented variant of an image: the same for the same arguments, in any process and any order.
+
+    Raises RecipeError when the augmentation fails or changes the image's shape or dtype.
+    """
+    return augment_fields({IMAGE: image}, definition, seed, number, variant)[IMAGE]
+
+
+def augment_fields(
+    clean: Mapping[str, Array], definition: Mapping[str, Any], seed: int, number: int, variant: int
+) -> dict[str, Array]:
+    """Return one augmented variant of a record's arrays, of the same names, dtypes and shapes.
+
+    The mask, boxes and keypoints follow the image: boxes that leave the view are left out, keypoints that do are no
+    longer visible. Fields of other names, and all of them where there is no image, are the very arrays given.
+
+    Raises RecipeError when the augmentation fails or changes a shape or dtype.
+    """
+    names = image_fields(clean)
+    if not names:
+        return dict(clean)
+    function = _build(json.dumps(definition, sort_keys=True), names, threading.get_ident())
+    entropy = SeedSequence(seed, spawn_key=(number, variant))
+    loaded = loaded_generators()
+    try:
+        given = {name: clean[name].copy() for name in names}
+        result = function(given, entropy)
+        if loaded_generators() != loaded:  # the first call imported a library, whose generator was not seeded
+            given = {name: clean[name].copy() for name in names}
+            result = function(given, entropy)
+    except Exception as error:
+        raise RecipeError(
+            f"the augmentation fails on sample {number}, variant {variant}: {type(error).__name__}: {error}"
+        ) from error
+    return {**clean, **_checked(result, {name: clean[name] for name in names})}
+
+
+def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of an augmentation's result. Raises RecipeError when they are not like the clean ones."""
+    if not isinstance(result, dict) or result.keys() != clean.keys():
+        got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
+        raise RecipeError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
+    for name, before in clean.items():
+        after = result[name]
+        if not isinstance(after, np.ndarray) or after.dtype != before.dtype or after.shape != before.shape:
+            got = f"{after.dtype} {after.shape}" if isinstance(after, np.ndarray) else type(after).__name__
+            what, advice = ("", ": end it with a resize or a crop to the size") if name == IMAGE else (f"{name} ", "")
+            raise RecipeError(f"the augmentation must return {what}{before.dtype} {before.shape}, not {got}{advice}")
+    return {name: np.ascontiguousarray(result[name]) for name in clean}
+
+
+def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
+    """Refuse an augmentation that makes something else of the same sample each time, as far as a few calls show it."""
+    if not image_fields(record):
+        return
+    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8)
+    passes = [
+        [augment_fields({**record, IMAGE: noise}, definition, 0, number, 1) for number in range(_TRIALS)]
+        for _ in range(2)
+    ]
+    for first, second in zip(*passes, strict=True):
+        if not all(np.array_equal(first[field], second[field]) for field in first):
+            raise RecipeError(
+                f"the augmentation {name} makes something else of the same image each time it is called: draw all "
+                "random numbers from the generator that it is given, and keep nothing from one call to the next"
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _build(definition: str, names: tuple[str, ...], thread: int) -> Callable[[dict[str, Array], SeedSequence], Any]:
+    """Return the function of a definition. Each `thread` has its own: a pipeline keeps its generator between calls."""
+    content = json.loads(definition)
+    function = _of_definition(content, names)
+
+    def draw_from_one(given: dict[str, Array], entropy: SeedSequence) -> Any:
+        return function(given, np.random.Generator(np.random.PCG64(entropy)))
+
+    def draw_from_any(given: dict[str, Array], entropy: SeedSequence) -> Any:
+        shared = SeedSequence(entropy.entropy, spawn_key=(*entropy.spawn_key, 0))
+        with seeded_generators(shared):
+            return draw_from_one(given, entropy)
+
+    return draw_from_one if _classes(content) <= _OF_PRESETS else draw_from_any
+
+
+def _classes(definition: Any) -> set[str]:
+    """Return the names of the classes that a definition is made of; a callable has its own name."""
+    if isinstance(definition, list):
+        return {name for part in definition for name in _classes(part)}
+    if not isinstance(definition, dict):
+        return set()
+    own = {definition[key] for key in ("__class_fullname__", "callable") if isinstance(definition.get(key), str)}
+    return {name for part in definition.values() for name in _classes(part)} | own
+
+
+def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augment:
+    if "callable" in content:
+        check_imported(content)
+        target = load_callable(content["callable"])
+        return _seeded(target, names) if hasattr(target, "set_random_state") else _called(target, names)
+    try:
+        return _seeded(_albumentations().from_dict(content), names)
+    except DependencyError:
+        raise
+    except Exception as error:  # from_dict raises whatever its transforms' validators raise
+        raise RecipeError(f"albumentations cannot build this augmentation: {type(error).__name__}: {error}") from error
+
+
+def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
+    """Return a callable of an image alone as one of a dictionary; one of a dictionary as it is."""
+    if names != (IMAGE,):
+        return target
+    return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
+
+
+def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
+    """Return an albumentations pipeline as a function of (arrays, generator)."""
+    alone = names == (IMAGE,)
+    pipeline = pipeline if alone else with_targets(pipeline, _albumentations())
+    options = {} if alone else {"force_apply": True}  # or what is put around it would draw a number first
+
+    def apply(given: dict[str, Array], generator: np.random.Generator) -> dict[str, Array]:
+        pipeline.set_random_state(generator, random.Random(int(generator.integers(1 << 63))))
+        with np.errstate(invalid="ignore", divide="ignore"):  # albumentations divides by the areas of boxes it drops
+            return from_targets(pipeline(**to_targets(given), **options), given)
+
+    return apply
+
+
+def _preset(name: str, height: int, width: int) -> Any:
+    A = _albumentations()
+    flip = A.HorizontalFlip(p=0.5)
+    affine = A.Affine(
+        scale=(0.9, 1.1),
+        translate_percent=(-0.06, 0.06),
+        rotate=(-10, 10),
+        interpolation=_BICUBIC,
+        border_mode=4,  # cv2.BORDER_REFLECT_101: no invented black corners
+        p=0.9,
+    )
+    crop = A.RandomResizedCrop((height, width), scale=(0.5, 1.0), ratio=(0.8, 1.25), interpolation=_BICUBIC)
+    colour = A.ColorJitter(brightness=(0.8, 1.2), contrast=(0.8, 1.2), saturation=(0.8, 1.2), hue=(-0.03, 0.03), p=0.8)
+    erase = A.CoarseDropout(num_holes_range=(1, 2), hole_height_range=(0.1, 0.3), hole_width_range=(0.1, 0.3), p=0.5)
+    pipelines = {
+        "flip": [flip],
+        "affine": [affine],
+        "standard": [flip, crop, colour],
+        "strong": [flip, crop, affine, colour, erase],
+    }
+    return A.Compose(pipelines[name])
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the augmentation file {path} cannot be read: {error}") from error
+    try:
+        if path.suffix == ".json":
+            content = json.loads(text)
+        else:
+            import yaml
+
+            content = yaml.safe_load(text)
+        content = _plain(content)
+    except Exception as error:  # yaml's errors share no base with json's
+        raise RecipeError(f"{path} is no {path.suffix[1:]}: {error}") from error
+    if not isinstance(content, dict) or "transform" not in content:
+        raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
+    return content
+
+
+def _plain(content: Any) -> Any:
+    """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
+    return json.loads(json.dumps(content))
+
+
+@functools.cache
+def _albumentations() -> Any:
+    """Import albumentations 2.0.8 without its request to PyPI, without torch, and with OpenCV on one thread."""
+    try:
+        importlib.metadata.distribution("albumentationsx")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        raise DependencyError(
+            "albumentationsx is installed in place of albumentations: it is another library under the AGPL. "
+            "`pip uninstall albumentationsx` and `pip install albumentations==2.0.8`, or use module:name"
+        )
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+    bridge = "albumentations.pytorch"  # importing albumentations imports torch where it is installed
+    hide = bridge not in sys.modules
+    if hide:
+        sys.modules[bridge] = types.ModuleType(bridge)
+    try:
+        import albumentations
+        import cv2
+    except ImportError as error:
+        raise DependencyError(f"albumentations cannot be imported: {error}") from error
+    finally:
+        if hide:
+            del sys.modules[bridge]
+    # from_dict() would import albumentations.pytorch, and with it torch, to look for transforms there.
+    albumentations.core.serialization.register_additional_transforms = lambda: None
+    cv2.setNumThreads(0)
+    return albumentations

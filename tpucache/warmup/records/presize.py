@@ -1,0 +1,173 @@
+"""Images of any size -> uint8 RGB of the recipe's size, and where their pixels come to lie.
+
+What happens to an image, in this order:
+
+- decode: as `decode.py` says, the policy on every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
+  (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes it whole.
+- fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
+- orient: by the EXIF tag.
+
+Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, which
+reckons in the image as stored, at whatever scale it is decoded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.recipe import Coordinates, Fit, Recipe
+from tpucache.warmup.records.decode import decode, decoder_versions, opened, orientation, stored_size
+from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_points
+from tpucache.warmup.records.resize import resize, resizer_versions
+
+Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
+
+_SCALED_DECODE_FACTOR: Final = 2
+
+
+class Placement(NamedTuple):
+    """How an image comes to its size: which box (left, top, right, bottom) is resized, to what (width, height)."""
+
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class View:
+    """How an image comes to its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
+
+    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
+    (width, height).
+    """
+
+    stored: tuple[int, int]
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+    turn: Turn
+    canvas: tuple[int, int]
+
+    @property
+    def area(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the image on the canvas: all of it, but for padding."""
+        width, height = self.size[::-1] if self.turn.swap else self.size
+        left, top = round((self.canvas[0] - width) / 2), round((self.canvas[1] - height) / 2)
+        return left, top, left + width, top + height
+
+    def least(self) -> tuple[int, int]:
+        """Return the (width, height) that the whole image must at least be decoded at."""
+        shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])
+        width, height = (
+            math.ceil(s * share * _SCALED_DECODE_FACTOR) for s, share in zip(self.stored, shares, strict=True)
+        )
+        return width, height
+
+    def place(self, resized: Array) -> Array:
+        """Return pixels of `size`, (height, width, …), turned and on a canvas of zeros."""
+        turned = turn(resized, self.turn)
+        if turned.shape[:2] == self.canvas[::-1]:
+            return np.ascontiguousarray(turned)
+        canvas = np.zeros((*self.canvas[::-1], *resized.shape[2:]), resized.dtype)
+        left, top, right, bottom = self.area
+        canvas[top:bottom, left:right] = turned
+        return canvas
+
+    def nearest(self, pixels: Array) -> Array:
+        """Return pixels of the image as stored, (height, width, …), on the canvas: the nearest, never a mixture."""
+        columns = _nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
+        rows = _nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
+        return self.place(pixels[rows[:, None], columns])
+
+    def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
+        """Return where points x, y (n, 2) of the image as stored or as displayed lie on the canvas: float64 (n, 2)."""
+        if coordinates == "displayed":
+            return self._displayed().points(points)
+        left, top, right, bottom = self.box
+        scale = np.array([self.size[0] / (right - left), self.size[1] / (bottom - top)])
+        moved = (np.asarray(points, np.float64) - (left, top)) * scale
+        return np.asarray(turn_points(moved, self.turn, self.size) + self.area[:2])
+
+    def _displayed(self) -> View:
+        """Return the view of the displayed image that is the same as this one of the stored image."""
+        corners = turn_points(np.reshape(self.box, (2, 2)), self.turn, self.stored)
+        (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
+        stored, size = (self.stored[::-1], self.size[::-1]) if self.turn.swap else (self.stored, self.size)
+        return View(stored, (left, top, right, bottom), size, Turn(), self.canvas)
+
+
+def presize(data: bytes | Array, recipe: Recipe, path: str) -> Pixels:
+    """Return an image as uint8 (height, width, 3) of the recipe's size.
+
+    `data` is an encoded image or uint8 (height, width, 3) or (height, width). `path` names the sample in errors.
+    Raises SampleError when the bytes are no image or a broken one, or the array is another.
+    """
+    return presize_in_view(data, recipe, path)[0]
+
+
+def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pixels, View]:
+    """Return what `presize` does, and the view by which masks and points go the same way. Raises SampleError."""
+    with opened(data, path) as image:
+        view = view_of(stored_size(image), orientation(image), recipe)
+        pixels, scale = decode(image, data, None if recipe.exact else view.least(), recipe.white_level)
+        left, top, right, bottom = (side * scale for side in view.box)
+        resized = resize(pixels, (left, top, right, bottom), view.size)
+    return view.place(resized if resized.ndim == 3 else np.repeat(resized[..., None], 3, axis=2)), view
+
+
+def image_versions() -> dict[str, str]:
+    """Return the versions of what decodes and resizes, on which pixels depend; "" for what is not there."""
+    return {**decoder_versions(), **resizer_versions()}
+
+
+def slow_parts() -> list[str]:
+    """Say what takes longer than it must because a library is not installed: a line for each."""
+    lines = {
+        "simplejpeg": "JPEG files are decoded by Pillow: `pip install simplejpeg` decodes them faster",
+        "cykooz_resizer": "images are resized by Pillow: `pip install cykooz-resizer` does it several times faster",
+    }
+    versions = image_versions()
+    return [line for name, line in lines.items() if not versions[name]]
+
+
+def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> View:
+    """Return the view that a recipe gives of an image stored as (width, height)."""
+    turned = TURNS[exif_orientation]
+    canvas = (recipe.width, recipe.height)
+    place = placement(
+        (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
+    )
+    return View(stored, place.box, place.size, turned, canvas)
+
+
+def placement(box: tuple[float, float, float, float], target: tuple[int, int], fit: Fit) -> Placement:
+    """Return how the image area `box` comes to `target` (width, height).
+
+    The geometry is that of Pillow's `ImageOps.fit` (crop) and `ImageOps.pad`, so the crop is to the sub-pixel.
+    """
+    width, height = box[2] - box[0], box[3] - box[1]
+    if fit == "stretch":
+        return Placement(box, target)
+    if fit == "pad":
+        scale = min(target[0] / width, target[1] / height)
+        size = (
+            min(target[0], max(1, round(width * scale))),
+            min(target[1], max(1, round(height * scale))),
+        )
+        return Placement(box, size)
+    kept = min(width / target[0], height / target[1])
+    crop = (kept * target[0], kept * target[1])
+    # Clamped, because kept * target may round to a little more than the side it came from.
+    left, top = max(box[0], box[0] + (width - crop[0]) / 2), max(box[1], box[1] + (height - crop[1]) / 2)
+    right, bottom = min(box[2], left + crop[0]), min(box[3], top + crop[1])
+    return Placement((left, top, right, bottom), target)
+
+
+def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
+    """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
+    middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
+    return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)

@@ -1,0 +1,229 @@
+"""Sealed shards -> cache: the index, the samples table and, last of all, the manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+import tpucache
+from tpucache.errors import SourceError
+from tpucache.recipe import fingerprint
+from tpucache.store.cache import Cache
+from tpucache.store.fields import IMAGE, LABEL, Field
+from tpucache.store.files.atomic import write_atomically
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
+from tpucache.store.samples import Column, Strings, encode_columns
+from tpucache.warmup.planning.numbering import SIZE_COLUMN
+from tpucache.warmup.records.presize import image_versions
+from tpucache.warmup.sources.base import Listing, Sample
+from tpucache.warmup.work.chunks import Note, join
+from tpucache.warmup.work.receipts import SealedShard
+
+_LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
+
+Rows = npt.NDArray[Any]
+
+
+def finish_cache(
+    cache: Path, plan: Mapping[str, Any], listing: Listing, shards: Sequence[SealedShard], before: Manifest | None
+) -> Manifest:
+    """Write what makes sealed shards a cache, or more of the cache there was `before`, the manifest last.
+
+    Raises SourceError when no sample was usable.
+    """
+    fields = tuple(Field(f["name"], f["codec"], f["dtype"], tuple(f["shape"])) for f in plan["fields"])
+    new = _new_note(shards, before)
+    skipped = (*(before.skipped if before else ()), *new.skipped)
+    table = Cache(cache, before).samples if before else None
+    old_numbers = table.numbers.tolist() if table is not None else []
+    numbers = np.array([*old_numbers, *new.numbers], np.uint64)
+    if not len(numbers):
+        raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
+    columns, classes, counts = sample_columns(listing, new, numbers, table)
+    entries, index = _join(cache, shards, before)
+    generation = before.generation + 1 if before else 0
+    recipe = plan["recipe"]
+    manifest = Manifest(
+        samples=len(numbers),
+        variants=tuple(sorted({entry.variant for entry in entries})),
+        fields=fields,
+        classes=classes,
+        shards=entries,
+        tables=(
+            _write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
+            _write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
+        ),
+        skipped=tuple(sorted(skipped, key=lambda skip: skip.number)),
+        statistics=_statistics(new, before, fields, len(numbers), counts),
+        fingerprint=cache_fingerprint(fingerprint(recipe), entries),
+        recipe=recipe,
+        source=_source(plan, columns.get(LABEL), bool(classes)),
+        created_by=versions(),
+    )
+    manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
+    return manifest
+
+
+def _source(plan: Mapping[str, Any], labels: Any, has_classes: bool) -> dict[str, Any]:
+    """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
+    source = dict(plan["source"])
+    if plan.get("left_out"):
+        source["left_out"] = plan["left_out"]
+    given = plan.get("labels", {})
+    read: dict[str, Any] = {"asked": given.get("asked", "auto")}
+    if labels is None:
+        read |= {"kind": "none", "unused": list(given.get("unused", []))}
+    elif labels.ndim == 1:
+        read["kind"] = "classes"
+    elif has_classes:
+        read["kind"] = "multilabel"
+    else:
+        known = labels[np.isfinite(labels)]
+        read |= {"kind": "numbers", "columns": labels.shape[1]}
+        read |= {"least": float(known.min()), "most": float(known.max())} if known.size else {}
+    return {**source, "labels": read}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide the records' bytes."""
+    return {
+        "tpucache": tpucache.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+        **image_versions(),
+    }
+
+
+def sizes_of(samples: Sequence[Sample]) -> Rows:
+    """Return what samples take in their source: uint64 (n,)."""
+    return np.array([sample.bytes for sample in samples], np.uint64)
+
+
+def _new_note(shards: Sequence[SealedShard], before: Manifest | None) -> Note:
+    """Return the note of all blocks that are new, in order; those that stood before have theirs in the tables."""
+    old = {entry.block for entry in before.shards} if before else set()
+    notes = {shard.entry.block: shard.note for shard in shards if shard.entry.block not in old}
+    return join([notes[block] for block in sorted(notes)])
+
+
+def sample_columns(
+    listing: Listing, new: Note, numbers: Rows, table: Mapping[str, Column] | None = None
+) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
+    """Return the samples table, the classes, and the samples of each class.
+
+    `numbers` are those of all kept samples; `table` is what the first of them had before, `new` the note of the rest.
+    """
+    table = table if table is not None else {}
+    places = numbers.astype(np.int64)
+    samples = [listing.samples[number] for number in places.tolist()]
+    columns: dict[str, Column] = {"number": numbers, "path": Strings.pack([sample.path for sample in samples])}
+    columns[SIZE_COLUMN] = sizes_of(samples)
+    labels = [sample.label for sample in samples]
+    if all(label is None for label in labels):  # only the samples themselves tell
+        old: Any = table.get(LABEL, [])
+        labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
+    classes, counts = listing.classes, tuple[int, ...]()
+    if any(label is not None for label in labels):
+        columns[LABEL], classes, counts = _label_column(labels, samples, classes)
+    for name, column in listing.columns.items():
+        items = [column[at] for at in places.tolist()]
+        columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
+    known = [name for name in table if name not in columns]
+    for name in sorted({*new.columns, *known}):
+        kept = list(table[name]) if name in table else [None] * (len(samples) - len(new.numbers))
+        columns[name] = _plain_column([*kept, *new.columns.get(name, [None] * len(new.numbers))])
+    return columns, classes, counts
+
+
+def _label_column(
+    labels: Sequence[Any], samples: Sequence[Sample], classes: tuple[str, ...]
+) -> tuple[Rows, tuple[str, ...], tuple[int, ...]]:
+    """Return labels as class numbers (n,) or float32 (n, m), the classes, and the samples of each class."""
+    kinds = {type(label) if not isinstance(label, (tuple, list)) else len(label) for label in labels}
+    if len(kinds) != 1:
+        other = next(s.path for s, label in zip(samples, labels, strict=True) if type(label) is not type(labels[0]))
+        raise SourceError(f"samples have labels of several kinds, or none: {samples[0].path!r} and {other!r} differ")
+    if not isinstance(labels[0], int):
+        column = np.array(labels, np.float32)
+        marked = bool(classes) and len(classes) == column.shape[1]
+        counts = tuple((column > 0).sum(axis=0).tolist()) if marked else ()
+        return column, classes if marked else (), counts
+    if min(labels) < 0 or (classes and max(labels) >= len(classes)):
+        raise SourceError(f"a label is {min(labels)} or {max(labels)}, and the classes are 0 to {len(classes) - 1}")
+    classes = classes or tuple(map(str, range(max(labels) + 1)))
+    numbers = np.array(labels, np.min_scalar_type(len(classes)))
+    return numbers, classes, tuple(np.bincount(numbers, minlength=len(classes)).tolist())
+
+
+def _plain_column(values: Sequence[Any]) -> Column:
+    """Return values as int64, float64 or, where not all are numbers, strings; None is not a number, or no text."""
+    if all(isinstance(value, (int, np.integer)) for value in values):
+        return np.array(values, np.int64)
+    if all(value is None or isinstance(value, (int, float, np.number)) for value in values):
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+    return Strings.pack(["" if value is None else str(value) for value in values])
+
+
+def _join(cache: Path, shards: Sequence[SealedShard], before: Manifest | None) -> tuple[tuple[ShardEntry, ...], Rows]:
+    """Return all shards, variant by variant, with their first samples, and the index over them."""
+    rows = {(shard.entry.variant, shard.entry.block): (shard.entry, shard.rows) for shard in shards}
+    if before is not None:
+        old = Cache(cache, before)
+        for entry in before.shards:
+            rows[entry.variant, entry.block] = (entry, old.index_of(entry))
+    entries: list[ShardEntry] = []
+    runs: list[Rows] = []
+    first = 0
+    for variant, block in sorted(rows):
+        entry, part = rows[variant, block]
+        if entries and entries[-1].variant != variant:
+            first = 0
+        numbered = part.copy()
+        numbered["shard"] = len(entries)
+        runs.append(numbered)
+        entries.append(dataclasses.replace(entry, first=first))
+        first += len(part)
+    return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
+
+
+def encode_index(index: Rows) -> bytes:
+    """Return index rows as the bytes of their file."""
+    target = io.BytesIO()
+    np.save(target, index, allow_pickle=False)
+    return target.getvalue()
+
+
+def _write_table(cache: Path, name: str, data: bytes) -> FileEntry:
+    write_atomically(cache / name, data, cache / WORK_NAME / f"{name}.tmp")
+    return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _statistics(
+    new: Note, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
+) -> Statistics:
+    """Return the channels' mean and standard deviation from exact sums, so that no order of blocks shows in them."""
+    if fields[0].name != IMAGE:
+        return Statistics(class_counts=counts)
+    pixels = samples * fields[0].shape[0] * fields[0].shape[1]
+    old = Note(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else Note()
+    whole = join([old, new])
+    variances = [
+        (square * pixels - total * total) / pixels**2 for total, square in zip(whole.sums, whole.squares, strict=True)
+    ]
+    return Statistics(
+        mean=tuple(total / pixels for total in whole.sums),
+        std=tuple(variance**0.5 for variance in variances),
+        class_counts=counts,
+        sums=tuple(whole.sums),
+        squares=tuple(whole.squares),
+    )
