@@ -16,7 +16,7 @@ help: ## show this list
 
 install: $(STAMP) ## install everything into .venv
 
-demo: $(STAMP) ## warm up, verify, read and train on real data, and tell how idle the device was
+demo: $(STAMP) ## warm up, verify, read and train on real data, and report how idle the device was
 	$(BIN)/python -m scripts.demo
 
 test: $(STAMP) ## run the tests, two at once (JOBS=8: eight; TESTS=tests/store: those)
