@@ -13,7 +13,7 @@ from PIL import Image
 from tpucache import CachedDataset, Manifest, NotACacheError, Recipe, StoreError, UsageError, build_cache
 from tpucache.publish import remote, transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.copying.folders import CLAIM_NAME
+from tpucache.store.copying.claims import CLAIM_NAME
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.table import TableOptions

@@ -16,7 +16,7 @@ from tpucache.errors import UsageError
 from tpucache.publish.card import CARD_NAME, SHEET_NAME
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.store.cache import Cache
-from tpucache.store.copying.folders import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
+from tpucache.store.copying.claims import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
 from tpucache.store.copying.lineage import check_descends
 from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME

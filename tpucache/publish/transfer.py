@@ -13,21 +13,19 @@ from typing import Final
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.publish.remote import Remote
 from tpucache.store.cache import Cache
-from tpucache.store.copying.folders import (
+from tpucache.store.copying.claims import (
     CLAIM_NAME,
     FINISHED,
     MAX_CLAIM_BYTES,
     PART_SUFFIX,
     Claim,
-    check_apart,
     check_ours,
     claim_folder,
-    folder_path,
-    hold_folder,
     parse_claim,
     read_claims,
     remove_claim,
 )
+from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
 from tpucache.store.copying.lineage import check_descends
 from tpucache.store.copying.stage import check_room
 from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically

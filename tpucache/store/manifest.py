@@ -106,21 +106,17 @@ class Manifest:
     @property
     def index(self) -> FileEntry:
         """The table of where each record lies."""
-        return self._table("index")
+        return next(entry for entry in self.tables if entry.name.startswith("index"))
 
     @property
     def table(self) -> FileEntry:
         """The table of the samples."""
-        return self._table("samples")
+        return next(entry for entry in self.tables if entry.name.startswith("samples"))
 
     @property
     def generation(self) -> int:
         """How often samples or variants were added."""
         return int((fmt.TABLE_NAME.fullmatch(self.index.name) or [0, 0, 0])[2] or 0)
-
-    def _table(self, stem: str) -> FileEntry:
-        (entry,) = (entry for entry in self.tables if entry.name.startswith(stem))
-        return entry
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -248,8 +244,7 @@ def _read_shard(item: JsonObject) -> ShardEntry:
 
 
 def _read_skipped(item: JsonObject) -> Skipped:
-    number = item.integer("number", 0, fmt.MAX_SAMPLES)
-    return Skipped(number, item.string("path"), item.string("reason"))
+    return Skipped(item.integer("number", 0, fmt.MAX_SAMPLES), item.string("path"), item.string("reason"))
 
 
 def _read_statistics(item: JsonObject) -> Statistics:

@@ -1,31 +1,11 @@
-"""The rule for folders: what may be written to is empty or provably the command's own, and never what it reads."""
+"""Two paths to one folder are recognised, and a folder is locked by one process at a time."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-
 import pytest
 
-from tpucache import Manifest, StoreError, UsageError
-from tpucache.store.copying.folders import (
-    CLAIM_NAME,
-    Claim,
-    check_apart,
-    check_ours,
-    claim_folder,
-    folder_path,
-    hold_folder,
-    read_claims,
-    remove_claim,
-)
-
-
-def claim_of(**files):
-    """A claim of files with short stand-ins for digests: `v00` is a shard, any other name a table."""
-    names = {name: f"{name}-00000.lmdb" if name.startswith("v") else f"{name}.npy" for name in files}
-    return Claim("fetch", f"identity of {sorted(files.items())}", {names[name]: files[name] for name in files})
+from tpucache import StoreError, UsageError
+from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
 
 
 @pytest.mark.parametrize("way", ["itself", "symlink", "relative", "dots", "link above"])
@@ -62,90 +42,6 @@ def test_a_place_is_a_path_or_a_file_url_and_nothing_else(tmp_path):
     for place in ("gs://bucket/out", "memory://out", "", "a\0b"):
         with pytest.raises(UsageError):
             folder_path(place)
-
-
-def test_an_empty_place_is_free(tmp_path):
-    claim = claim_of(v00="a")
-    check_ours("there", [], [], claim)
-    check_ours("there", [f".{CLAIM_NAME}.17.tmp"], [], claim)  # killed while it claimed
-
-
-@pytest.mark.parametrize("name", ["index.npy", "v00-00000.lmdb", "README.md", "manifest.json", ".index.npy.part"])
-def test_no_name_makes_a_folder_ours(name):
-    with pytest.raises(UsageError, match=f"holds {name} and no cache that could be continued"):
-        check_ours("there", [name], [], claim_of(v00="a"))
-
-
-def test_an_unfinished_warmup_is_nobodys_place():
-    claim = claim_of(v00="a")
-    with pytest.raises(UsageError, match="unfinished warmup"):
-        check_ours("there", [".warmup", "manifest.json"], [claim], claim)
-
-
-def test_a_cache_may_only_take_the_place_of_one_that_it_continues():
-    before = claim_of(v00="a", index="i")
-    for after, follows in [
-        (claim_of(v00="a", index="i", v01="b"), True),
-        (claim_of(v00="a", table="k", v01="b"), True),
-        (claim_of(v00="x", index="i", v01="b"), False),  # another shard
-        (claim_of(v00="a", index="x"), False),  # another table of one name
-        (claim_of(v01="b", table="k"), False),  # a shard less
-        (claim_of(table="k"), False),
-    ]:
-        assert before.precedes(after) is follows, after
-    assert claim_of(index="i").precedes(claim_of(index="i"))
-    assert not claim_of(index="i").precedes(claim_of(index="i", v00="a"))  # no samples: nothing proves that it is one
-
-
-def test_a_file_that_no_claim_tells_of_is_not_overwritten():
-    before, after = claim_of(v00="a"), claim_of(v00="a", v01="b")
-    check_ours("there", ["v00-00000.lmdb", "notes.txt"], [before], after)
-    check_ours("there", ["v00-00000.lmdb", "v01-00000.lmdb"], [before, after], after)
-    for name in ("v01-00000.lmdb", ".v01-00000.lmdb.part"):
-        with pytest.raises(UsageError, match=f"holds {name} of another origin"):
-            check_ours("there", ["v00-00000.lmdb", name], [dataclasses.replace(before, command="finished")], after)
-
-
-def test_every_claim_of_a_place_counts():
-    mine, other = claim_of(v00="a"), claim_of(v00="x")
-    with pytest.raises(UsageError, match="another cache"):
-        check_ours("there", ["v00-00000.lmdb"], [mine, other], mine)
-
-
-def test_a_claim_comes_back_from_its_folder_until_it_ends(cache, tmp_path):
-    claim = Claim.of("fetch", Manifest.load(cache))
-    claim_folder(tmp_path, claim)
-    assert read_claims(tmp_path) == [claim]
-    os.link(cache / "manifest.json", tmp_path / "manifest.json")
-    assert [each.identity for each in read_claims(tmp_path)] == [claim.identity] * 2
-    remove_claim(tmp_path)
-    assert read_claims(tmp_path) == [dataclasses.replace(claim, command="finished")]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{}",
-        "[]",
-        "3",
-        "[" * 5000,
-        '{"identity": "x"}',
-        json.dumps({"command": "fetch", "identity": "x", "files": {}}),
-    ],
-)
-def test_a_file_that_no_tpucache_wrote_is_no_claim(tmp_path, text):
-    (tmp_path / CLAIM_NAME).write_text(text)
-    with pytest.raises(UsageError, match="is not a file that tpucache wrote"):
-        read_claims(tmp_path)
-
-
-@pytest.mark.parametrize("part", ["command", "identity", "files"])
-def test_a_claim_of_other_types_is_no_claim(part):
-    content = json.loads(claim_of(v00="a").to_json())
-    assert Claim.from_json(json.dumps(content)) is not None
-    for value in (None, 3, [1], {"a": 1}):
-        assert Claim.from_json(json.dumps(content | {part: value})) is None
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):

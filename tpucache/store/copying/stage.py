@@ -9,16 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpucache.errors import DamageError, StoreError
-from tpucache.store.copying.folders import (
-    Claim,
-    check_apart,
-    check_ours,
-    claim_folder,
-    folder_path,
-    is_same_folder,
-    read_claims,
-    remove_claim,
-)
+from tpucache.store.copying.claims import Claim, check_ours, claim_folder, read_claims, remove_claim
+from tpucache.store.copying.folders import check_apart, folder_path, is_same_folder
 from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically
 from tpucache.store.files.reading import read_chunks
 from tpucache.store.format import MANIFEST_NAME

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, DamageError, UsageError
-from tpucache.store.copying.folders import CLAIM_NAME, check_apart
+from tpucache.store.copying.claims import CLAIM_NAME
+from tpucache.store.copying.folders import check_apart
 from tpucache.store.format import MANIFEST_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
