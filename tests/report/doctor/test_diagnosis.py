@@ -98,7 +98,7 @@ def test_the_advised_albumentations_is_the_one_that_is_installed_with_tpucache()
     assert '"albumentations==2.0.8"' in project.read_text()
 
 
-def test_a_machine_of_ones_own_making_is_read_as_it_is(tmp_path, plain, monkeypatch):
+def test_a_machine_made_of_files_is_read_as_it_is(tmp_path, plain, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
     (tmp_path / "cpu.max").write_text("100000 100000")

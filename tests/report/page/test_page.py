@@ -106,7 +106,7 @@ def test_the_page_tells_all_about_a_cache(full):
 
 
 @pytest.mark.parametrize("name", ["plain", "drawn", "tokens"])
-def test_its_code_runs_as_it_stands(name, request, monkeypatch):
+def test_its_code_runs_unchanged(name, request, monkeypatch):
     cache = request.getfixturevalue(name)
     monkeypatch.chdir(cache.parent)
     exec(code_of(report_cache(cache, 1)), {})

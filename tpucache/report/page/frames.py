@@ -26,7 +26,7 @@ _SMALL: Final = 64
 
 
 def frames(records: Records, samples: int, seed: int, variants: int) -> str:
-    """Return the contact sheet of a page: at most so many samples and variants; nothing where there is no image."""
+    """Return the contact sheet of a page: at most `samples` and `variants`; nothing where there is no image."""
     image = records.image
     chosen = records.choose(samples, seed) if image is not None else []
     if image is None or not chosen:
