@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +16,21 @@ sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the
 
 
 @pytest.fixture(scope="session")
-def python() -> Callable[..., Run]:
+def python() -> Iterator[Callable[..., Run]]:
     """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found."""
+    from forking import PythonForks
+
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    forks = PythonForks({**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": path})
 
     def run(*arguments: str | Path, devices: int = 1, asked: bool = True) -> Run:
-        environment = {
-            **os.environ,
-            "PJRT_DEVICE": "CPU",
-            "CPU_NUM_DEVICES": str(devices),
-            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }
-        if not asked:
-            del environment["PJRT_DEVICE"]
-        return subprocess.run(
-            [sys.executable, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False
-        )
+        words = [str(argument) for argument in arguments]
+        environment = {**os.environ, "CPU_NUM_DEVICES": str(devices), "PYTHONPATH": path}
+        if asked:
+            return forks.run(words, {**environment, "PJRT_DEVICE": "CPU"})
+        environment.pop("PJRT_DEVICE", None)
+        # Importing torch_xla sets PJRT_DEVICE, so that a fork of what has imported it would not be without.
+        return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
 
-    return run
+    yield run
+    forks.close()

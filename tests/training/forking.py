@@ -1,0 +1,107 @@
+"""Runs Python programs in forks of a process that has torch and torch_xla imported, which takes 5 s of a processor.
+
+As the program of its own process it reads one request a line: a folder. There, `request.json` says what to run; the
+fork's output goes into `out` and `err`, and its status into `status` when it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class PythonForks:
+    """Starts the process that forks when it is needed first. Threads may run programs at once."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run what `python ARGUMENTS` would: a file, or -m and a module."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            request = {"arguments": arguments, "environment": dict(environment), "cwd": str(Path.cwd())}
+            (folder / "request.json").write_text(json.dumps(request))
+            with self._lock:
+                process = self._process = self._process or self._start()
+                assert process.stdin is not None
+                process.stdin.write(f"{folder}\n")
+                process.stdin.flush()
+            while not (folder / "status").exists():
+                assert process.poll() is None, "the process that forks has ended"
+                time.sleep(0.01)
+            status = int((folder / "status").read_text())
+            out, err = ((folder / stream).read_text(errors="replace") for stream in ("out", "err"))
+        return subprocess.CompletedProcess(["python", *arguments], status, out, err)
+
+    def close(self) -> None:
+        """End the process that forks."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, __file__], env=self._environment, stdin=subprocess.PIPE, text=True)
+
+
+def serve() -> Path | None:
+    """Fork for each request; return its folder in the fork that is to run it, and None when there are no more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        watcher = os.fork()
+        if watcher:
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        program = os.fork()
+        if not program:
+            return folder
+        status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+        (folder / "ended").write_text(str(status))
+        (folder / "ended").rename(folder / "status")
+        os._exit(0)
+    return None
+
+
+def run_program(folder: Path) -> None:
+    """Become the program that a request asks for."""
+    request = json.loads((folder / "request.json").read_text())
+    os.chdir(request["cwd"])
+    for number, path in enumerate((os.devnull, folder / "out", folder / "err")):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    program, *rest = request["arguments"]
+    if program == "-m":
+        sys.path[0] = request["cwd"]
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program).parent)
+        sys.argv = [program, *rest]
+        runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as tpucache does before it imports torch_xla
+    import torch  # noqa: F401  # so that no fork has to
+
+    with contextlib.suppress(ImportError):
+        import torch_xla  # noqa: F401
+
+    if (asked := serve()) is not None:
+        run_program(asked)
