@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpucache import CachedDataset, Manifest, NotACacheError, Recipe, StoreError, UsageError, build_cache
+from tpucache import (
+    CachedDataset,
+    DependencyError,
+    Manifest,
+    NotACacheError,
+    Recipe,
+    StoreError,
+    UsageError,
+    build_cache,
+)
 from tpucache.publish import remote, transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.copying.claims import CLAIM_NAME
@@ -199,7 +208,7 @@ def test_what_a_store_puts_into_each_repository_is_no_hindrance(cache, memory, m
 def test_a_url_that_leads_nowhere_is_one_clear_line(tmp_path, monkeypatch, url):
     monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((UsageError, StoreError, NotACacheError)) as caught:
+    with pytest.raises((UsageError, StoreError, NotACacheError, DependencyError)) as caught:
         fetch_cache(url, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()

@@ -7,8 +7,10 @@ import errno
 import io
 import itertools
 import os
+import pathlib
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -172,6 +174,10 @@ def faulty(at: int, mode: Mode) -> Iterator[Faults]:
         for name in ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir"):
             patch.setattr(os, name, faults.call(name, getattr(os, name)))
         patch.setattr(io, "open", faults.open)
+        if sys.version_info < (3, 11):  # pathlib has taken them when it was imported
+            for name in ("replace", "rename", "mkdir", "unlink", "rmdir"):
+                patch.setattr(pathlib._normal_accessor, name, getattr(os, name))
+            patch.setattr(pathlib._normal_accessor, "open", faults.open)
         patch.setattr(lmdb, "open", faults.open_lmdb)
         yield faults
 

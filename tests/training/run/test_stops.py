@@ -87,6 +87,7 @@ for kind, chosen in [("time limit", 4), ("SIGTERM", 5), ("SIGKILL", 7), ("time l
 """
 
 
+@pytest.mark.xla
 def test_a_run_stopped_on_eight_devices_resumes_to_the_same_results(cache, python, tmp_path):
     (tmp_path / "script.py").write_text(ON_XLA)
     done = python(tmp_path / "script.py", cache, tmp_path, devices=8)

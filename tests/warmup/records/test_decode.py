@@ -132,7 +132,7 @@ def test_an_orientation_is_read(value: int, smooth_image: Any, encode: Any) -> N
 
 
 def _palette_mask() -> Image.Image:
-    image = Image.fromarray(np.array([[0, 1], [2, 255]], np.uint8), "L").convert("P")
+    image = Image.fromarray(np.array([[0, 1], [2, 255]], np.uint8)).convert("P")
     image.putpalette([90] * 768)
     image.putdata([0, 1, 2, 255])
     return image

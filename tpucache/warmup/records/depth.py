@@ -54,8 +54,8 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
         )
     grey = np.empty(values.shape, np.uint8)
     for row, levels in enumerate(values):  # at once, a large image would take eight times its size, more than once
-        scaled = levels * np.float64(255) if most == 1 else levels / np.float64(most / 255)
-        grey[row] = np.rint(scaled)
+        exact = levels.astype(np.float64)  # numpy 1 would keep float32 beside a scalar, and round to other pixels
+        grey[row] = np.rint(exact * 255 if most == 1 else exact / (most / 255))
     return grey
 
 

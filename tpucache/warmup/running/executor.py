@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import joblib
@@ -24,6 +27,31 @@ _ROUND: Final = 4
 #: Tasks under way for each worker of Dask, so that it need not wait for the next.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run was started: its process, working folder and the folders that modules are imported from."""
+
+    process: int
+    folder: Path | None
+    modules: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> _Place:
+        try:
+            folder: Path | None = Path.cwd()
+        except FileNotFoundError:  # it was removed
+            folder = None
+        return cls(os.getpid(), folder, tuple(sys.path))
+
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Run a task there: joblib keeps workers for later runs, which may be started elsewhere."""
+        if os.getpid() != self.process:
+            if self.folder is not None:
+                os.chdir(self.folder)
+            sys.path[:] = self.modules
+        return function(*arguments)
 
 
 @dataclass(frozen=True)
@@ -54,7 +82,8 @@ class Engine:
         try:
             if self.backend == "loky":
                 workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
-                yield from workers(joblib.delayed(function)(*arguments) for function, arguments in tasks)
+                place = _Place.here()
+                yield from workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
             elif self.backend == "dask":
                 yield from self._run_dask(tasks)
             else:
