@@ -21,13 +21,14 @@ from typing import Final
 import tpucache
 from tpucache.errors import DependencyError
 from tpucache.store.files.atomic import write_atomically
+from tpucache.training.device import BACKENDS
 
 _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what describes that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
-# A module that users import and tpucache itself does not has to be named here.
-_ROOTS: Final = ("tpucache", "tpucache.__main__")
+# Modules that users import and tpucache itself does not, or only by a name that it makes: the backends.
+_ROOTS: Final = ("tpucache", "tpucache.__main__", *(f"tpucache.training.device.{name}" for name in BACKENDS))
 
 
 def wheel_name() -> str:
