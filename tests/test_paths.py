@@ -33,7 +33,7 @@ MODULES = (
     *("report.doctor.diagnosis", "report.doctor.mounts", "report.inspect", "report.page.page", "report.preview"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
-    *("training.predict", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
+    *("training.predictions", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )
 #: What of them takes only a Path: parts of one another, and the machine's own files.

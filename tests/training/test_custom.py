@@ -15,12 +15,12 @@ from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.loading.samples.split import stratified_split
 from tpucache.training.device import EagerDevice
-from tpucache.training.evaluate import evaluate
+from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.predict import predict
+from tpucache.training.predictions import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
 

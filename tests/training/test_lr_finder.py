@@ -157,7 +157,7 @@ import torch_xla.core.xla_model as xm
 from test_lr_finder import SETTINGS, assert_equal
 from tpucache import CachedDataset
 from tpucache.training.check import find_task
-from tpucache.training.run.checkpoint import to_host
+from tpucache.training.device.tensors import to_host
 from tpucache.training.device import open_device
 from tpucache.training.learn.learner import Learner
 from tpucache.training.lr_finder import range_test

@@ -15,7 +15,7 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.store.manifest import Manifest
     from tpucache.training.device import open_device
-    from tpucache.training.predict import predict as run_predict
+    from tpucache.training.predictions import predict as run_predict
     from tpucache.training.predictor import Predictor
 
     cache, held = staged(options), in_memory(options)

@@ -7,7 +7,7 @@ What a setting leaves off is not in the graph. Shapes are static, and nothing is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from tpucache.errors import UsageError
 from tpucache.ondevice.normalise import Normalise
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.store.fields import IMAGE, MASK
 
 # Columns of the draws. Neutral where a setting is off.
 _TRANSPOSED, _ROWS_REVERSED, _COLUMNS_REVERSED, _DOWN, _RIGHT, _BRIGHTNESS, _CONTRAST, _SATURATION = range(8)
@@ -85,6 +86,18 @@ class Augment:
         self._rows = torch.arange(height, dtype=torch.float32).to(device)
         self._columns = torch.arange(width, dtype=torch.float32).to(device)
         self._luma = torch.tensor(_LUMA).view(1, 3, 1, 1).to(device)
+
+    def fields(self, fields: Mapping[str, torch.Tensor], draws: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Return a batch's fields with the image normalised and, given `draws`, augmented, and the mask moved with it.
+
+        An image is uint8 (batch, height, width, channels), a mask (batch, height, width, 1).
+        """
+        if draws is None:
+            return {**fields, IMAGE: self.plain(fields[IMAGE])}
+        changed = {**fields, IMAGE: self.images(fields[IMAGE], draws)}
+        if MASK in fields:
+            changed[MASK] = self.masks(fields[MASK][..., 0], draws)[..., None]
+        return changed
 
     def plain(self, images: torch.Tensor) -> torch.Tensor:
         """Only normalise: uint8 (batch, height, width, channels) -> float32 (batch, channels, height, width)."""

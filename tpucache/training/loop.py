@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
-from tpucache.training.epoch import end_epoch, notify
-from tpucache.training.evaluate import compile_evaluation
+from tpucache.training.evaluation import compile_evaluation, evaluate
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
 from tpucache.training.feed.stream import Execution, drawer, parts, take_execution
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.options import RunOptions
-from tpucache.training.run.files import RunData, open_run, save_run
+from tpucache.training.run.files import RunData, open_run, save_best, save_run
 from tpucache.training.run.history import Losses
 from tpucache.training.run.report import TrainReport, finished_report, make_report, write_report
 from tpucache.training.run.state import RunState, StepPlan, make_plan
@@ -55,7 +55,8 @@ def train(
     if weights is not None:
         learner.load_state_dict(weights)
     with stop.on_signals(), drawn_curves(run if options.curves else None, plan, state):
-        pace, stopped = _run_steps(run, learner, data, plan, state, options, stop)
+        losses = Losses(state.losses, options.watchers)
+        pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses))
         report = make_report(learner, train_set, plan, state, pace)
         write_report(run, report)
     if stopped is not None:
@@ -63,32 +64,33 @@ def train(
     return report
 
 
-def _run_steps(
-    run: Path, learner: Learner, data: RunData, plan: StepPlan, state: RunState, options: RunOptions, stop: StopRequest
-) -> tuple[Pace, Stopped | None]:
+@dataclass(frozen=True)
+class _Run:
+    """What the parts of the loop share."""
+
+    folder: Path
+    learner: Learner
+    data: RunData
+    plan: StepPlan
+    state: RunState
+    options: RunOptions
+    stop: StopRequest
+    losses: Losses
+
+    def check(self) -> None:
+        """Raise Stopped when the run has to stop now."""
+        self.stop.check(self.plan.describe(self.state))
+
+
+def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
+    learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
     left, first = parts(settings, data.train_set, state.steps, plan.epochs), state.steps * settings.accumulate
     images = settings.batch_size * settings.steps_per_execution
-    losses, stopped = Losses(state.losses, options.watchers), None
     execution: Execution = []
+    stopped = None
     compile_validation = functools.partial(compile_evaluation, learner, data.valid_set)
-
-    def check() -> None:
-        stop.check(plan.describe(state))
-
-    def save() -> None:
-        meter.pause()  # a sync point
-        losses.settle()
-        save_run(run, learner, data, state)
-        meter.resume()
-
-    def replay() -> None:
-        """Take the last steps once more, on batches that are on the device; the weights are no longer needed."""
-        for batch in execution:
-            learner.step(batch, plan.schedule(plan.steps - 1), plan.steps - 1)
-        device.step_end()
-
     compile_validation()  # what fails in it fails now
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
@@ -103,28 +105,69 @@ def _run_steps(
             while not plan.is_finished(state):
                 if plan.awaits_evaluation(state):
                     meter.pause()  # a sync point
-                    losses.settle()
-                    row = end_epoch(run, learner, data, plan, state, check)
-                    notify(options.watchers, row, meter.pace())
-                    save()
+                    _end_epoch(run, meter.pace())
+                    _save(run)
+                    meter.resume()
                 else:
                     execution = take_execution(stream, settings)
-                    for batch in execution:
-                        losses.append(learner.step(batch, plan.schedule(state.steps), state.steps))
-                        state.steps += 1
-                    device.step_end()
+                    _take_steps(run, execution)
                     meter.step(settings.steps_per_execution, images)
                     tracer.step()
                     progress.advance(images, f"{plan.progress(state)}, waited {meter.waited:.0%}")
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
-                        save()
+                        meter.pause()  # a sync point
+                        _save(run)
+                        meter.resume()
                 if not plan.is_finished(state):
-                    check()
+                    run.check()
         except Stopped as error:
             stopped = error
-            save()
+            meter.pause()
+            _save(run)
         meter.pause()
         pace = meter.pace()
-        if pace.steps and options.replay and not stop.is_due:
-            pace = pace.with_ceiling(ceiling(replay, device, images))
+        if pace.steps and options.replay and not run.stop.is_due:
+            pace = pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images))
     return pace, stopped
+
+
+def _take_steps(run: _Run, execution: Execution) -> None:
+    """Take the optimizer steps of one execution, which are one graph; count them and keep their losses."""
+    learner, state = run.learner, run.state
+    for batch in execution:
+        # Forward, backward, optimizer, averaged weights. The loss stays on the device and is read later.
+        loss = learner.step(batch, run.plan.schedule(state.steps), state.steps)
+        run.losses.append(loss)
+        state.steps += 1
+    learner.device.step_end()  # only now is anything sent to run
+
+
+def _end_epoch(run: _Run, pace: Pace) -> None:
+    """Evaluate the epoch that has ended, add its row to the history, and save its weights if they are the best.
+
+    A request to stop between the batches of the evaluation leaves the state as it was.
+    """
+    learner, data, state = run.learner, run.data, run.state
+    run.losses.settle()
+    metrics = {} if data.valid_set is None else evaluate(learner, data.valid_set, run.check)
+    row = run.plan.epoch_row(state, metrics)
+    state.rows.append(row)
+    if state.keep_best(learner.task.watched.value(metrics)):
+        save_best(run.folder, learner, data)
+    for watcher in run.options.watchers:
+        # The pace is no part of the history: a resumed run has the same rows.
+        watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
+
+
+def _save(run: _Run) -> None:
+    """Write the checkpoint that the run can continue from, and its history."""
+    run.losses.settle()
+    save_run(run.folder, run.learner, run.data, run.state)
+
+
+def _replay(run: _Run, execution: Execution) -> None:
+    """Take the last steps once more, on batches that are on the device; the weights are no longer needed."""
+    last = run.plan.steps - 1
+    for batch in execution:
+        run.learner.step(batch, run.plan.schedule(last), last)
+    run.learner.device.step_end()

@@ -13,9 +13,9 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,17 +25,16 @@ from tpucache.progress import Progress
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
+from tpucache.training.device.tensors import to_host
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.stream import drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
-from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint, to_host
+from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint
 from tpucache.training.settings import TrainSettings, scale_lr
-from tpucache.training.watch.figure import save_figure, smooth
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tpucache.training.watch.figure import smooth
+from tpucache.training.watch.rates import RangeTest, save_range_test
 
 CSV_NAME: Final = "lr_finder.csv"
 PNG_NAME: Final = "lr_finder.png"
@@ -44,16 +43,6 @@ _LAG: Final = 16  # steps after which a loss is read, as the run's own are
 _DECAY: Final = 0.9
 _DIVERGED: Final = 4.0  # times the least loss: fastai's
 _FALL: Final = 0.01
-
-
-@dataclass(frozen=True)
-class RangeTest:
-    """The rate of each step, its loss, the smoothed loss, and the rate to use."""
-
-    rates: Sequence[float]
-    losses: Sequence[float]
-    smoothed: Sequence[float]
-    suggestion: float
 
 
 def find_lr(
@@ -99,7 +88,7 @@ def range_test(
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
     rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
-    with kept(learner):
+    with preserved(learner):
         losses = _losses(learner, train_set, rates, stop or StopRequest())
     smoothed = smooth(losses, _DECAY)
     rates = rates[: len(losses)]
@@ -128,9 +117,9 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def kept(learner: Learner) -> Iterator[None]:
-    """Do what you like with a learner: after it, the learner and all random numbers are exactly what they were."""
-    with learner.device.random_kept():  # first of all: on XLA, waiting alone moves the generator on
+def preserved(learner: Learner) -> Iterator[None]:
+    """Give a context that may change a learner; after it, learner and all random numbers are exactly what they were."""
+    with learner.device.preserve_rng():  # first of all: on XLA, waiting alone moves the generator on
         learner.device.wait()
         state = copy.deepcopy(to_host(learner.state_dict()))
         try:
@@ -164,7 +153,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
 
 
 def _read(losses: list[float], loss: Any) -> bool:
-    """Append a loss; return whether to go on: it is finite, and not far above the least."""
+    """Append a loss; return whether to continue: it is finite, and not far above the least."""
     value = float(loss.cpu())
     if not math.isfinite(value):
         return False
@@ -183,18 +172,4 @@ def _write(run: Path, found: RangeTest) -> None:
         write_atomically(run / CSV_NAME, text.getvalue().encode())
     except OSError as error:
         raise TrainingError(f"{run / CSV_NAME} cannot be written: {error}") from error
-    save_figure(run / PNG_NAME, (7, 4.2), lambda figure: _paint(figure, found))
-
-
-def _paint(figure: Figure, found: RangeTest) -> None:
-    axes = figure.subplots()
-    axes.plot(found.rates, found.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
-    axes.plot(found.rates, found.smoothed, color="tab:blue", linewidth=2, label="smoothed")
-    axes.axvline(found.suggestion, color="tab:orange", linestyle="--", label=f"use {found.suggestion:.2g}")
-    low, high = min(found.smoothed), found.smoothed[0]
-    axes.set_ylim(low - 0.2 * (high - low), high + 0.6 * (high - low))  # or where it diverges hides where it falls
-    axes.set_xscale("log")
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("training loss")
-    axes.set_title("Learning-rate range test")
-    axes.legend()
+    save_range_test(run / PNG_NAME, found)

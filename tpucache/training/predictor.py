@@ -11,13 +11,14 @@ import torch
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.normalise import Normalise
-from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import DeviceBatch
+from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
 from tpucache.training.learn.learner import named_callable
 from tpucache.training.learn.models import build_model
-from tpucache.training.learn.tasks.find import Task, make_task
+from tpucache.training.learn.tasks.base import Task
+from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
 from tpucache.training.settings import settings_from
 
@@ -47,7 +48,7 @@ class Predictor:
         self.device, self.runs = device, len(folders)
         self.settings = settings_from(first["settings"])
         self.task: Task = make_task(first["task"], first["outputs"])
-        self.classes: tuple[str, ...] = tuple(first["classes"])
+        self.classes = self.task.class_names(first["classes"])
         self._outputs = [_outputs(run, content, device) for run, content in zip(folders, contents, strict=True)]
         device.wait()  # or the first batch's graph would also hold the upload of the weights
 
@@ -64,12 +65,13 @@ class Predictor:
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
         for name, kind in self.fields.items():
             if found.get(name) != kind:
-                told = "none" if name not in found else "{} {}".format(*found[name])
+                other = "none" if name not in found else "{} {}".format(*found[name])
                 raise UsageError(
                     f"the run learned from the field {name!r} of {kind[0]} {kind[1]}, and {dataset.directory} has "
-                    f"{told}: warm it up with the options of the training cache"
+                    f"{other}: warm it up with the options of the training cache"
                 )
-        if self.classes and dataset.classes and dataset.classes != self.classes and not self.task.dense:
+        learned, found_classes = self.classes, self.task.class_names(dataset.classes)
+        if learned and found_classes and learned != found_classes:
             raise UsageError(
                 f"the run has learned other classes than those of {dataset.directory}: "
                 f"{describe_difference(self.classes, dataset.classes)}. Its labels would be compared with other classes"
@@ -94,7 +96,9 @@ def _load_best(run: Path) -> dict[str, Any]:
     if path.exists():
         return load_checkpoint(path)
     if (run / LAST_NAME).exists():
-        raise TrainingError(f"{run} has no {BEST_NAME}, as no epoch of it has ended: go on with train --resume first")
+        raise TrainingError(
+            f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
+        )
     raise TrainingError(f"{run} holds no run: give the folder that was train's --run")
 
 
@@ -103,9 +107,7 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
     fields = {field["name"]: (field["dtype"], tuple(field["shape"])) for field in content["fields"]}
     if IMAGE in fields and content["settings"]["eval_step"] is None:
         return {IMAGE: fields[IMAGE]}
-    if make_task(content["task"], content["outputs"]).dense:
-        del fields[MASK]
-    return fields
+    return make_task(content["task"], content["outputs"]).inputs(fields)
 
 
 def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:

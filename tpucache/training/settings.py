@@ -102,6 +102,11 @@ class TrainSettings:
         """The number of samples sent to the device at once."""
         return self.batch_size // self.accumulate
 
+    def steps_per_epoch(self, samples: int) -> int:
+        """Return an epoch's steps: whole batches only, and a whole number of executions."""
+        steps = samples // self.batch_size
+        return steps - steps % self.steps_per_execution
+
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
         return asdict(self)

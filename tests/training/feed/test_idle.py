@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 
-from tpucache.training.device import Counters, EagerDevice, eager
-from tpucache.training.feed import idle
+from tpucache.training.device import Counters, EagerDevice
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
 
@@ -44,7 +43,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch):
     world = World()
-    monkeypatch.setattr(idle, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    monkeypatch.setattr(time, "perf_counter", lambda: world.now)
     return world
 
 
@@ -123,7 +122,7 @@ def test_the_advice_is_not_to_do_what_is_done_already():
 @pytest.mark.parametrize("steps", [1, 4])
 def test_plain_torch_is_executing_in_all_steps_of_an_execution(monkeypatch, steps):
     world = World()
-    monkeypatch.setattr(eager, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    monkeypatch.setattr(time, "perf_counter", lambda: world.now)
     device = EagerDevice()
     for _ in range(3):
         world.now += 7.0  # the loop waits for data

@@ -37,11 +37,11 @@ class Device(Protocol):
         """Return a model with its weights on the device, laid out as the device computes fastest."""
         ...
 
-    def laid_out(self, images: torch.Tensor) -> torch.Tensor:
+    def to_layout(self, images: torch.Tensor) -> torch.Tensor:
         """Return images (batch, channels, height, width) on the device, laid out as the device computes fastest."""
         ...
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of this step as every core has all of it, so that to read it takes no more of the device."""
         ...
 
@@ -49,7 +49,7 @@ class Device(Protocol):
         """Begin a step whose random numbers come from `seed`; they are the same on any number of cores."""
         ...
 
-    def random_kept(self) -> AbstractContextManager[object]:
+    def preserve_rng(self) -> AbstractContextManager[object]:
         """Return a context after which random numbers, the host's torch's too, go on as if it had not been."""
         ...
 

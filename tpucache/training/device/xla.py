@@ -55,7 +55,7 @@ class XlaDevice:
             _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
         self.cores = cores
         self._mesh: Any = None
-        with _told():
+        with _explained_errors():
             if xr.device_type() == "CPU" and not _ASKED:
                 _log.warning(
                     "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
@@ -86,11 +86,11 @@ class XlaDevice:
         """Send the weights; XLA chooses layouts itself."""
         return model.to(self.torch_device)
 
-    def laid_out(self, images: torch.Tensor) -> torch.Tensor:
+    def to_layout(self, images: torch.Tensor) -> torch.Tensor:
         """Return the images: XLA chooses layouts itself."""
         return images
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Gather it in the step's own graph: read as it is split, each read would compile a gathering of its own."""
         if self._mesh is not None:
             xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
@@ -101,7 +101,7 @@ class XlaDevice:
         torch_xla.manual_seed(seed)
 
     @contextlib.contextmanager
-    def random_kept(self) -> Iterator[None]:
+    def preserve_rng(self) -> Iterator[None]:
         """Keep the device's generator and torch's."""
         state = xm.get_rng_state()
         try:
@@ -153,7 +153,7 @@ class XlaDevice:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _explained_errors() -> Iterator[None]:
     """Say in words what the runtime's errors at its start mean. Raises UsageError."""
     try:
         yield

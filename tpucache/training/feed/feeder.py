@@ -16,28 +16,11 @@ import torch
 
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
+from tpucache.training.device.tensors import DeviceBatch
 
 _DONE: Final = object()
 
 Draw = Callable[[int], npt.NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class DeviceBatch:
-    """A batch on the device.
-
-    `fields` are the records', images as uint8 (batch, height, width, channels); `labels` is (batch,) or (batch, m), and
-    `draws` the random numbers (batch, n) that were sent along for it, where there are any.
-    """
-
-    fields: Mapping[str, torch.Tensor]
-    labels: torch.Tensor
-    draws: torch.Tensor | None = None
-
-    @property
-    def images(self) -> torch.Tensor:
-        """The field `image`."""
-        return self.fields[IMAGE]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.ondevice.augment import draw
 from tpucache.store.fields import IMAGE
-from tpucache.training.feed.feeder import DeviceBatch, Draw
-from tpucache.training.run.state import steps_per_epoch
+from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.feed.feeder import Draw
 from tpucache.training.settings import TrainSettings
 
 #: Of each step in one graph, the parts of its batch.
@@ -28,7 +28,7 @@ def parts(
     loader = CachedLoader(
         train_set, settings.part_size, shuffle=True, seed=settings.seed, drop_last=True, threads=settings.threads
     )
-    each = steps_per_epoch(len(train_set), settings)
+    each = settings.steps_per_epoch(len(train_set))
     first, skip = divmod(first_step, each)
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch_size})

@@ -12,8 +12,8 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import DeviceBatch
-from tpucache.training.learn.tasks.find import Task
+from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.user_code import describe_error, user_code
 from tpucache.training.settings import TrainSettings
 

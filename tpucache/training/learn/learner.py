@@ -15,20 +15,19 @@ from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.augment import Augment
-from tpucache.store.fields import IMAGE, LABEL, MASK
+from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import DeviceBatch
+from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
 from tpucache.training.learn.models import build_model
 from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
 from tpucache.training.learn.schedule import Rates
-from tpucache.training.learn.tasks.find import Task
+from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.user_code import check_loss, user_code
-from tpucache.training.run.checkpoint import to_host
 from tpucache.training.settings import TrainSettings
 
-#: ImageNet's channels, in 0..255: what weights from elsewhere were mostly trained with.
+#: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
 IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 TARGET: Final = "target"
 DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
@@ -73,7 +72,7 @@ class Learner:
         for batch in batches:
             if not len(batch.labels):
                 raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
-            loss = self._batch_loss(batch) / len(batches)
+            loss = self._loss_of(batch) / len(batches)
             with user_code(f"the gradient of {model_name(self.settings)}", batch.fields):
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total = loss.detach() if total is None else total + loss.detach()
@@ -151,38 +150,45 @@ class Learner:
                 f"diverged. {DIVERGED_ADVICE}. What was saved before is kept"
             )
 
-    def _batch_loss(self, batch: DeviceBatch) -> torch.Tensor:
-        settings, augment, draws = self.settings, self._augment, batch.draws
-        inputs = {**batch.fields}
-        if augment is not None and draws is not None:
-            inputs[IMAGE] = augment.images(batch.images, draws)
-            if MASK in inputs:
-                inputs[MASK] = augment.masks(inputs[MASK][..., 0], draws)[..., None]
-        elif augment is not None:
-            inputs[IMAGE] = augment.plain(batch.images)
+    def _loss_of(self, batch: DeviceBatch) -> torch.Tensor:
+        """Return the loss of one part of a batch: by the task's loss, a loss of one's own, or a step of one's own."""
+        inputs, targets = self._augmented(batch)
+        with self.device.autocast(self.settings.bf16):
+            if self._train_step is not None:
+                inputs = {**inputs, LABEL: batch.labels, TARGET: targets}
+                return _call_loss(
+                    f"the step {self.settings.train_step!r}", self._train_step, self.model, inputs, inputs
+                )
+            with user_code(model_name(self.settings), inputs):
+                outputs = forward(self.model, inputs).float()
+        if self._loss is None:
+            return self.task.loss(outputs, targets, self._weights)
+        values = {"outputs": outputs, TARGET: targets}
+        return _call_loss(f"the loss {self.settings.loss!r}", self._loss, outputs, targets, values)
+
+    def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return what the model is given for a batch, augmented, and the targets.
+
+        Targets are the task's, soft where labels are smoothed or mixed; for a loss of one's own, labels where not.
+        """
+        augment, draws, settings = self._augment, batch.draws, self.settings
+        inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
         labels = self.task.labels(inputs, batch.labels)
         soft = self._loss is None or bool(settings.smoothing) or settings.augment.mixes
         targets = self.task.targets(labels, settings.smoothing) if soft else labels
         if augment is not None and draws is not None:
-            inputs[IMAGE], targets = augment.mix(inputs[IMAGE], targets, draws)
-            inputs[IMAGE] = self.device.laid_out(inputs[IMAGE])
-        with self.device.autocast(settings.bf16):
-            if self._train_step is not None:
-                name, step_inputs = (
-                    f"the step {settings.train_step!r}",
-                    {**inputs, LABEL: batch.labels, TARGET: targets},
-                )
-                with user_code(name, step_inputs):
-                    loss = self._train_step(self.model, step_inputs)
-                return check_loss(loss, name)
-            with user_code(model_name(settings), inputs):
-                outputs = forward(self.model, inputs).float()
-        if self._loss is None:
-            return self.task.loss(outputs, targets, self._weights)
-        name = f"the loss {settings.loss!r}"
-        with user_code(name, {"outputs": outputs, TARGET: targets}):
-            loss = self._loss(outputs, targets)
-        return check_loss(loss, name)
+            images, targets = augment.mix(inputs[IMAGE], targets, draws)
+            inputs[IMAGE] = self.device.to_layout(images)
+        return inputs, targets
+
+
+def _call_loss(
+    name: str, compute: Callable[..., object], first: object, second: object, values: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Return the loss that somebody's own code computes of two arguments; errors describe `values`."""
+    with user_code(name, values):
+        loss = compute(first, second)
+    return check_loss(loss, name)
 
 
 def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:

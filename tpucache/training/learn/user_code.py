@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 import torch
 
+import tpucache
 from tpucache.errors import TpucacheError, TrainingError, UsageError
 
 #: Code in these folders is not the user's.
-_LIBRARIES: Final = (Path(torch.__file__).parent, Path(__file__).parents[2])
+_LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def user_code(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
 def describe_error(error: BaseException) -> str:
     """Return an error's type and message, and the innermost place in the user's code that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(path) for path in _LIBRARIES)]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     place = (own or frames)[-1:]
     where = f" in {place[0].name} ({place[0].filename}:{place[0].lineno})" if place else ""
     return f"{type(error).__name__}{where}: {error}"

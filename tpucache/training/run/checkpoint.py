@@ -12,6 +12,7 @@ import torch
 
 from tpucache.errors import TrainingError
 from tpucache.store.files.atomic import write_atomically
+from tpucache.training.device.tensors import to_host
 
 LAST_NAME: Final = "last.pt"
 BEST_NAME: Final = "best.pt"
@@ -24,7 +25,7 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     try:
         write_atomically(Path(path), target.getvalue())
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}; the checkpoint before it stands") from error
+        raise TrainingError(f"{path} cannot be written: {error}; the checkpoint before it is kept") from error
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -34,14 +35,3 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         raise TrainingError(f"{path} is no checkpoint that can be read: {error}") from error
     return content
-
-
-def to_host(value: Any) -> Any:
-    """Return the same tree of dicts, lists and tuples with every tensor copied to the host."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: to_host(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_host(item) for item in value)
-    return value

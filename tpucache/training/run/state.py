@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tpucache.training.learn.schedule import Rates, make_schedule
@@ -56,6 +56,16 @@ class StepPlan:
         """Return whether all epochs are trained and evaluated."""
         return state.steps >= self.steps and not self.awaits_evaluation(state)
 
+    def epoch_row(self, state: RunState, metrics: Mapping[str, float]) -> Row:
+        """Return the history's row for the epoch that has just ended."""
+        return {
+            "epoch": state.steps // self.per_epoch,
+            "step": state.steps,
+            "lr": self.schedule(state.steps - 1).lr,
+            "train_loss": sum(state.losses[-self.per_epoch :]) / self.per_epoch,
+            **{f"valid_{name}": value for name, value in metrics.items()},
+        }
+
     def describe(self, state: RunState) -> str:
         """Return in words where a run is."""
         return f"after step {state.steps:,} of {self.steps:,}"
@@ -68,12 +78,6 @@ class StepPlan:
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
     """Return the steps that the settings ask for on so many samples. Raises UsageError."""
-    each = steps_per_epoch(samples, settings)
+    each = settings.steps_per_epoch(samples)
     schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
     return StepPlan(settings.epochs, each, schedule)
-
-
-def steps_per_epoch(samples: int, settings: TrainSettings) -> int:
-    """Return an epoch's steps: whole batches only, and a whole number of executions."""
-    steps = samples // settings.batch_size
-    return steps - steps % settings.steps_per_execution

@@ -12,13 +12,13 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.store.reader import ShardReader
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import EagerDevice
-from tpucache.training.evaluate import evaluate
+from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner, balanced_weights
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.learn.tasks.mask import Mask
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
-from tpucache.training.predict import predict
+from tpucache.training.predictions import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
 

@@ -22,18 +22,18 @@ def check_shape(outputs: torch.Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def check_outputs(outputs: object, shape: Sequence[int], dense: bool, source: str) -> None:
+def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixels: bool = False) -> None:
     """Raise UsageError unless `source` gave floating-point outputs that begin with `shape`: (samples, outputs).
 
-    Dense outputs have a height and a width, too.
+    Outputs of pixels have a height and a width, too.
     """
     samples, numbers = shape
-    wanted = f"{numbers} numbers a {'pixel' if dense else 'sample'}"
+    wanted = f"{numbers} numbers a {'pixel' if of_pixels else 'sample'}"
     if not isinstance(outputs, torch.Tensor):
         given = f"a {type(outputs).__name__}"
     elif not outputs.is_floating_point():
         given = f"{outputs.dtype} {tuple(outputs.shape)}"
-    elif tuple(outputs.shape[:2]) != (samples, numbers) or outputs.dim() != (4 if dense else 2):
+    elif tuple(outputs.shape[:2]) != (samples, numbers) or outputs.dim() != (4 if of_pixels else 2):
         given = f"{tuple(outputs.shape)}"
     else:
         return
@@ -61,6 +61,12 @@ def check_matrix(name: str, labels: Array, outputs: int) -> None:
         raise UsageError(
             f"the labels of {len(bad)} samples are not finite, the first at position {bad[0]}: leave them out"
         )
+
+
+def check_without_masks(name: str, mask_classes: int | None) -> None:
+    """Raise UsageError when a number of classes of masks was given for a task that has none."""
+    if mask_classes is not None:
+        raise UsageError(f"the task {name!r} has no masks to give a number of classes for: leave --mask-classes out")
 
 
 def unfit(name: str, wanted: str, labels: Array) -> UsageError:

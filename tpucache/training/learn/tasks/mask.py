@@ -14,8 +14,9 @@ from torch.nn import functional
 from tpucache.errors import UsageError
 from tpucache.store.fields import MASK
 from tpucache.training.learn.metrics import mask_metrics
+from tpucache.training.learn.tasks.base import Form, Value, Watched
 from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
-from tpucache.training.learn.tasks.kinds import Watched, one_hot, smooth
+from tpucache.training.learn.tasks.targets import one_hot, smooth
 from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class Mask:
 
     outputs: int
     name: TaskName = "mask"
-    dense: ClassVar = True
+    form: ClassVar[Form] = "maps"
+    least_outputs: ClassVar = 2
     watched: ClassVar = Watched("iou", True)
-    scores_add_up: ClassVar = True
 
     @staticmethod
     def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:
@@ -49,6 +50,14 @@ class Mask:
         if mask_classes is None:
             raise UsageError("a cache does not say how many classes its masks have: give --mask-classes")
         return mask_classes
+
+    def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
+        """Return all fields but the mask."""
+        return {name: value for name, value in fields.items() if name != MASK}
+
+    def class_names(self, _classes: Sequence[str]) -> tuple[str, ...]:
+        """Return nothing: a cache does not name the classes of pixels."""
+        return ()
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
         """Yield all masks in batches of some megabytes: no image is read for them.
@@ -69,7 +78,7 @@ class Mask:
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
         """Raise UsageError unless outputs are floating-point (samples, outputs, height, width)."""
-        check_outputs(outputs, (samples, self.outputs), self.dense, source)
+        check_outputs(outputs, (samples, self.outputs), source, of_pixels=True)
 
     def count(self, labels: Array) -> Array:
         """Return how many pixels each class has: int64 (outputs,)."""
@@ -116,7 +125,18 @@ class Mask:
             check_shape(outputs, (*truth.shape[:2], *labels.shape[1:]))
             predicted = one_hot(outputs.argmax(1), self.outputs).flatten(2)
             counts = truth @ predicted.transpose(1, 2)
-            return torch.where(is_decided(outputs).view(-1, 1, 1), counts, torch.nan)
+            return torch.where(self.is_finite(outputs).view(-1, 1, 1), counts, torch.nan)
+
+    def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
+        """Return whether the largest of every pixel's outputs is finite."""
+        # Not by the maximum: XLA's leaves NaN out, and ends at the lowest finite number.
+        has_none = predictions.isneginf().all(1) | (predictions.isnan() | predictions.isposinf()).any(1)
+        return ~has_none.flatten(1).any(1)
+
+    def collect(self, scores: Array) -> Array:
+        """Return the sum of the samples' confusion, float64 (1, outputs, outputs)."""
+        total: Array = scores.astype(np.float64).sum(0, keepdims=True)
+        return total
 
     def metrics(self, scores: Array, _labels: Array) -> dict[str, float]:
         """Return pixel accuracy and IoU from the samples' confusion, or sums of it: (n, outputs, outputs)."""
@@ -125,13 +145,6 @@ class Mask:
     def describe(self, values: Array, _names: Sequence[str]) -> str:
         """Raise UsageError: a class a pixel is a picture, not a text."""
         raise UsageError(f"a map of {values.shape} is a picture: it has no text")
-
-
-def is_decided(outputs: torch.Tensor) -> torch.Tensor:
-    """Return for each sample whether the largest of every pixel's outputs is finite: bool (batch,)."""
-    # Not by the maximum: XLA's leaves NaN out, and ends at the lowest finite number.
-    has_none = outputs.isneginf().all(1) | (outputs.isnan() | outputs.isposinf()).any(1)
-    return ~has_none.flatten(1).any(1)
 
 
 def _without_channel(masks: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,11 +19,9 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.store.fields import LABEL
 from tpucache.store.files.atomic import write_atomically
-from tpucache.training.evaluate import rows
-from tpucache.training.feed.feeder import DeviceBatch
-from tpucache.training.learn.tasks.find import Task
-from tpucache.training.learn.tasks.kinds import SEPARATOR
-from tpucache.training.learn.tasks.mask import is_decided
+from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.evaluation import compute_rows
+from tpucache.training.learn.tasks.base import SEPARATOR, Form, Task
 from tpucache.training.predictor import Predictor
 
 Array = npt.NDArray[Any]
@@ -56,6 +54,16 @@ class PredictReport:
         return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
+@dataclass(frozen=True)
+class _Predictions:
+    """Each sample's prediction as text, named columns of values, float32 (samples, columns), and metrics."""
+
+    texts: Sequence[str]
+    names: Sequence[str]
+    values: Array
+    metrics: dict[str, float]
+
+
 def predict(
     predictor: Predictor, datasets: Sequence[CachedDataset], output: str | Path, batch_size: int, threads: int = 2
 ) -> PredictReport:
@@ -70,25 +78,29 @@ def predict(
     if batch_size % cores:
         fits = -(-batch_size // cores) * cores
         raise UsageError(f"a batch of {batch_size} does not divide over {cores} cores: give --batch-size {fits}")
-    if task.dense and len(datasets) > 1:
-        raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
     for each in datasets:
         predictor.check(each)
-    metrics = {}
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
-        if task.dense:
-            names: list[str] = []
-            values = np.empty((len(dataset), 0), np.float32)
-            predictions = list(_save_maps(predictor, dataset, output, batch_size, threads, progress))
-        else:
-            names = value_names(predictor)
-            values = predict_values(predictor, datasets, batch_size, threads, progress)
-            _check_finite(dataset, np.asarray(np.isfinite(values).all(1)))
-            predictions = [task.describe(row, names) for row in values]
-            metrics = _metrics(predictor, dataset, values)
-    _write(output, dataset, _labels(dataset, task), predictions, names, values)
+        found = _PREDICT[task.form](predictor, datasets, output, batch_size, threads, progress)
+    _write(output, dataset, _labels(dataset, task), found)
     variants = [each.variant for each in datasets]
-    return PredictReport(str(output), len(dataset), task.name, predictor.runs, variants, metrics)
+    return PredictReport(str(output), len(dataset), task.name, predictor.runs, variants, found.metrics)
+
+
+def _predict_values(
+    predictor: Predictor,
+    datasets: Sequence[CachedDataset],
+    _output: Path,
+    batch_size: int,
+    threads: int,
+    progress: Progress,
+) -> _Predictions:
+    """Return the mean of the values over the datasets, what they mean as text, and their metrics."""
+    dataset, names = datasets[0], value_names(predictor)
+    values = predict_values(predictor, datasets, batch_size, threads, progress)
+    _check_finite(dataset, np.asarray(np.isfinite(values).all(1)))
+    texts = [predictor.task.describe(row, names) for row in values]
+    return _Predictions(texts, names, values, _metrics(predictor, dataset, values))
 
 
 def predict_values(
@@ -96,9 +108,13 @@ def predict_values(
 ) -> Array:
     """Return probabilities or values, the mean over the datasets: float32 (samples, outputs), in the samples' order."""
     total = np.zeros((len(datasets[0]), predictor.task.outputs))
+
+    def compute(batch: DeviceBatch) -> tuple[torch.Tensor]:
+        return (predictor.predict(batch),)
+
     for dataset in datasets:
         done = 0
-        for (part,) in rows(dataset, predictor.device, batch_size, threads, lambda batch: (predictor.predict(batch),)):
+        for (part,) in compute_rows(dataset, predictor.device, batch_size, threads, compute):
             total[done : done + len(part)] += part
             done += len(part)
             progress.advance(len(part))
@@ -114,33 +130,45 @@ def value_names(predictor: Predictor) -> list[str]:
     return ["value"] if outputs == 1 else [f"value_{number}" for number in range(outputs)]
 
 
-def _save_maps(
-    predictor: Predictor, dataset: CachedDataset, output: Path, batch_size: int, threads: int, progress: Progress
-) -> Iterator[str]:
-    """Write each sample's class numbers as a PNG; yield the files' names as seen from the CSV."""
+def _predict_maps(
+    predictor: Predictor,
+    datasets: Sequence[CachedDataset],
+    output: Path,
+    batch_size: int,
+    threads: int,
+    progress: Progress,
+) -> _Predictions:
+    """Write each sample's map of classes as a PNG; return the files' names as seen from the CSV."""
+    if len(datasets) > 1:
+        raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
     try:
         from PIL import Image
     except ImportError as error:
         raise DependencyError(f"class maps are PNG files: `pip install pillow` to write them ({error})") from error
-    folder = output.with_name(f"{output.stem}_maps")
+    dataset, folder = datasets[0], output.with_name(f"{output.stem}_maps")
 
     def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the maps as small as they get before they are read, and whether they are to be used."""
         predictions = predictor.predict(batch)
-        return predictions.argmax(1).to(torch.uint8), is_decided(predictions)  # as small as it gets before it is read
+        return predictions.argmax(1).to(torch.uint8), predictor.task.is_finite(predictions)
 
-    numbers, first = iter(dataset.numbers.tolist()), 0
+    names: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for maps, finite in rows(dataset, predictor.device, batch_size, threads, class_map):
-            _check_finite(dataset, finite, first)
-            first += len(maps)
+        for maps, finite in compute_rows(dataset, predictor.device, batch_size, threads, class_map):
+            _check_finite(dataset, finite, len(names))
             for pixels in maps:
-                path = folder / f"{next(numbers):06d}.png"
+                path = folder / f"{dataset.numbers[len(names)]:06d}.png"
                 Image.fromarray(pixels).save(path)
-                yield f"{folder.name}/{path.name}"
+                names.append(f"{folder.name}/{path.name}")
             progress.advance(len(maps))
     except OSError as error:
         raise TrainingError(f"{folder} cannot be written: {error}") from error
+    return _Predictions(names, [], np.empty((len(dataset), 0), np.float32), {})
+
+
+#: How the predictions of each form are made.
+_PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_values, "maps": _predict_maps}
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
@@ -181,20 +209,13 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
     return [task.describe(row, dataset.classes) for row in labels]
 
 
-def _write(
-    output: Path,
-    dataset: CachedDataset,
-    labels: Sequence[str],
-    predictions: Sequence[str],
-    names: Sequence[str],
-    values: Array,
-) -> None:
+def _write(output: Path, dataset: CachedDataset, labels: Sequence[str], found: _Predictions) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *names])
+    writer.writerow([*_COLUMNS, *found.names])
     # str of a float32 is the shortest text that reads back as the same number.
     for number, path, label, prediction, row in zip(
-        dataset.numbers.tolist(), dataset.paths, labels, predictions, values, strict=True
+        dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True
     ):
         writer.writerow([number, path, label, prediction, *map(str, row)])
     try:

@@ -17,9 +17,10 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
-from tpucache.training.feed.feeder import DeviceBatch, Feeder, as_named
+from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.feed.feeder import Feeder, as_named
 from tpucache.training.learn.learner import DIVERGED_ADVICE, Learner
-from tpucache.training.learn.tasks.find import Task
+from tpucache.training.learn.tasks.base import Task
 
 Array = npt.NDArray[Any]
 #: Makes tensors with a row a sample of a batch's outputs and labels, on the device.
@@ -42,7 +43,7 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
     with contextlib.closing(results(learner, dataset, _score(task))) as batches:
         for part, value in batches:
             losses.append(part)
-            values.append(value.astype(np.float64).sum(0, keepdims=True) if task.scores_add_up else value)
+            values.append(task.collect(value))
             check()
     found = np.concatenate(values)
     loss = float(np.concatenate(losses).astype(np.float64).mean())
@@ -62,17 +63,17 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
 
 
 def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `reduce` makes of the learner's outputs and the labels of each batch; see `rows`."""
+    """Yield what `reduce` makes of the learner's outputs and the labels of each batch; see `compute_rows`."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
 
     settings = learner.settings
     with learner.evaluated():
-        yield from rows(dataset, learner.device, settings.part_size, settings.threads, compute)
+        yield from compute_rows(dataset, learner.device, settings.part_size, settings.threads, compute)
 
 
-def rows(
+def compute_rows(
     dataset: CachedDataset,
     device: Device,
     batch_size: int,
@@ -88,7 +89,7 @@ def rows(
     pending: deque[tuple[torch.Tensor, ...]] = deque()
     with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
-            pending.append(tuple(device.whole(tensor) for tensor in compute(batch)))
+            pending.append(tuple(device.all_gather(tensor) for tensor in compute(batch)))
             device.step_end()
             if len(pending) > _BEHIND:
                 yield _to_host(pending.popleft(), next(counts))

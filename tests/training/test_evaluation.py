@@ -10,7 +10,7 @@ from torch.nn import functional
 from tpucache import CachedDataset
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
-from tpucache.training.evaluate import evaluate, results
+from tpucache.training.evaluation import evaluate, results
 from tpucache.training.interrupt import Stopped
 from tpucache.training.learn.learner import Learner
 from tpucache.training.settings import TrainSettings

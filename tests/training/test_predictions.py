@@ -16,7 +16,7 @@ from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
-from tpucache.training.predict import predict
+from tpucache.training.predictions import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
@@ -79,7 +79,7 @@ import numpy as np
 from tpucache import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.device import open_device
-from tpucache.training.predict import predict_values
+from tpucache.training.predictions import predict_values
 from tpucache.training.predictor import Predictor
 
 cache, run, cores, output = sys.argv[1:]

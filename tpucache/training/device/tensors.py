@@ -1,0 +1,40 @@
+"""Tensors on the device, and back on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpucache.store.fields import IMAGE
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A batch on the device.
+
+    `fields` are the records', images as uint8 (batch, height, width, channels); `labels` is (batch,) or (batch, m), and
+    `draws` the random numbers (batch, n) that were sent along for it, where there are any.
+    """
+
+    fields: Mapping[str, torch.Tensor]
+    labels: torch.Tensor
+    draws: torch.Tensor | None = None
+
+    @property
+    def images(self) -> torch.Tensor:
+        """The field `image`."""
+        return self.fields[IMAGE]
+
+
+def to_host(value: Any) -> Any:
+    """Return the same tree of dicts, lists and tuples with every tensor copied to the host."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: to_host(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_host(item) for item in value)
+    return value

@@ -1,0 +1,176 @@
+"""What a task is: what training, evaluation and prediction ask of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy.typing as npt
+
+from tpucache.training.learn.tasks.checks import check_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from tpucache.loading.dataset import CachedDataset
+    from tpucache.training.settings import TaskName
+
+Array = npt.NDArray[Any]
+Form = Literal["values", "maps"]
+Value = TypeVar("Value")
+
+SEPARATOR: Final = ";"  # between the classes, or the values, of one sample in a CSV
+
+
+class Watched(NamedTuple):
+    """The metric that says which epoch is the best one, and whether more of it is better."""
+
+    metric: str
+    more_is_better: bool
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """Return a number that is higher for a better epoch: None without metrics, NaN without this one."""
+        if not metrics:
+            return None
+        value = metrics.get(self.metric, math.nan)
+        return value if self.more_is_better else -value
+
+
+class Task(Protocol):
+    """What training, evaluation and prediction ask of a task."""
+
+    @property
+    def name(self) -> TaskName:
+        """The task's name."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers, a sample or a pixel, the model gives."""
+        ...
+
+    @property
+    def form(self) -> Form:
+        """What a prediction is: a row of values for each sample, or a map of classes."""
+        ...
+
+    @property
+    def watched(self) -> Watched:
+        """The metric that says which epoch is the best one."""
+        ...
+
+    def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
+        """Return those of a record's fields, by name, that a model may be given: all but the labels."""
+        ...
+
+    def class_names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Return those of a cache's class names that this task's labels are numbers of, in their order."""
+        ...
+
+    def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
+        """Yield the labels of all samples of a dataset, on the host, in as many batches as memory wants."""
+        ...
+
+    def labels(self, fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        """Return this task's labels of a batch, given its records' fields and what the samples table has."""
+        ...
+
+    def check(self, labels: Array) -> None:
+        """Raise UsageError when these labels, on the host, are not of this task or do not fit its outputs."""
+        ...
+
+    def check_outputs(self, outputs: object, samples: int, source: str) -> None:
+        """Raise UsageError, naming their source, unless outputs are what the labels of so many samples ask for."""
+        ...
+
+    def count(self, labels: Array) -> Array:
+        """Return what balancing classes takes of some labels, on the host; it adds up over batches of them."""
+        ...
+
+    def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
+        """Return a weight a class for `loss`, float32 (outputs,) on the host: "balanced" by these counts, or a list.
+
+        Raises UsageError for a list that does not fit, and where a task has no classes.
+        """
+        ...
+
+    def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Return float32 targets (batch, outputs) or (batch, outputs, height, width), which mixing may mix."""
+        ...
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the mean over the batch: (). Raises UsageError when the model's outputs have another shape."""
+        ...
+
+    def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return each sample's loss, without weights and smoothing: float32 (batch,)."""
+        ...
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return what outputs mean, float32: probabilities, or values."""
+        ...
+
+    def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return what the metrics are made of, a row a sample: predictions, or counts."""
+        ...
+
+    def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
+        """Return for each sample whether its prediction follows from finite numbers: bool (batch,)."""
+        ...
+
+    def collect(self, scores: Array) -> Array:
+        """Return what to keep of a batch's scores, on the host, for `metrics`: the scores, or their sum."""
+        ...
+
+    def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
+        """Return the metrics over all samples, given what `collect` kept. NaN for scores that are not finite."""
+        ...
+
+    def describe(self, values: Array, names: Sequence[str]) -> str:
+        """Return one sample's predictions, (outputs,), as text: by the names of classes, or as values."""
+        ...
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """What tasks share whose labels are in the samples table, and whose outputs are (batch, outputs)."""
+
+    outputs: int
+
+    form: ClassVar[Form] = "values"
+
+    def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
+        """Return all fields: the labels are not among them."""
+        return dict(fields)
+
+    def class_names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Return the cache's classes."""
+        return tuple(classes)
+
+    def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
+        """Yield all labels at once: they are in memory."""
+        yield dataset.labels.numpy()
+
+    def labels(self, _fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        """Return the labels that come with a batch."""
+        return labels
+
+    def check_outputs(self, outputs: object, samples: int, source: str) -> None:
+        """Raise UsageError unless outputs are floating-point (samples, outputs)."""
+        check_outputs(outputs, (samples, self.outputs), source)
+
+    def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
+        """Return whether all values of a sample are finite."""
+        return predictions.isfinite().all(1)
+
+    def collect(self, scores: Array) -> Array:
+        """Return the scores."""
+        return scores
+
+
+def columns_of(dataset: CachedDataset) -> int:
+    """Return the number of columns of a cache's labels; for class numbers that of the classes."""
+    return dataset.labels.shape[1] if dataset.labels.dim() == 2 else len(dataset.classes)

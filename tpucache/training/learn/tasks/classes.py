@@ -1,0 +1,96 @@
+"""One class for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from tpucache.errors import UsageError
+from tpucache.training.learn.metrics import class_metrics
+from tpucache.training.learn.tasks.base import SampleTask, Watched
+from tpucache.training.learn.tasks.checks import check_numbers, check_shape, check_without_masks, class_weights, unfit
+from tpucache.training.learn.tasks.targets import one_hot, smooth
+from tpucache.training.settings import TaskName
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Classes(SampleTask):
+    """One class a sample: labels (batch,), cross-entropy."""
+
+    name: TaskName = "classes"
+    least_outputs: ClassVar = 2
+    watched: ClassVar = Watched("accuracy", True)
+
+    @classmethod
+    def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
+        """Return the number of classes. Raises UsageError for fewer than two."""
+        check_without_masks(cls.name, mask_classes)
+        if len(dataset.classes) < 2:
+            has = f"one class alone, {dataset.classes[0]!r}" if dataset.classes else "no classes"
+            raise UsageError(
+                f"the cache has {has}, and there are at least 2 to tell apart: "
+                "warm it up from a folder with one subfolder a class"
+            )
+        return len(dataset.classes)
+
+    def check(self, labels: Array) -> None:
+        """Raise UsageError unless labels are class numbers below `outputs`."""
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise unfit(self.name, "one class number a sample", labels)
+        without = np.flatnonzero(labels == -1)
+        first = f", the first at position {without[0]}" if len(without) else ""
+        hint = f". {len(without):,} samples have no label, -1{first}: leave them out" if first else ""
+        check_numbers(labels, self.outputs, hint)
+
+    def count(self, labels: Array) -> Array:
+        """Return how many samples each class has: int64 (outputs,)."""
+        return np.bincount(labels, minlength=self.outputs)
+
+    def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
+        """Return n / (classes * samples of the class) when "balanced" (King and Zeng, 2001), or the list."""
+        return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
+
+    def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+        """Return 1 at the class, smoothed towards 1 / outputs everywhere; a label of -1 is of no class."""
+        return smooth(one_hot(labels, self.outputs), smoothing, 1 / self.outputs)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the mean cross-entropy, each class times its weight.
+
+        The mean is over samples, not over their weights, so that the mean of small batches is that of a large one.
+        """
+        check_shape(outputs, targets.shape)
+        return functional.cross_entropy(outputs.float(), targets, weights)
+
+    def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return each sample's cross-entropy; 0 for a label of -1."""
+        targets = self.targets(labels)
+        check_shape(outputs, targets.shape)
+        return functional.cross_entropy(outputs.float(), targets, reduction="none")
+
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return probabilities that add up to 1: float32 (batch, outputs)."""
+        return outputs.float().softmax(1)
+
+    def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+        """Return the predictions."""
+        return self.predictions(outputs)
+
+    def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
+        """Return accuracy, F1 and AUC."""
+        return class_metrics(scores, labels)
+
+    def describe(self, values: Array, names: Sequence[str]) -> str:
+        """Return the name of the most probable class."""
+        return names[int(values.argmax())]
