@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args
 from tpucache.errors import RecipeError
 from tpucache.option_fields import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
+from tpucache.store.codecs.coefficients import CHROMA
 
 Fit = Literal["crop", "pad", "stretch"]
 Coordinates = Literal["displayed", "stored"]
@@ -24,7 +25,7 @@ DEFAULT_SHARD_MB: Final = 128
 EXTENT: Final = ("variants", "max_blocks", "shard_mb")
 
 #: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
-_ADDED: Final[Mapping[str, Any]] = {"coordinates": None, "white_level": None}
+_ADDED: Final[Mapping[str, Any]] = {"coordinates": None, "white_level": None, "chroma": None}
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,12 @@ class Recipe:
     `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape comes to it:
     `crop` fills it and cuts the middle out, `pad` shrinks into it and adds black, `stretch` ignores the shape.
     `variants` is the number of augmented variants beside the clean one. `augment` is a preset's name, a YAML or JSON
-    file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is JPEG's 1-100 (default 95), or PNG's
-    and zstd's compression level. `shard_mb` is the size of a shard in MiB that the layout aims at. `exact` decodes
-    whole images instead of the smallest JPEG scale of at least twice the size. `max_boxes` is how many boxes a record
-    has room for, where the source has boxes. `max_blocks` is how many shards a variant has at most, however large.
+    file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95), dct-zstd
+    and dct-lz4 (default 90), or PNG's and zstd's compression level. `chroma` is the resolution of the colours in
+    dct-zstd and dct-lz4: "420" (default) or "444". `shard_mb` is the size of a shard in MiB that the layout aims at.
+    `exact` decodes whole images instead of the smallest JPEG scale of at least twice the size. `max_boxes` is how many
+    boxes a record has room for, where the source has boxes. `max_blocks` is how many shards a variant has at most,
+    however large.
 
     `coordinates` says what masks, boxes and keypoints lie on: the image as `displayed`, turned by its EXIF orientation,
     or as `stored`. None: samples for which it makes a difference are refused. `white_level` is the number that is white
@@ -56,7 +59,15 @@ class Recipe:
     )
     seed: int = option(0, "seed of the augmentation", metavar="N")
     codec: str = option("raw", "how images are stored", choices=IMAGE_CODECS)
-    quality: int | None = option(None, "quality of jpeg (1 to 100), or compression level of png or zstd", metavar="Q")
+    quality: int | None = option(
+        None, "quality of jpeg and dct (1 to 100), or compression level of png or zstd", metavar="Q"
+    )
+    chroma: str | None = option(
+        None,
+        "resolution of the colours in dct-zstd and dct-lz4: 420 is half in both directions, as in most JPEG files; "
+        "444 is full, for drawings and text",
+        choices=CHROMA,
+    )
     shard_mb: int = option(DEFAULT_SHARD_MB, "size of a shard to aim at, in MiB", metavar="N")
     exact: bool = option(False, "decode whole images, never at a reduced scale")
     max_boxes: int = option(100, "boxes that a record has room for", metavar="N", minimum=1)
@@ -89,6 +100,9 @@ class Recipe:
         self._check("coordinates", fine, "one of " + ", ".join(get_args(Coordinates)) + ", or left out")
         fine = self.white_level is None or _whole(self.white_level, 1, 2**31 - 1)
         self._check("white_level", fine, "1 to 2147483647, or left out")
+        chromas = CODECS[self.codec].chromas
+        allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"left out for {self.codec}"
+        self._check("chroma", self.chroma is None or self.chroma in chromas, allowed)
         low, high = CODECS[self.codec].quality_range or (0, -1)
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)

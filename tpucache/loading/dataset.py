@@ -21,7 +21,7 @@ from tpucache.loading.samples.indices import integer_positions, is_single, to_po
 from tpucache.loading.samples.selection import Selection, Variant, check_variant
 from tpucache.store.cache import Cache
 from tpucache.store.field_reader import read_field
-from tpucache.store.fields import IMAGE, LABEL
+from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
@@ -84,8 +84,8 @@ class CachedDataset(Dataset[Item]):
         self._share_epoch()
         self._in_memory = in_memory
         opened.index  # a damaged one is refused here  # noqa: B018
-        most = len(self._selection.variants) * self.manifest.samples
-        self._reader: RecordReader | None = RecordReader(opened, most)
+        self._is_packed = False
+        self._reader: RecordReader | None = self._make_reader(opened)
         self._reader.keep(self._selection.rows_in_use(opened), in_memory)
 
     def __len__(self) -> int:
@@ -143,6 +143,11 @@ class CachedDataset(Dataset[Item]):
     def names(self) -> list[str]:
         """The names of a record's fields, in order."""
         return [field.name for field in self.manifest.fields]
+
+    @property
+    def record_fields(self) -> tuple[Field, ...]:
+        """The fields of a record as they are read: dtype and shape of each array of a sample."""
+        return self._open_reader.fields
 
     @property
     def in_memory(self) -> bool:
@@ -214,6 +219,19 @@ class CachedDataset(Dataset[Item]):
         reader.keep(selection.rows_in_use(reader.cache), self._in_memory)
         return selected
 
+    def packed(self) -> CachedDataset:
+        """Return the same samples with fields as their codecs pack them, for a device to finish.
+
+        An image is then uint8 (n,), for `tpucache.ondevice.decoder`, where its codec has such a form, else as here.
+        """
+        if self._is_packed or all(field.packed == field for field in self.manifest.fields):
+            return self
+        packed = self.select(slice(None))
+        packed._is_packed = True
+        packed._reader = packed._make_reader(self._open_reader.cache)
+        packed._reader.keep(packed._selection.rows_in_use(packed._reader.cache), self._in_memory)
+        return packed
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for variant="epoch". Workers of a DataLoader see it, too, also those that persist.
 
@@ -255,16 +273,20 @@ class CachedDataset(Dataset[Item]):
 
     @staticmethod
     def as_tensor(name: str, array: Array) -> torch.Tensor:
-        """Return an array (batch, …) as a tensor over the same memory; images become (batch, C, H, W)."""
+        """Return an array (batch, …) as a tensor over the same memory; images that are not packed: (batch, C, H, W)."""
         tensor = torch.from_numpy(array)
-        return tensor.permute(0, 3, 1, 2) if name == IMAGE else tensor
+        return tensor.permute(0, 3, 1, 2) if name == IMAGE and tensor.ndim == 4 else tensor
+
+    def _make_reader(self, cache: Cache) -> RecordReader:
+        most = len(self._selection.variants) * self.manifest.samples
+        return RecordReader(cache, most, self._is_packed)
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
         """Read samples and return each in the shape that users see."""
         positions = integer_positions(indices, len(self))
         if not len(positions):
             return []
-        buffer = Buffer(self.manifest.fields, len(positions))
+        buffer = Buffer(self.record_fields, len(positions))
         self.read_into(buffer, positions, self.epoch)
         tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
         return [self.pack(row) for row in zip(*tensors, self.labels_of(positions), strict=True)]

@@ -20,7 +20,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "records": manifest.records,
         "shards": len(manifest.shards),
         "bytes": manifest.total_bytes,
-        "fields": [dataclasses.asdict(field) for field in manifest.fields],
+        "fields": [field.to_dict() for field in manifest.fields],
         "classes": list(manifest.classes),
         "labels": dict(_read_as(manifest)),
         "statistics": dataclasses.asdict(manifest.statistics),

@@ -7,18 +7,20 @@ fields is nothing but their arrays, one after the other, and can be read straigh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.codecs import CODECS
+from tpucache.store.codecs.base import PackedCodec
 from tpucache.store.codecs.pictures import check_image
 from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
 
@@ -38,13 +40,20 @@ DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", 
 class Field:
     """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
 
-    An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies.
+    An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality` and
+    `chroma` are there for the codecs whose decoding depends on them.
     """
 
     name: str
     codec: str
     dtype: str
     shape: tuple[int, ...]
+    quality: int | None = None
+    chroma: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the field as plain values, those that it does not need left out."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +69,17 @@ class Field:
     def is_plain(self) -> bool:
         """Whether it is stored as the bytes of the array itself."""
         return CODECS[self.codec].is_plain
+
+    @property
+    def packed(self) -> Field:
+        """What a device is given of it: the codec's packed bytes (n,), or the field itself where there is no such form.
+
+        It is plain where the packed bytes are the stored ones.
+        """
+        codec = CODECS[self.codec]
+        if not isinstance(codec, PackedCodec):
+            return self
+        return Field(self.name, "raw", "|u1", (codec.packed_bytes(self),))
 
 
 def check_field(field: Field) -> None:

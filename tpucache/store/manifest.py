@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
+from tpucache.store.codecs import CODECS
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.files.reading import refuse_too_many_files, refuse_url
@@ -99,6 +100,11 @@ class Manifest:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
+    def version(self) -> int:
+        """The lowest version of the format that has the codecs of all fields."""
+        return max((CODECS[field.codec].since for field in self.fields), default=fmt.VERSION)
+
+    @property
     def layout(self) -> RecordLayout:
         """How the fields lie in a record."""
         return RecordLayout(self.fields)
@@ -140,7 +146,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the manifest as indented JSON text with sorted keys."""
-        content = {"format": fmt.FORMAT, "version": fmt.VERSION, **dataclasses.asdict(self)}
+        content = {"format": fmt.FORMAT, "version": self.version, **dataclasses.asdict(self)}
+        content["fields"] = [field.to_dict() for field in self.fields]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def save(self, directory: str | Path, aside: Path | None = None) -> None:
@@ -183,9 +190,9 @@ def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
-    if type(version) is not int or version != fmt.VERSION:
+    if type(version) is not int or version not in (fmt.VERSION, *fmt.OLDER_VERSIONS):
         raise FormatError(
-            f"format version {version!r}, but this tpucache reads version {fmt.VERSION} only: "
+            f"format version {version!r}, but this tpucache reads versions {min(fmt.OLDER_VERSIONS)} to {fmt.VERSION}: "
             "install the tpucache that wrote it, or build the cache again"
         )
     manifest = Manifest(
@@ -208,7 +215,9 @@ def _read_manifest(item: JsonObject) -> Manifest:
 
 def _read_field(item: JsonObject) -> Field:
     shape = item.integers("shape", fmt.MAX_RECORD_BYTES)
-    field = Field(item.string("name"), item.string("codec"), item.string("dtype"), shape)
+    quality = item.integer("quality", 0, 100) if "quality" in item.content else None
+    chroma = item.string("chroma") if "chroma" in item.content else None
+    field = Field(item.string("name"), item.string("codec"), item.string("dtype"), shape, quality, chroma)
     try:
         check_field(field)
     except FormatError as error:

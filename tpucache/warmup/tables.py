@@ -41,7 +41,7 @@ def finish_cache(
 
     Raises SourceError when no sample was usable.
     """
-    fields = tuple(Field(f["name"], f["codec"], f["dtype"], tuple(f["shape"])) for f in plan["fields"])
+    fields = tuple(Field(**{**f, "shape": tuple(f["shape"])}) for f in plan["fields"])
     new = _new_note(shards, before)
     skipped = (*(before.skipped if before else ()), *new.skipped)
     table = Cache(cache, before).samples if before else None

@@ -15,7 +15,7 @@ from tpucache.loading.records.memory import RecordMemory
 from tpucache.loading.records.scratch import Scratch
 from tpucache.machine import available_memory
 from tpucache.store.cache import Cache
-from tpucache.store.codecs import decode_into
+from tpucache.store.codecs import decode_into, unpack_into
 from tpucache.store.index import Numbers
 
 InMemory = bool | Literal["auto"]
@@ -30,17 +30,25 @@ class RecordReader:
     each uses what `keep` has claimed. A pickled copy opens files and fills memory in the process that uses it.
     """
 
-    def __init__(self, cache: Cache, most: int) -> None:
+    def __init__(self, cache: Cache, most: int, is_packed: bool = False) -> None:
         """Read from the cache's files until `keep` is called, for at most `most` records.
 
-        Raises FormatError for a field whose length varies.
+        `is_packed` leaves the fields that a device can finish as their codecs pack them. Raises FormatError for a field
+        whose length varies.
         """
         if any(not field.shape and field.codec == "bytes" for field in cache.manifest.fields):
             raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: it has no tensor")
         self.cache = cache
-        self._shared_memory = RecordMemory(cache.manifest.fields, cache.manifest.records, most)
-        self._memory: RecordMemory | None = None
         self._layout = cache.manifest.layout
+        stored = self._layout.fields
+        #: The fields as they are read: the arrays of a buffer.
+        self.fields = tuple(field.packed for field in stored) if is_packed else stored
+        self._is_plain = all(
+            field.is_plain if form == field else field.stored_bytes == form.nbytes
+            for field, form in zip(stored, self.fields, strict=True)
+        )
+        self._shared_memory = RecordMemory(self.fields, cache.manifest.records, most)
+        self._memory: RecordMemory | None = None
         self._scratch = Scratch()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,12 +115,12 @@ class RecordReader:
     def _read(self, rows: Numbers, target: Buffer | RecordMemory, places: npt.NDArray[np.int64]) -> None:
         """Read records from their files into their places."""
         found, reader = self.cache.index[rows], self.cache.reader
-        if self._layout.is_plain:
+        if self._is_plain:
             reader.scatter(found, target.views(places))
             return
         records = self._scratch.slices(found["length"].tolist())
         reader.scatter(found, [[record] for record in records])
         for place, record in zip(places.tolist(), records, strict=True):
             parts = self._layout.split(record)
-            for field, part, array in zip(self._layout.fields, parts, target.arrays, strict=True):
-                decode_into(field, part, array[place])
+            for field, form, part, array in zip(self._layout.fields, self.fields, parts, target.arrays, strict=True):
+                (decode_into if form == field else unpack_into)(field, part, array[place])

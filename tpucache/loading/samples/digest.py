@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable
@@ -27,7 +26,7 @@ def digest_of(
     """
     facts = {
         "variant": variant,
-        "fields": [dataclasses.asdict(field) for field in manifest.fields],
+        "fields": [field.to_dict() for field in manifest.fields],
         "classes": manifest.classes,
         "shards": [(entry.name, entry.first, entry.records, entry.records_sha256) for entry in shards],
     }

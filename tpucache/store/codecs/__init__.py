@@ -6,15 +6,20 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from tpucache.store.codecs.base import Codec, FieldSpec
+from tpucache.errors import UsageError
+from tpucache.store.codecs.base import Codec, FieldSpec, PackedCodec
 from tpucache.store.codecs.bytes import Bytes
+from tpucache.store.codecs.dct import DctLz4, DctZstd
 from tpucache.store.codecs.jpeg import Jpeg
 from tpucache.store.codecs.png import Png
 from tpucache.store.codecs.raw import Raw
+from tpucache.store.codecs.yuv420 import Yuv420
 from tpucache.store.codecs.zstd import Zstd
 
 #: All codecs by name, those for images in the order in which they are offered.
-CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in (Raw(), Jpeg(), Png(), Zstd(), Bytes())}
+CODECS: Final[dict[str, Codec]] = {
+    codec.name: codec for codec in (Raw(), Yuv420(), DctZstd(), DctLz4(), Jpeg(), Png(), Zstd(), Bytes())
+}
 
 #: The codecs that an image may be stored in: `--codec`.
 IMAGE_CODECS: Final = tuple(name for name, codec in CODECS.items() if codec.is_for_images)
@@ -36,3 +41,15 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
     for a field whose length varies, which has no array.
     """
     CODECS[field.codec].decode_into(field, data, out)
+
+
+def unpack_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
+    """Decode a field's bytes into its packed form, uint8 (n,), which a device can finish.
+
+    Raises DamageError when the bytes do not decode to exactly that, DependencyError without the library, UsageError
+    for a codec without a packed form.
+    """
+    codec = CODECS[field.codec]
+    if not isinstance(codec, PackedCodec):
+        raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
+    codec.unpack_into(field, data, out)

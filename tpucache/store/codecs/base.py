@@ -41,6 +41,16 @@ class FieldSpec(Protocol):
         """Bytes of a decoded array."""
         ...
 
+    @property
+    def quality(self) -> int | None:
+        """The quality that the bytes are decoded by, where the codec needs it."""
+        ...
+
+    @property
+    def chroma(self) -> str | None:
+        """The resolution of the colours that the bytes are decoded by, where the codec needs it."""
+        ...
+
 
 class Codec(ABC):
     """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
@@ -50,6 +60,8 @@ class Codec(ABC):
 
     #: The name in manifests and options.
     name: ClassVar[str]
+    #: The format version that brought it: readers of older ones refuse a manifest that names it.
+    since: ClassVar[int] = 2
     #: Whether images may be stored so, when a user asks for it.
     is_for_images: ClassVar[bool] = False
     #: Whether the bytes are the array's own, so that they are read straight into place.
@@ -58,6 +70,10 @@ class Codec(ABC):
     quality_range: ClassVar[tuple[int, int] | None] = None
     #: Bytes of an encoded photograph over those of its pixels, near enough to size shards by.
     typical_ratio: ClassVar[float] = 1.0
+    #: The quality that the field keeps when none is given; None where decoding does not depend on it.
+    default_quality: ClassVar[int | None] = None
+    #: The resolutions of colours to choose from, the default first.
+    chromas: ClassVar[tuple[str, ...]] = ()
     #: The codec of masks whose images have this one: it keeps every value.
     mask_codec: ClassVar[str] = "raw"
 
@@ -90,3 +106,24 @@ class Codec(ABC):
     @abstractmethod
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         """Decode bytes into `out`; ValueError, OSError and SyntaxError mean that they are damaged."""
+
+
+class PackedCodec(Codec):
+    """A codec with a packed form of fixed length, uint8 (n,): what a device is given to make pixels of."""
+
+    since = 3
+
+    @abstractmethod
+    def packed_bytes(self, field: FieldSpec) -> int:
+        """Return the length of every packed array of the field."""
+
+    def unpack_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Decode bytes into `out`, uint8 (packed_bytes,), contiguous. Raises DamageError."""
+        try:
+            self._unpack_into(field, data, out)
+        except (ValueError, OSError) as error:
+            raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
+
+    @abstractmethod
+    def _unpack_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Unpack bytes into `out`; ValueError and OSError mean that they are damaged."""

@@ -20,10 +20,7 @@ class PictureCodec(Codec):
 
     def check(self, field: FieldSpec) -> None:
         """Raise FormatError for anything but uint8 (height, width, 1 or 3)."""
-        shape = field.shape
-        if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
-            raise FormatError(f"{self.name} cannot hold {field.dtype} {shape}")
-        check_image(field)
+        check_picture(self.name, field)
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
         from PIL import Image
@@ -49,6 +46,14 @@ class PictureCodec(Codec):
             if found != (*field.shape[:2], "L" if field.shape[2] == 1 else "RGB"):
                 raise ValueError(f"an image of {found}, not of {field.shape}")
             out[...] = np.asarray(image).reshape(field.shape)
+
+
+def check_picture(codec: str, field: FieldSpec) -> None:
+    """Raise FormatError unless a field is uint8 (height, width, 1 or 3), of a size that can be held."""
+    shape = field.shape
+    if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
+        raise FormatError(f"{codec} cannot hold {field.dtype} {shape}")
+    check_image(field)
 
 
 def check_image(field: FieldSpec) -> None:

@@ -22,11 +22,11 @@ class Zstd(Codec):
     mask_codec = "zstd"
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        compressor = _zstandard().ZstdCompressor(level=quality or _DEFAULT_LEVEL)
+        compressor = load_zstandard(self.name).ZstdCompressor(level=quality or _DEFAULT_LEVEL)
         return bytes(compressor.compress(array.tobytes()))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        zstandard = _zstandard()
+        zstandard = load_zstandard(self.name)
         try:
             size = zstandard.frame_content_size(data)
             if size != field.nbytes:  # a size that is not checked would be allocated
@@ -37,9 +37,10 @@ class Zstd(Codec):
         out[...] = np.frombuffer(plain, field.dtype).reshape(field.shape)
 
 
-def _zstandard() -> Any:
+def load_zstandard(codec: str) -> Any:
+    """Return the library zstandard. Raises DependencyError, naming the codec that needs it."""
     try:
         import zstandard
     except ImportError as error:
-        raise DependencyError("the zstd codec needs `pip install zstandard`") from error
+        raise DependencyError(f"the codec {codec} needs `pip install zstandard`") from error
     return zstandard

@@ -129,7 +129,7 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "task": learner.task.name,
         "outputs": learner.task.outputs,
         "classes": list(train_set.classes),
-        "fields": [asdict(field) for field in train_set.manifest.fields],
+        "fields": [field.to_dict() for field in train_set.manifest.fields],
         "mean": list(learner.mean),
         "std": list(learner.std),
         "fingerprint": train_set.manifest.fingerprint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -94,7 +93,7 @@ def make_plan(source: Source, listing: Listing, recipe: Recipe, cache: Path, lab
         },
         "labels": {"asked": labels_as, "unused": unused},
         "left_out": dict(listed.left_out),
-        "fields": [dataclasses.asdict(field) for field in fields],
+        "fields": [field.to_dict() for field in fields],
         "before": before.identity if before else "",
         "versions": versions(),
     }

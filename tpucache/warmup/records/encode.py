@@ -53,13 +53,23 @@ def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
         raise SourceError("the first sample has no fields: give it an image or arrays")
     known = image_fields(item.fields)
     makers: dict[str, Callable[[], Field]] = {
-        IMAGE: lambda: Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, 3)),
+        IMAGE: lambda: _image_field(recipe),
         MASK: lambda: Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
         BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
         KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
     }
     others = [_array_field(name, value) for name, value in item.fields.items() if name not in known]
     return (*(makers[name]() for name in known), *others)
+
+
+def _image_field(recipe: Recipe) -> Field:
+    codec = CODECS[recipe.codec]
+    decoded_by: dict[str, Any] = {}
+    if codec.default_quality is not None:
+        decoded_by["quality"] = recipe.quality or codec.default_quality
+    if codec.chromas:
+        decoded_by["chroma"] = recipe.chroma or codec.chromas[0]
+    return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, 3), **decoded_by)
 
 
 def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> dict[str, Array]:

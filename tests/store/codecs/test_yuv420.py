@@ -1,0 +1,37 @@
+"""4:2:0 planes: half the bytes, close to the pixels, the same on every processor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpucache import DamageError
+from tpucache.store.codecs import yuv420
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 99))
+def test_any_size_comes_back_close_where_colours_are_smooth(height: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    corner, down, right = rng.integers(60, 180, 3), rng.integers(-2, 3, 3), rng.integers(-2, 3, 3)
+    rows, columns = np.mgrid[:height, :width]
+    image = (corner + rows[..., None] * down + columns[..., None] * right).astype(np.uint8)
+    packed = yuv420.pack(image)
+    assert len(packed) == yuv420.nbytes(height, width)
+    assert np.abs(yuv420.unpack(packed, height, width).astype(int) - image).max() <= 6
+
+
+def test_grey_pixels_come_back_as_they_were() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (14, 22, 1), np.uint8).repeat(3, 2)
+    assert np.array_equal(yuv420.unpack(yuv420.pack(image), 14, 22), image)
+
+
+def test_planes_are_those_of_jfif() -> None:
+    image = np.full((2, 2, 3), (255, 0, 0), np.uint8)
+    assert list(yuv420.pack(image)) == [76, 76, 76, 76, 85, 255]
+
+
+def test_another_length_is_damage() -> None:
+    with pytest.raises(DamageError, match="bytes"):
+        yuv420.unpack(bytes(23), 4, 4)
