@@ -190,3 +190,12 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
         if command[0] == "inspect":
             assert "\\u65e5\\u672c" in done.stdout
             assert "\\xfc" in done.stdout
+
+
+def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, tmp_path):
+    program = "import sys; sys.modules['lmdb'] = None; from tpucache.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"python -m tpucache: lmdb is not installed.*`pip install tpucache`.*\n", done.stderr)
+    assert not (tmp_path / "cache").exists()

@@ -48,6 +48,8 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
         (["preview", "CACHE", "--class", "beee"], 2, "such as 'bee'"),
         (["preview", "CACHE", "--samples", "0"], 2, "at least 1"),
         (["preview", "CACHE", "--seed", "-1"], 2, "at least 0"),
+        (["preview", "CACHE", "-o", "link.png"], 2, "is a file of the cache"),
+        (["report", "CACHE", "-o", "link.png"], 2, "is a file of the cache"),
         *(
             (["bench", "CACHE", f"--device-rate={rate}"], 2, "must be a number above 0")
             for rate in (0, -1, "nan", "inf")
@@ -56,6 +58,7 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
 )
 def test_what_cannot_be_done_ends_in_one_line(arguments, status, message, cache, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.png").symlink_to(cache / "manifest.json")
     arguments = [str(cache) if argument == "CACHE" else argument for argument in arguments]
     try:
         ended = main(arguments)

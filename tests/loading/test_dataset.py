@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from tpucache import CachedDataset, DamageError, NotACacheError, Recipe, UsageError
+from tpucache import CachedDataset, CachedLoader, DamageError, NotACacheError, Recipe, UsageError
+from tpucache.store.samples import encode_columns
 from tpucache.warmup.records.presize import presize
 
 READ_EVERYWHERE = """
@@ -206,3 +207,34 @@ def test_a_digest_covers_the_variant_the_selection_and_its_order(cache: Path) ->
     digests = [dataset.digest, *(other.digest for other in others)]
     assert len(set(digests)) == len(digests)
     assert CachedDataset(cache).digest == dataset.digest == pickle.loads(pickle.dumps(dataset)).digest
+
+
+def test_the_labels_of_another_cache_of_the_same_photographs_are_refused(cache: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(cache, tmp_path / "copy"))
+    dataset = CachedDataset(copied)
+    columns = {name: dataset.table[name] for name in dataset.table}
+    columns["label"] = np.zeros_like(columns["label"])
+    assert len(encode_columns(columns)) == (copied / "samples.npz").stat().st_size
+    (copied / "samples.npz").write_bytes(encode_columns(columns))
+    for again in (CachedDataset(copied), pickle.loads(pickle.dumps(dataset))):
+        with pytest.raises(DamageError, match="not the file that the manifest lists"):
+            again.labels  # noqa: B018
+
+
+@pytest.mark.parametrize("value", ["no", "yes", 1, None, "Auto"])
+def test_in_memory_is_a_bool_or_auto(cache: Path, value: object) -> None:
+    with pytest.raises(UsageError, match="in_memory"):
+        CachedDataset(cache, in_memory=value)  # type: ignore[arg-type]  # what is wrong with it
+
+
+def test_a_variant_is_a_whole_number(cache: Path) -> None:
+    assert CachedDataset(cache, np.int64(1)).digest == CachedDataset(cache, 1).digest
+    for value in (1.0, True, "1", None):
+        with pytest.raises(UsageError, match="variants"):
+            CachedDataset(cache, value)  # type: ignore[arg-type]  # what is wrong with it
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+def test_drop_last_is_a_bool(cache: Path, value: object) -> None:
+    with pytest.raises(UsageError, match="drop_last"):
+        CachedLoader(CachedDataset(cache), 8, drop_last=value)  # type: ignore[arg-type]  # what is wrong with it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -9,15 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader, FormatError
+from tpucache import CachedDataset, CachedLoader, FormatError, Manifest
 from tpucache.store.samples import encode_columns
 
 
 def with_labels(cache: Path, place: Path, labels: np.ndarray) -> Path:
     """Copy a cache of 150 samples in four classes, with other labels."""
     shutil.copytree(cache, place)
-    table = CachedDataset(cache).table
-    (place / "samples.npz").write_bytes(encode_columns({**{name: table[name] for name in table}, "label": labels}))
+    table, manifest = CachedDataset(cache).table, Manifest.load(cache)
+    data = encode_columns({**{name: table[name] for name in table}, "label": labels})
+    (place / "samples.npz").write_bytes(data)
+    entry = dataclasses.replace(manifest.table, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    dataclasses.replace(manifest, tables=(manifest.index, entry)).save(place)
     return place
 
 

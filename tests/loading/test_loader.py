@@ -209,7 +209,7 @@ def test_a_shard_cut_short_after_it_was_opened_is_named(cache, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"fingerprint": "0" * 64},
+        {"digest": "0" * 64},
         {"samples": 3},
         {"epoch": "1"},
         {"position": 151},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import logging
 import shutil
@@ -52,11 +54,14 @@ def stopped(loader: CachedLoader, batches: int) -> dict[str, int | str]:
 def relabelled(cache: Path, place: Path) -> Path:
     """Copy a cache, with the label of one sample changed."""
     shutil.copytree(cache, place)
-    table = CachedDataset(cache).table
+    table, manifest = CachedDataset(cache).table, Manifest.load(cache)
     columns = {name: table[name] for name in table}
     labels = np.array(columns["label"])
     labels[7] = (labels[7] + 1) % 4
-    (place / "samples.npz").write_bytes(encode_columns({**columns, "label": labels}))
+    data = encode_columns({**columns, "label": labels})
+    (place / "samples.npz").write_bytes(data)
+    entry = dataclasses.replace(manifest.table, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    dataclasses.replace(manifest, tables=(manifest.index, entry)).save(place)
     return place
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import resource
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -58,9 +59,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ShardEntr
     entries, rows = [], []
     for number in range(MANY):
         name = shard_name(0, number)
-        (directory / name).write_bytes(b"".join(b"%06d" % (10 * number + at) for at in range(3)))
+        records = [b"%06d" % (10 * number + at) for at in range(3)]
+        (directory / name).write_bytes(b"".join(records))
         entries.append(ShardEntry(name, 18, "0" * 64, 0, number, 3 * number, 3, "0" * 64))
-        rows += [(6 * at, 6, 0, number) for at in range(3)]
+        rows += [(6 * at, 6, zlib.crc32(record), number) for at, record in enumerate(records)]
     return directory, entries, np.array(rows, INDEX_DTYPE)
 
 
@@ -395,4 +397,29 @@ def test_a_machine_out_of_files_is_named(cache: Path, monkeypatch: pytest.Monkey
     reader, index = opened(cache)
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(StoreError, match=r"not damaged: the whole machine.*fs\.file-max"):
+        reader.read(index[0])
+
+
+def test_a_shard_of_the_same_size_that_holds_others_records_is_damage(cache: Path, records: Records) -> None:
+    """As where two caches' files, or two variants', were mixed."""
+    manifest = Manifest.load(cache)
+    names = [entry.name for entry in manifest.shards if entry.block == 0]
+    assert len({(cache / name).stat().st_size for name in names}) == 1
+    contents = [(cache / name).read_bytes() for name in names]
+    for name, content in zip(names, reversed(contents), strict=True):
+        (cache / name).write_bytes(content)
+    reader, index = opened(cache)
+    for row in (index[0], index[2], index[8]):
+        with pytest.raises(DamageError, match=r"v0\d-00000.lmdb .* other records than the index lists"):
+            reader.read(row)
+    assert bytes(reader.read(index[3])) == records[0][3]
+
+
+def test_a_shard_is_proven_again_when_it_is_opened_again(cache: Path) -> None:
+    reader, index = opened(cache)
+    reader.read(index[0])
+    path = cache / Manifest.load(cache).shards[0].name
+    path.write_bytes(path.read_bytes()[::-1])
+    reader.close()
+    with pytest.raises(DamageError, match="other records"):
         reader.read(index[0])

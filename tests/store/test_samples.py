@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import pickle
 import zipfile
@@ -291,3 +292,19 @@ def test_a_flipped_bit_anywhere_raises_nothing_but_store_errors(saved: Save) -> 
         flipped[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(StoreError):
             _ = saved(bytes(flipped), 3).numbers
+
+
+def test_columns_are_read_from_the_file_that_the_manifest_lists_alone(tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    own, other = (encode_columns({"number": np.arange(3, dtype=np.uint64), "label": np.full(3, n)}) for n in (1, 2))
+    assert len(own) == len(other)
+    path.write_bytes(own)
+    sha256 = hashlib.sha256(own).hexdigest()
+    table = SampleTable(path, 3, sha256)
+    assert table["label"].tolist() == [1, 1, 1]
+    path.write_bytes(other)
+    for changed in (table, pickle.loads(pickle.dumps(table)), SampleTable(path, 3, sha256)):
+        with pytest.raises(DamageError, match="not the file that the manifest lists: copy"):
+            changed["number"]
+    path.write_bytes(own)
+    assert table["number"].tolist() == [0, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -161,6 +162,14 @@ def test_a_run_is_not_written_over_and_not_resumed_with_other_settings(cache, tm
         train(tmp_path, other, dataset, None, EagerDevice(), RunOptions(resume=True))
     with pytest.raises(UsageError, match="samples 150, now 60"):
         train(tmp_path, settings, dataset.select(range(60)), None, EagerDevice(), RunOptions(resume=True))
+
+
+def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
+    copied = shutil.copytree(cache, tmp_path / "copy")
+    before = sorted(path.name for path in copied.iterdir())
+    with pytest.raises(UsageError, match="is a cache: give another folder"):
+        train(copied, TrainSettings(model="cnn", epochs=1, batch_size=50), CachedDataset(copied), None, EagerDevice())
+    assert sorted(path.name for path in copied.iterdir()) == before
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(cache, tmp_path):

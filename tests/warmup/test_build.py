@@ -536,3 +536,12 @@ def test_additions_by_other_versions_are_told_of(
     build_cache(photos, tmp_path / "cache", Recipe(size=_SIZE, variants=1), jobs=1)
     (message,) = [record.message for record in caplog.records]
     assert message.endswith(f"what is added may differ: cykooz_resizer {made}, now 99.0")
+
+
+@pytest.mark.parametrize(
+    "argument", [{"on_error": "ignore"}, {"target": "s3"}, {"time_limit": -1}, {"time_limit": float("nan")}], ids=str
+)
+def test_arguments_that_cannot_be_meant_are_refused(photos: Path, tmp_path: Path, argument: Any) -> None:
+    with pytest.raises(UsageError, match=next(iter(argument))):
+        build_cache(photos, tmp_path / "cache", Recipe(size=8), jobs=1, **argument)
+    assert not (tmp_path / "cache").exists()

@@ -13,7 +13,7 @@ from typing import Final
 from tpucache import __version__
 from tpucache.cli import inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
-from tpucache.errors import TpucacheError, UnfinishedError, UsageError
+from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 
 #: The exit status of each kind of error; the first that fits counts.
 _STATUS: Final = ((UsageError, 2), (UnfinishedError, 3), (TpucacheError, 1))
@@ -47,6 +47,15 @@ def _run(options: argparse.Namespace) -> int:
         if options.traceback:
             traceback.print_exception(error)
         raise
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name in ("", "tpucache"):
+            raise
+        if options.traceback:
+            traceback.print_exception(error)
+        raise DependencyError(
+            f"{name} is not installed, which `{options.command.__name__}` needs: `pip install tpucache` brings it"
+        ) from error
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ _TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root",
 
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
+    from tpucache.errors import SampleError
     from tpucache.recipe import Recipe
     from tpucache.report.inspect import label_text, left_out
     from tpucache.warmup.build import build_cache
@@ -57,6 +58,10 @@ def warmup(options: argparse.Namespace) -> int:
             report=progress.report,
             announce=announce,
         )
+    except SampleError as error:
+        if options.on_error == "skip":
+            raise
+        raise SampleError(error.path, f"{error.reason}; or leave such samples out with --on-error skip") from error
     finally:
         progress.close()
     say(

@@ -71,6 +71,9 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
         """
+        if not isinstance(in_memory, bool) and in_memory != "auto":
+            raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
+        variant = int(variant) if isinstance(variant, np.integer) else variant
         opened = Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
         self.directory: Path = opened.directory
         self.manifest: Manifest = opened.manifest

@@ -83,6 +83,8 @@ class CachedLoader:
         self._world_size, self._rank = to_integer("world_size", world_size, 1), to_integer("rank", rank, 0)
         if self._rank >= self._world_size:
             raise UsageError(f"rank is 0 to {world_size - 1} in a world of {world_size}, not {rank}")
+        if not isinstance(drop_last, bool):
+            raise UsageError(f"drop_last is True or False, not {drop_last!r}")
         self.drop_last = drop_last
         self._order = _order_name(shuffle)
         self._chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes) if self._order == "block" else 0

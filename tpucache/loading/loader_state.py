@@ -10,9 +10,8 @@ from typing import Any, Final
 from tpucache.errors import UsageError
 
 _COMPARED: Final = {
-    "fingerprint": "it is of another cache",
-    "samples": "it is of another part of the cache",
-    "digest": "the variants, the labels, the selection or its order changed",
+    "samples": "it is of another cache, or another part of it",
+    "digest": "the cache, the variants, the labels, the selection or its order are not those it is of",
     "order": "it is of another order: give the same shuffle and window",
 }
 
@@ -49,7 +48,9 @@ def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int) -
     """
     mine = own.to_dict()
     is_early = "digest" not in state
-    for name, reason in _COMPARED.items():
+    # Adding variants may change the fingerprint, which covers what they are made by; the digest covers what is read.
+    compared = {**_COMPARED, "fingerprint": "it is of another cache"} if is_early else _COMPARED
+    for name, reason in compared.items():
         if state.get(name) != mine[name] and not (is_early and name == "digest"):
             raise UsageError(
                 f"the state cannot be continued here, {reason}: {name} {state.get(name)!r}, here {mine[name]!r}"
@@ -62,7 +63,9 @@ def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int) -
     chunk = earlier_chunk if is_early and own.chunk else own.chunk and _integer(state, "chunk", 1)
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
     if position > own.samples:
-        raise UsageError(f"the state's position is {position}, in a dataset of {own.samples} samples")
+        raise UsageError(
+            f"a loader's state holds position as at most the {own.samples} samples of the dataset, not {position}"
+        )
     return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk)
 
 

@@ -253,7 +253,8 @@ class Remote:
         if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
         if _is_final(failure, failures):
-            raise StoreError(f"{where}: {type(failure).__name__}: {self._clean(failure)}")
+            reason = f"{type(failure).__name__}: {self._clean(failure)}"
+            raise StoreError(f"{where}: {reason}. Check the URL and the network, then run the same command again")
         pause = _FIRST_PAUSE * 2 ** (failures - 1)
         reason = self._clean(failure) or type(failure).__name__
         _log.warning("%s: %s; trying again in %.1f s", where, reason, pause)

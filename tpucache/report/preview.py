@@ -11,6 +11,7 @@ from tpucache.errors import TpucacheError, UsageError
 from tpucache.report.draw import Colour, draw_record, draw_text
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label
+from tpucache.store.copying.folders import check_no_cache_file
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -65,9 +66,11 @@ def preview_cache(
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
     """Write a picture in the format of its path's ending, and return the path.
 
-    Raises UsageError for an ending that names no kind of picture, TpucacheError when it cannot be written.
+    Raises UsageError for an ending that names no kind of picture and for a file of a cache, TpucacheError when it
+    cannot be written.
     """
     path = Path(path)
+    check_no_cache_file(path)
     try:
         picture.save(path)
     except ValueError as error:

@@ -48,7 +48,8 @@ class Cache:
     def samples(self) -> SampleTable:
         """The table of the samples. Raises DamageError or FormatError when it cannot be opened."""
         if self._samples is None:
-            self._samples = SampleTable(self.directory / self.manifest.table.name, self.manifest.samples)
+            table = self.manifest.table
+            self._samples = SampleTable(self.directory / table.name, self.manifest.samples, table.sha256)
         return self._samples
 
     @property

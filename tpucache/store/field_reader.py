@@ -37,7 +37,7 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
     out = np.empty((len(rows), *field.shape), field.dtype)
     if field.is_plain:
         flat = out.reshape(len(rows), -1).view(np.uint8)
-        reader.scatter(parts, [[row.data] for row in flat])
+        reader.scatter(parts, [[row.data] for row in flat], are_whole=False)
         return out
     encoded = _read(reader, parts)
     for target, data in zip(out, encoded, strict=True):
@@ -64,5 +64,5 @@ def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -
 
 def _read(reader: ShardReader, rows: Array) -> Sequence[bytearray]:
     buffers = [bytearray(length) for length in rows["length"].tolist()]
-    reader.scatter(rows, [[memoryview(buffer)] for buffer in buffers])
+    reader.scatter(rows, [[memoryview(buffer)] for buffer in buffers], are_whole=False)
     return buffers

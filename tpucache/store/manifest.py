@@ -178,7 +178,7 @@ class Manifest:
         try:
             return cls.from_json(text)
         except FormatError as error:
-            raise FormatError(f"{path}: {error}") from error
+            raise FormatError(f"{path}: {error}. Copy the cache again, or build it again") from error
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:

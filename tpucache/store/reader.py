@@ -5,7 +5,9 @@ A truncated file read through a map kills the process with SIGBUS; through `prea
 
 from __future__ import annotations
 
+import functools
 import os
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +43,7 @@ class ShardReader:
         self._directory = Path(directory)
         self._shards = tuple(shards)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self._proven: set[int] = set()  # shards of which a record was compared with its checksum since they were opened
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,16 +63,18 @@ class ShardReader:
         self.scatter(np.atleast_1d(row), [[memoryview(record)]])
         return record
 
-    def scatter(self, rows: Rows, views: Sequence[Sequence[memoryview]]) -> None:
+    def scatter(self, rows: Rows, views: Sequence[Sequence[memoryview]], *, are_whole: bool = True) -> None:
         """Read the record of each index row into its buffers, one `preadv` each, in the order of the rows.
 
-        Every row's buffers together take exactly the row's length. Raises DamageError when a shard is missing, cut
+        Every row's buffers together take exactly the row's length. The first record of a shard that is read since it
+        was opened is compared with its checksum, which tells whether the file is another's of the same size; not where
+        rows are parts of records (`are_whole` is False). Raises DamageError when a shard is missing, cut
         short or unreadable, FormatError when a row points at a shard that is not there, StoreError when too many
         files are open.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > _MAX_OPEN:
-            self._scatter_in_groups(rows, views)
+            self._scatter_in_groups(rows, views, are_whole=are_whole)
             return
         descriptors = {shard: self._descriptor(shard) for shard in set(shards)}
         numbers = {shard: descriptor.number for shard, descriptor in descriptors.items()}
@@ -83,13 +88,26 @@ class ShardReader:
                     raise self._short(shard, offset, length)
         except (OSError, OverflowError) as error:
             raise DamageError(f"Shard {self._shards[shard].name} cannot be read: {error}. {self._remedy()}") from error
+        if are_whole and not self._proven.issuperset(descriptors):
+            self._prove(rows, shards, views)
 
-    def _scatter_in_groups(self, rows: Rows, views: Sequence[Sequence[memoryview]]) -> None:
+    def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
+        """Compare a record of each shard that was opened lately with its checksum. Raises DamageError."""
+        for shard in set(shards) - self._proven:
+            at = shards.index(shard)
+            if functools.reduce(lambda crc, view: zlib.crc32(view, crc), views[at], 0) != rows["crc32"][at]:
+                raise DamageError(
+                    f"Shard {self._shards[shard].name} in {self._directory} holds other records than the index lists: "
+                    f"it is damaged, or of another cache or variant. {self._remedy()}"
+                )
+            self._proven.add(shard)
+
+    def _scatter_in_groups(self, rows: Rows, views: Sequence[Sequence[memoryview]], *, are_whole: bool) -> None:
         """Read rows of more shards than may be open at once, so many shards at a time."""
         shards = np.unique(rows["shard"])
         for start in range(0, len(shards), _MAX_OPEN):
             chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + _MAX_OPEN])).tolist()
-            self.scatter(rows[chosen], [views[at] for at in chosen])
+            self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
 
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.
@@ -120,6 +138,7 @@ class ShardReader:
             descriptor = self._open.get(shard)
             if descriptor is None:
                 descriptor = self._open[shard] = self._open_shard(shard)
+                self._proven.discard(shard)
                 if len(self._open) > _MAX_OPEN:
                     self._open.popitem(last=False)
             else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, BinaryIO, Final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ from tpucache.store.files.npy import parse
 from tpucache.store.files.reading import refuse_too_many_files
 
 Array = npt.NDArray[Any]
+
+_CHUNK_BYTES: Final = 1 << 20
 
 # What zipfile raises for archives that are damaged; a flipped bit may claim encryption or a later version.
 _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, KeyError, EOFError, ValueError)
@@ -64,10 +68,15 @@ class SampleTable(Mapping[str, Column]):
     there when the samples have one: int class numbers, or float32 vectors. Other columns are kept as they came.
     """
 
-    def __init__(self, path: str | Path, samples: int) -> None:
-        """Open the table of a cache of `samples` samples. Raises DamageError or FormatError."""
+    def __init__(self, path: str | Path, samples: int, sha256: str | None = None) -> None:
+        """Open the table of a cache of `samples` samples. Raises DamageError or FormatError.
+
+        With the `sha256` of the manifest, columns are read from that file alone, and from no other that has its name.
+        """
         self._path = Path(path)
         self._samples = samples
+        self._sha256 = sha256
+        self._proven: tuple[int, ...] = ()  # the file's state when its SHA-256 was compared
         self._loaded: dict[str, Column] = {}
         try:
             with zipfile.ZipFile(path) as archive:
@@ -96,7 +105,7 @@ class SampleTable(Mapping[str, Column]):
         return self._loaded[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": {}}
+        return {**self.__dict__, "_loaded": {}, "_proven": ()}
 
     @property
     def paths(self) -> Strings:
@@ -132,7 +141,8 @@ class SampleTable(Mapping[str, Column]):
 
     def _load(self, name: str) -> Column:
         try:
-            with zipfile.ZipFile(self._path) as archive:
+            with self._path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                self._prove(file)
                 if f"{name}.ends.npy" in archive.namelist():
                     ends = parse(archive.read(f"{name}.ends.npy"))
                     column: Column = self._strings(name, parse(archive.read(f"{name}.bytes.npy")), ends)
@@ -148,6 +158,23 @@ class SampleTable(Mapping[str, Column]):
         if len(column) != self._samples:
             raise FormatError(f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}")
         return column
+
+    def _prove(self, file: BinaryIO) -> None:
+        """Raise DamageError unless a file that is about to be read is the one that the manifest lists.
+
+        Another cache of the same photographs has a table of the same size, with other labels.
+        """
+        status = os.fstat(file.fileno())
+        state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        if self._sha256 is None or state == self._proven:
+            return
+        file.seek(0)
+        digest = hashlib.sha256()
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+        if digest.hexdigest() != self._sha256:
+            raise DamageError(f"{self._path} is not the file that the manifest lists: copy the whole cache again")
+        self._proven = state
 
     def _strings(self, name: str, data: Array, ends: Array) -> Strings:
         plain = data.dtype == np.uint8 and ends.dtype == np.dtype("<i8") and data.ndim == ends.ndim == 1

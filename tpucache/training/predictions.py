@@ -17,6 +17,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
+from tpucache.store.copying.folders import check_no_cache_file
 from tpucache.store.fields import LABEL
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.device.tensors import DeviceBatch
@@ -71,9 +72,11 @@ def predict(
 
     Its columns are `sample` (the sample's number), `path`, `label` (empty where there is none), `prediction`, and a
     probability a class or a value a column. Class maps are PNG files in a folder beside the CSV, named in `prediction`.
-    Raises UsageError when cache, batch and device do not fit, TrainingError when a file cannot be written.
+    Raises UsageError when cache, batch and device do not fit, or `output` is a file of a cache; TrainingError when a
+    file cannot be written.
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
+    check_no_cache_file(output)
     cores = predictor.device.cores
     if batch_size % cores:
         fits = -(-batch_size // cores) * cores

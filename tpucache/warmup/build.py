@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
-from tpucache.errors import SourceError
+from tpucache.errors import SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import WORK_NAME
@@ -63,10 +63,10 @@ def build_cache(
     Kaggle keeps. `labels` says what labels are: by "auto", whole numbers are classes. `announce` is called with what
     there is to do, from a few samples tried first, and `report` with the progress.
 
-    Raises SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or is not the one
-    the cache was begun with, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the
-    estimate does not fit, DamageError when a finished cache lacks a file or a part of one. What was done is kept for
-    the next run.
+    Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
+    recipe that cannot be built or is not the one the cache was begun with, UnfinishedError when the time is up,
+    BuildError when a worker or the disk fails or the estimate does not fit, DamageError when a finished cache lacks a
+    file or a part of one. What was done is kept for the next run.
     """
     deadline = Deadline.of(time_limit)
     recipe = recipe or Recipe()
@@ -74,6 +74,10 @@ def build_cache(
     if isinstance(source, (str, Path)):
         check_source(source, cache)
         source = open_source(source)
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f'on_error is "fail" or "skip", not {on_error!r}')
+    if target not in (None, "kaggle"):
+        raise UsageError(f'target is "kaggle" or left out, not {target!r}')
     source = label_source(source, labels)
     engine = engine or Engine(jobs=jobs)
     if target == "kaggle":

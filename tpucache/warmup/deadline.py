@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tpucache.errors import UnfinishedError
+from tpucache.errors import UnfinishedError, UsageError
 
 # What a time limit leaves for the samples that are being made and for the cleaning up after them.
 _MARGIN_SHARE: Final = 0.1
@@ -30,9 +31,11 @@ class Deadline:
 
     @classmethod
     def of(cls, time_limit: float | None) -> Deadline:
-        """Return the deadline of a time limit in seconds from now, less a margin."""
+        """Return the deadline of a time limit in seconds from now, less a margin. Raises UsageError."""
         if time_limit is None:
             return cls()
+        if not isinstance(time_limit, (int, float)) or not 0 <= time_limit < math.inf:
+            raise UsageError(f"time_limit is a number of seconds from 0, not {time_limit!r}")
         return cls(time.time() + time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit))
 
     @property

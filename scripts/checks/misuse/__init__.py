@@ -1,1 +1,1 @@
-"""Misuse and damage: every row ends in the right data or in a clear refusal. See `python -m scripts.checks.misuse -h`."""
+"""Misuse and damage: each row ends in the right data or in a clear refusal."""

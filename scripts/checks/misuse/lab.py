@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import importlib
@@ -47,7 +48,18 @@ def invert(image, generator):
 def tiny(outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, outputs))
 """
-TRAIN: Final = ("--backend", "eager", "--model", "lab_module:tiny", "--batch-size", "8", "--epochs", "1", "--lr", "0.01")
+TRAIN: Final = (
+    "--backend",
+    "eager",
+    "--model",
+    "lab_module:tiny",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "1",
+    "--lr",
+    "0.01",
+)
 
 
 def pixels(number: int, side: int = SIDE) -> np.ndarray:
@@ -87,7 +99,7 @@ def array(image: torch.Tensor) -> np.ndarray:
 
 def number_of(path: str) -> int:
     """Return the number of the photograph in a file."""
-    return int(Path(path.split("#")[0]).stem)
+    return int(Path(path.split("#", maxsplit=1)[0]).stem)
 
 
 def check_photos(dataset: CachedDataset, classes: Callable[[int], str] | None, numbers: Iterable[int]) -> str:
@@ -124,7 +136,7 @@ def rotated_class_of(number: int) -> str:
 class Running:
     """A command in a process of its own, forked so that nothing is imported again."""
 
-    def __init__(self, folder: Path, words: Iterable[object], before: Callable[[], None] | None = None) -> None:
+    def __init__(self, folder: Path, words: Iterable[object], before: Callable[[], object] | None = None) -> None:
         self._streams = [folder / f".{stream}-{time.monotonic_ns()}" for stream in ("out", "err")]
         self.pid = os.fork()
         if not self.pid:
@@ -152,17 +164,17 @@ class Running:
         return Done(os.waitstatus_to_exitcode(status), out, err)
 
 
-def _run_command(words: list[str], streams: list[Path], before: Callable[[], None] | None) -> None:
+def _run_command(words: list[str], streams: list[Path], before: Callable[[], object] | None) -> None:
     """Run `python -m tpucache WORDS` in this process, and end it as Python would."""
     status = 1
     try:
         for number, path in enumerate(streams, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
-        sys.stdin, sys.stdout, sys.stderr = (open(at, mode, closefd=False) for at, mode in enumerate("rww"))  # noqa: SIM115, PTH123
-        sys.path.insert(0, str(Path.cwd()))
-        sys.argv = ["tpucache", *words]
         if before is not None:
             before()
+        sys.stdin, sys.stdout, sys.stderr = (open(at, mode, closefd=False) for at, mode in enumerate("rww"))  # noqa: SIM115
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = ["tpucache", *words]
         runpy.run_module("tpucache", run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:
@@ -171,7 +183,7 @@ def _run_command(words: list[str], streams: list[Path], before: Callable[[], Non
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            if not stream.closed:
+            with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it
                 stream.flush()
         os._exit(status)
 
@@ -217,8 +229,10 @@ class Shared:
             {"path": f"{class_of(n)}/{n:04d}.png", "label": class_of(n), "fold": n // 3 % 3, "age": 20 + n}
             for n in range(COUNT)
         ]
-        return write_csv(self.photos() / "train.csv", rows) if not (self.photos() / "train.csv").exists() else (
-            self.photos() / "train.csv"
+        return (
+            write_csv(self.photos() / "train.csv", rows)
+            if not (self.photos() / "train.csv").exists()
+            else (self.photos() / "train.csv")
         )
 
     def folds(self) -> Path:
@@ -250,15 +264,15 @@ class Lab:
         self.folder = folder
         self.shared = shared
 
-    def command(self, *words: object, before: Callable[[], None] | None = None) -> Done:
+    def command(self, *words: object, before: Callable[[], object] | None = None) -> Done:
         """Run `python -m tpucache WORDS` to its end; `before` is called first, in its process."""
         return self.start(*words, before=before).wait()
 
-    def start(self, *words: object, before: Callable[[], None] | None = None) -> Running:
+    def start(self, *words: object, before: Callable[[], object] | None = None) -> Running:
         """Start it, and go on."""
         return Running(self.folder, words, before)
 
-    def warmup(self, source: Path | str, cache: Path | str, *words: object, before: Any = None) -> Done:
+    def warmup(self, source: object, cache: object, *words: object, before: Any = None) -> Done:
         """Run warmup at 16x16 pixels in one process."""
         return self.command("warmup", source, cache, "--size", SIDE, "--jobs", 1, *words, before=before)
 

@@ -12,9 +12,11 @@ from tpucache import TpucacheError
 
 #: What a message says besides what is wrong and where: what to do, or what is allowed instead.
 _ADVICE: Final = re.compile(
-    r"\b(add|ask|at least|at most|between|both|bring|build|choose|convert|copy|expected|free|give|has|in range|install|"
-    r"leave|less than|look|make|must|name|needs?|one of|only|open|or|read|remove|repair|restart|resume|run|set|such as|"
-    r"swap|take|try|unset|use|warm|without|write)\b|above 0|invalid choice|required|\d to \d|not ",
+    r"\b(add|ask|bring|build|check|choose|convert|copy|end it|give|install|leave|left out|look|make|name|open|remove|"
+    r"repair|restart|run|save|set|take|try|unset|use|warm|write)\b|"
+    r"\b(allowed|at least|at most|between|has|invalid|is a|is an|is one of|less than|lie|looked for|must|needs?|only|"
+    r"required|such as|there are|unrecognized)\b|"
+    r"above 0|does not divide|leaves nothing|, not |in \w+ \(/|fails on|--[a-z]",
     re.IGNORECASE,
 )
 
@@ -34,7 +36,7 @@ class Done(NamedTuple):
     err: str
 
 
-class Wrong(Exception):  # noqa: N818  # a verdict of the table, not an error of the program
+class Wrong(Exception):  # a verdict of the table, not an error of the program
     """Something is not as documented; the message is the evidence."""
 
 
@@ -82,7 +84,7 @@ def refused(done: Done, *words: str, status: int = 1) -> Outcome:
     return _refusal(line.partition(": ")[2].removeprefix("error: "), words)
 
 
-def refuses(call: Callable[[], Any], error: type[Exception] | tuple[type[Exception], ...], *words: str) -> Outcome:
+def refuses(call: Callable[..., Any], error: type[Exception] | tuple[type[Exception], ...], *words: str) -> Outcome:
     """Check that a call raises this error of tpucache's, with a message of one line that holds each of `words`."""
     try:
         result = call()

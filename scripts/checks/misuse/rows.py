@@ -52,7 +52,7 @@ def run_row(one: Row, lab: Lab) -> Outcome:
         return one.attempt(lab)
     except Wrong as wrong:
         return Outcome("WRONG", str(wrong))
-    except Exception as error:  # a row may raise anything: that is what it is for
+    except Exception as error:  # noqa: BLE001  # a row may raise anything: that is what it is for
         place = traceback.extract_tb(error.__traceback__)[-1]
         return Outcome("WRONG", f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
 
@@ -63,7 +63,9 @@ def run_rows(rows: Sequence[Row], folder: Path, shared: Shared, jobs: int) -> It
     while waiting or running:
         while waiting and len(running) < jobs:
             number, one = waiting.pop(0)
-            process = multiprocessing.get_context("fork").Process(target=_run_apart, args=(one, folder, number, shared))
+            process: BaseProcess = multiprocessing.get_context("fork").Process(
+                target=_run_apart, args=(one, folder, number, shared)
+            )
             process.start()
             running[number] = process, time.monotonic()
         wait([process.sentinel for process, _ in running.values()], timeout=1)

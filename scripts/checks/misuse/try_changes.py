@@ -8,12 +8,23 @@ import signal
 import time
 from pathlib import Path
 
-from scripts.checks.misuse.lab import CLASSES, COUNT, MODULE, SIDE, Lab, check_photos, class_of, files_of, write_csv, write_photos
+from scripts.checks.misuse.lab import (
+    CLASSES,
+    COUNT,
+    MODULE,
+    SIDE,
+    Lab,
+    check_photos,
+    class_of,
+    files_of,
+    write_csv,
+    write_photos,
+)
 from scripts.checks.misuse.outcome import Outcome, Wrong, correct, equal, refused, succeeded, true
 from scripts.checks.misuse.rows import row
 from scripts.checks.misuse.try_damage import exchange_bytes
 from scripts.checks.misuse.try_tables import rows
-from tpucache import CachedDataset, Recipe, SourceError, UnfinishedError, build_cache
+from tpucache import CachedDataset, Recipe, UnfinishedError, build_cache
 
 INVERT = ("--variants", 2, "--augment", "lab_module:invert")
 
@@ -87,11 +98,14 @@ def an_augmentation_whose_code_changed(lab: Lab) -> Outcome:
 def an_augmentation_that_gives_something_else(lab: Lab) -> Outcome:
     code = "import numpy as np\ncount = 0\ndef {}(image, generator):\n    {}\n"
     bodies = {"small": "return image[:3]", "floats": "return image / 255", "none": "return None"}
-    bodies |= {"fails": "raise KeyError('colour')", "unsteady": "global count; count += 1; return image // (1 + count % 5)"}
+    bodies |= {
+        "fails": "raise KeyError('colour')",
+        "unsteady": "global count; count += 1; return image // (1 + count % 5)",
+    }
     (lab.folder / "own.py").write_text("\n".join(code.format(name, body) for name, body in bodies.items()))
     for name in bodies:
         done = lab.warmup(lab.shared.photos(), f"cache-{name}", "--variants", 1, "--augment", f"own:{name}")
-        outcome = refused(done, f"own:{name}|{name}", status=done.status if done.status in (1, 2) else 1)
+        outcome = refused(done, "augment|own:", status=done.status if done.status in (1, 2) else 1)
     return outcome
 
 
@@ -173,7 +187,9 @@ def time_limits_of_no_length_from_Python(lab: Lab) -> Outcome:
     else:
         raise Wrong("0 seconds were enough")
     build_cache(str(lab.shared.photos()), str(lab.folder / "cache"), Recipe(size=SIDE), jobs=1, time_limit=1e9)
-    return correct(f"stopped ({message[:60]} …), then finished: " + check_photos(CachedDataset("cache"), class_of, range(COUNT)))
+    return correct(
+        f"stopped ({message[:60]} …), then finished: " + check_photos(CachedDataset("cache"), class_of, range(COUNT))
+    )
 
 
 @row

@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from scripts.checks.misuse.lab import COUNT, Lab, check_photos, class_of, files_of
+from scripts.checks.misuse.lab import COUNT, Lab, check_photos, class_of, files_of, write_photos
 from scripts.checks.misuse.outcome import Outcome, Wrong, correct, equal, refused, refuses, succeeded
 from scripts.checks.misuse.rows import row
 from scripts.checks.misuse.try_folders import flip
-from tpucache import CachedDataset, CachedLoader, TpucacheError, repair_cache, verify_cache
+from tpucache import CachedDataset, CachedLoader, TpucacheError, verify_cache
 
 SHARD = "v00-00000.lmdb"
 
@@ -68,7 +68,7 @@ def the_samples_of_another_cache_of_the_same_photographs(lab: Lab) -> Outcome:
     cache = lab.copy(lab.shared.cache())
     shutil.copy(lab.shared.relabelled() / "samples.npz", cache)
     refused(lab.command("verify", cache), "samples.npz", "copy")
-    return refuses(lambda: read_all(cache), TpucacheError, "samples.npz")
+    return refuses(lambda: check_photos(CachedDataset(cache), class_of, range(COUNT)), TpucacheError, "samples.npz")
 
 
 @row
@@ -76,7 +76,7 @@ def the_manifest_of_another_cache_of_the_same_photographs(lab: Lab) -> Outcome:
     cache = lab.copy(lab.shared.cache())
     shutil.copy(lab.shared.relabelled() / "manifest.json", cache)
     refused(lab.command("verify", cache), "samples.npz", "copy")
-    return refuses(lambda: read_all(cache), TpucacheError, "samples.npz")
+    return refuses(lambda: check_photos(CachedDataset(cache), class_of, range(COUNT)), TpucacheError, "samples.npz")
 
 
 @row
@@ -89,14 +89,12 @@ def two_variants_shards_exchanged(lab: Lab) -> Outcome:
 
 @row
 def the_index_of_another_cache(lab: Lab) -> Outcome:
-    """The other cache holds the same photographs in another order, so that its index has the same size."""
-    cache = lab.copy(lab.shared.cache())
-    data = bytearray((cache / "index.npy").read_bytes())
-    rows = data[-COUNT * 20 :]
-    data[-COUNT * 20 :] = rows[20:40] + rows[:20] + rows[40:]
-    (cache / "index.npy").write_bytes(data)
+    """The other cache holds as many photographs, so that its index has the same size."""
+    cache, other = lab.copy(lab.shared.cache()), lab.folder / "other"
+    succeeded(lab.warmup(write_photos(lab.folder / "photos", first=COUNT), other))
+    shutil.copy(other / "index.npy", cache)
     refused(lab.command("verify", cache), "index.npy", "copy")
-    return refuses(lambda: read_all(cache), TpucacheError, "index|copy")
+    return refuses(lambda: check_photos(CachedDataset(cache), class_of, range(COUNT)), TpucacheError, "index|copy")
 
 
 @row
@@ -137,8 +135,7 @@ def repairing_from_a_source_that_changed_at_equal_size(lab: Lab) -> Outcome:
     exchange_bytes(first, second)
     done = lab.command("verify", cache, "--repair", photos, "--jobs", 1)
     outcome = refused(done, "ant|changed|differ|source|not the")
-    if not refuses(lambda: read_all(cache), TpucacheError):
-        raise Wrong("the cache can be read")
+    refuses(lambda: read_all(cache), TpucacheError, SHARD)
     return outcome
 
 
@@ -201,7 +198,6 @@ def hostile(lab: Lab, manifest: bytes, *words: str) -> Outcome:
     (cache / "manifest.json").write_bytes(manifest)
     refuses(lambda: CachedDataset(cache), TpucacheError, *words)
     refuses(lambda: verify_cache(cache), TpucacheError, *words)
-    refuses(lambda: repair_cache(str(lab.shared.photos()), cache), TpucacheError) if False else None
     outcome = refused(lab.command("inspect", cache), *words)
     shutil.rmtree(cache)
     return outcome

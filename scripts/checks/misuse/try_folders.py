@@ -63,7 +63,9 @@ def staging_where_something_else_has_the_folders_name(lab: Lab) -> Outcome:
     shutil.rmtree(staged)
     staged.mkdir()
     (staged / "thesis.txt").write_text("only copy")
-    outcome = refuses(lambda: stage_cache(lab.shared.cache(), lab.folder), UsageError, "thesis.txt|something else|holds")
+    outcome = refuses(
+        lambda: stage_cache(lab.shared.cache(), lab.folder), UsageError, "thesis.txt|something else|holds"
+    )
     equal("what was there", (staged / "thesis.txt").read_text(), "only copy")
     return outcome
 
@@ -118,7 +120,9 @@ def publishing_twice_and_then_another_cache(lab: Lab) -> Outcome:
     if done.status:
         equal("the first cache's folder", files_of(out), before)
         return refused(done, "out", status=done.status)
-    return correct("the folder is the second cache's: " + check_photos(CachedDataset(out), rotated_class_of, range(COUNT)))
+    return correct(
+        "the folder is the second cache's: " + check_photos(CachedDataset(out), rotated_class_of, range(COUNT))
+    )
 
 
 @row
@@ -201,9 +205,17 @@ def fetching_from_nowhere(lab: Lab) -> Outcome:
 
 @row
 def a_password_in_a_URL_that_cannot_be_opened(lab: Lab) -> Outcome:
-    urls = (f"http://ann:{SECRET}@127.0.0.1:9/c", f"https://127.0.0.1:9/c?token={SECRET}", f"ftp://ann:{SECRET}@127.0.0.1:9/c")
+    urls = (
+        f"http://ann:{SECRET}@127.0.0.1:9/c",
+        f"https://127.0.0.1:9/c?token={SECRET}",
+        f"ftp://ann:{SECRET}@127.0.0.1:9/c",
+    )
     for url in urls:
-        for words in (["fetch", url, lab.folder / "new"], ["push", lab.shared.cache(), url, "--json"], ["inspect", url]):
+        for words in (
+            ["fetch", url, lab.folder / "new"],
+            ["push", lab.shared.cache(), url, "--json"],
+            ["inspect", url],
+        ):
             done = lab.command(*words)
             outcome = refused(done, status=done.status if done.status in (1, 2) else 1)
             true("no password in what is printed", SECRET not in done.out + done.err)

@@ -23,7 +23,7 @@ SHOWN: dict[int, Any] = {
     5: lambda a: a.swapaxes(0, 1),
     6: lambda a: np.rot90(a, -1),
     7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
-    8: lambda a: np.rot90(a),
+    8: np.rot90,
 }
 
 
@@ -126,7 +126,9 @@ def masked(lab: Lab, orientation: int, shown: bool) -> Path:
     """Write a turned image with a mask, drawn as displayed or as stored; return their table."""
     mask = (pixels(9)[..., 0] // 64).astype(np.uint8)
     save(lab.folder / "p", "image.png", Image.fromarray(pixels(8)), orientation)
-    save(lab.folder / "p", "mask.png", Image.fromarray(np.ascontiguousarray(SHOWN[orientation](mask) if shown else mask)))
+    save(
+        lab.folder / "p", "mask.png", Image.fromarray(np.ascontiguousarray(SHOWN[orientation](mask) if shown else mask))
+    )
     return write_csv(lab.folder / "p" / "t.csv", [{"image": "image.png", "mask": "mask.png"}])
 
 
@@ -141,7 +143,9 @@ def a_mask_over_an_image_that_EXIF_turns(lab: Lab) -> Outcome:
             found = images(lab, table, *words, "--coordinates", name, cache=cache)
             item = CachedDataset(lab.folder / cache)[0]
             expected = np.ascontiguousarray(SHOWN[orientation](pixels(9)[..., 0] // 64))
-            equal(f"{name} image {orientation}", found["image.png"], np.ascontiguousarray(SHOWN[orientation](pixels(8))))
+            equal(
+                f"{name} image {orientation}", found["image.png"], np.ascontiguousarray(SHOWN[orientation](pixels(8)))
+            )
             equal(f"{name} mask {orientation}", item["mask"].numpy().reshape(SIDE, SIDE), expected)
     return outcome
 

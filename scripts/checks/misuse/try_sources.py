@@ -38,14 +38,23 @@ def one_sample(lab: Lab) -> Outcome:
 
 @row
 def names_with_spaces_signs_newlines_and_other_scripts(lab: Lab) -> Outcome:
-    names = ["a b.png", "-rf.png", "Ünïcødé 猫.png", "new\nline.png", "#1?&%20.png", "'\";$(x).png", "tab\t.png", "é.png"]
+    names = [
+        "a b.png",
+        "-rf.png",
+        "Ünïcødé 猫.png",
+        "new\nline.png",
+        "#1?&%20.png",
+        "'\";$(x).png",
+        "tab\t.png",
+        "é.png",
+    ]
     names.append("e\u0301.png")  # not the same file as the one before
     names.append(os.fsdecode(b"latin-\xe9.png"))
     classes = ("été 1", "-x\n")
     for number, name in enumerate(names):
-        path = lab.folder / "odd photos" / classes[number % 2] / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels(number)).save(path)
+        file = lab.folder / "odd photos" / classes[number % 2] / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number)).save(file)
     done = succeeded(lab.warmup("odd photos", lab.folder / "odd cache\n"))
     true("what is printed is text", "Traceback" not in done.out)
     dataset = CachedDataset(lab.folder / "odd cache\n")
@@ -72,16 +81,23 @@ def files_of_other_types_among_the_photographs(lab: Lab) -> Outcome:
     for name in ("x.heic", "y.dcm", "z.dcm", "without"):
         (photos / "ant" / name).write_bytes(b"data")
     done = succeeded(lab.warmup(photos, lab.folder / "cache"))
-    for words in ("1 '.heic'", "2 '.dcm'", "1 ''"):
+    for words in ("1 '.heic'", "2 '.dcm'", "1 '(no suffix)'"):
         true(f"{words} is reported in {done.out!r}", words in done.out)
-    return correct("three types are counted; " + check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT)))
+    return correct(
+        "three types are counted; " + check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))
+    )
 
 
 @row
 def broken_photographs_with_and_without_skip(lab: Lab) -> Outcome:
     photos = lab.copy(lab.shared.photos(), "photos")
     whole = (photos / "ant" / "0000.png").read_bytes()
-    broken = {"empty.png": b"", "text.jpg": b"<html>404</html>", "cut.png": whole[: len(whole) // 2], "zero.jpg": bytes(999)}
+    broken = {
+        "empty.png": b"",
+        "text.jpg": b"<html>404</html>",
+        "cut.png": whole[: len(whole) // 2],
+        "zero.jpg": bytes(999),
+    }
     bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\1\x86\xa0" * 2 + b"\x08\x02\0\0\0"
     broken["bomb.png"] = bomb
     for name, data in broken.items():

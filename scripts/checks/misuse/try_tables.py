@@ -99,7 +99,14 @@ def tables_from_other_programs(lab: Lab) -> Outcome:
 @row
 def tables_of_other_forms(lab: Lab) -> Outcome:
     names = "\n".join(f"{r['path']};{r['label']}" for r in rows(5))
-    for content in (f"path;label\n{names}\n", "", "path,label\n", "path,label\na.png,ant,extra\n", "path,path\na,b\n", b"\xff\xfe\0"):
+    for content in (
+        f"path;label\n{names}\n",
+        "",
+        "path,label\n",
+        "path,label\na.png,ant,extra\n",
+        "path,path\na,b\n",
+        b"\xff\xfe\0",
+    ):
         outcome = refused(warmup(lab, content, "--label-col", "label"), "table.csv|label|path")
     return outcome
 
@@ -107,7 +114,10 @@ def tables_of_other_forms(lab: Lab) -> Outcome:
 @row
 def paths_that_leave_the_root(lab: Lab) -> Outcome:
     shutil.copy(lab.shared.photos() / "ant" / "0000.png", lab.folder / "0000.png")
-    absolute = [{"path": str(lab.folder / "0000.png"), "label": "ant"}, {"path": "../photos/bee/0001.png", "label": "bee"}]
+    absolute = [
+        {"path": str(lab.folder / "0000.png"), "label": "ant"},
+        {"path": "../photos/bee/0001.png", "label": "bee"},
+    ]
     done = warmup(lab, absolute, "--label-col", "label")
     if done.status:
         return refused(done, "0000.png|0001.png")
@@ -151,7 +161,9 @@ def folds_that_are_missing_or_no_numbers(lab: Lab) -> Outcome:
         if done.status:
             outcome = refused(done, "fold")
             continue
-        outcome = refused(lab.train(lab.folder / f"cache {value}", lab.folder / "run", "--valid", "fold=0"), "fold", status=2)
+        outcome = refused(
+            lab.train(lab.folder / f"cache {value}", lab.folder / "run", "--valid", "fold=0"), "fold", status=2
+        )
     return outcome
 
 
@@ -164,7 +176,9 @@ def columns_and_selections_stay_beside_their_samples(lab: Lab) -> Outcome:
     for path, age in zip(dataset.paths, np.asarray(dataset.table["age"]).tolist(), strict=True):
         equal(path, age, 20 + number_of(path))
     gone = COUNT - 1 - 3
-    return correct(check_photos(dataset, class_of, [n for n in range(COUNT) if n != gone]) + "; columns are beside them")
+    return correct(
+        check_photos(dataset, class_of, [n for n in range(COUNT) if n != gone]) + "; columns are beside them"
+    )
 
 
 @row
@@ -185,6 +199,10 @@ def what_inspect_says_of_a_cache(lab: Lab) -> Outcome:
     found = [report[key] for key in ("samples", "records", "classes", "skipped")]
     names = [*report["classes"]]
     equal("samples, records, skipped", (found[0], found[1], found[3]), (COUNT, COUNT, []))
-    equal("bytes", report["bytes"], sum(os.stat(path).st_size for path in lab.shared.folds().iterdir() if path.name != "manifest.json"))
+    equal(
+        "bytes",
+        report["bytes"],
+        sum(os.stat(path).st_size for path in lab.shared.folds().iterdir() if path.name != "manifest.json"),
+    )
     equal("classes", sorted(names), sorted(CLASSES))
     return correct("samples, records, bytes and classes are what was written")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tpucache import StoreError, UsageError
-from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
+from tpucache.store.copying.folders import check_apart, check_no_cache_file, folder_path, hold_folder
 
 
 @pytest.mark.parametrize("way", ["itself", "symlink", "relative", "dots", "link above"])
@@ -51,3 +53,12 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
         pass
     with hold_folder(folder, "filling"):
         pass
+
+
+def test_a_file_of_a_cache_is_no_place_to_write_to(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(cache / "index.npy")
+    for path in (*cache.iterdir(), tmp_path / "link", cache / ".." / cache.name / "manifest.json"):
+        with pytest.raises(UsageError, match=r"is a file of the cache in .*: give another"):
+            check_no_cache_file(path)
+    for path in (cache / "sheet.png", tmp_path / "manifest.json", tmp_path / "nowhere" / "index.npy"):
+        check_no_cache_file(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -41,3 +43,10 @@ def test_what_is_no_checkpoint_is_named(tmp_path, data):
         (tmp_path / "last.pt").write_bytes(data)
     with pytest.raises(TrainingError, match=r"last\.pt"):
         load_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_without_advice_to_run_it(tmp_path):
+    torch.save({"run": Path("anything")}, tmp_path / "last.pt")
+    with pytest.raises(TrainingError, match="something else than tensors") as raised:
+        load_checkpoint(tmp_path / "last.pt")
+    assert "weights_only" not in str(raised.value)

@@ -45,14 +45,17 @@ def integer_positions(indices: Any, samples: int, *, from_end: bool = True) -> P
     """Return whole numbers, and nothing else, as `to_positions` does; a list of bools is not a mask here."""
     array = np.asarray(indices)
     if array.ndim != 1:
-        raise UsageError(f"samples are chosen by a list or array of one dimension, not by {indices!s:.100}")
+        raise UsageError(f"samples are chosen by a list or array of one dimension, not of {array.ndim}")
     if not array.size:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
-        raise UsageError(f"samples are chosen by whole numbers or a mask, not by {array.dtype}: {indices!s:.100}")
+        raise UsageError(
+            f"samples are chosen by whole numbers or a mask, not by {array.dtype}: {array.tolist()!r:.100}"
+        )
     low, high = int(array.min()), int(array.max())
     if low < (-samples if from_end else 0) or high >= samples:
-        raise OutOfRangeError(f"indices reach from {low} to {high}, of {samples} samples")
+        allowed = f"at least {-samples if from_end else 0} and less than {samples}"
+        raise OutOfRangeError(f"indices of {samples} samples are {allowed}, not {low} to {high}")
     positions = array.astype(np.int64)
     positions[positions < 0] += samples
     return positions

@@ -88,5 +88,5 @@ def check_variant(variant: object, manifest: Manifest, directory: Path) -> None:
                 f'variant="epoch" needs augmented variants, {directory} has only the clean one: '
                 "warm it up with --variants 1 or more"
             )
-    elif variant not in manifest.variants or isinstance(variant, bool):
+    elif type(variant) is not int or variant not in manifest.variants:
         raise UsageError(f'{directory} has variants {manifest.variants} and "epoch", not {variant!r}')

@@ -20,6 +20,7 @@ from tpucache.report.page.usage import usage
 from tpucache.report.preview import SAMPLES, VARIANTS
 from tpucache.report.records import Records
 from tpucache.report.text import outline, size_text
+from tpucache.store.copying.folders import check_no_cache_file
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -40,7 +41,11 @@ class Report:
     html: str = field(repr=False)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file and return its path. Raises TpucacheError when it cannot be written."""
+        """Write the page to a file and return its path.
+
+        Raises UsageError for a file of a cache, TpucacheError when it cannot be written.
+        """
+        check_no_cache_file(Path(path))
         try:
             Path(path).write_text(self.html, encoding="utf-8")
         except OSError as error:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tpucache.errors import StoreError, UsageError
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.manifest import Manifest
 
 
 def folder_path(place: str | Path) -> Path:
@@ -36,6 +38,17 @@ def check_apart(source: Path, target: Path) -> None:
         raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
     if any(_is_same(real_target, parent) for parent in real_source.parents):
         raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
+
+
+def check_no_cache_file(path: Path) -> None:
+    """Raise UsageError where a path, to be written for somebody else, is a file of a finished cache."""
+    place = path.resolve()
+    try:
+        manifest = Manifest.load(place.parent)
+    except StoreError:
+        return
+    if place.name in (MANIFEST_NAME, *(entry.name for entry in manifest.files)):
+        raise UsageError(f"{path} is a file of the cache in {place.parent}: give another path to write to")
 
 
 def is_same_folder(one: Path, other: Path) -> bool:

@@ -32,6 +32,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise TrainingError(f"{path} is no checkpoint that can be read: {error}") from error
+    except pickle.UnpicklingError as error:  # torch's message advises to run what it holds
+        raise TrainingError(
+            f"{path} is no checkpoint: it holds something else than tensors and plain values. Copy it again, or train "
+            "again"
+        ) from error
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        raise TrainingError(f"{path} cannot be read: {error}. Copy it again, or train again") from error
     return content

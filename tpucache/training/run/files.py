@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint, save_checkpoint
 from tpucache.training.run.history import HISTORY_NAME, write_history
@@ -53,6 +54,8 @@ def open_run(
     not the run's; TrainingError for a checkpoint that cannot be read.
     """
     path = run / LAST_NAME
+    if (run / MANIFEST_NAME).exists():
+        raise UsageError(f"{run} is a cache: give another folder for the run")
     try:
         run.mkdir(parents=True, exist_ok=True)
         _remove_unfinished_files(run)

@@ -274,7 +274,9 @@ def _albumentations() -> Any:
         import albumentations
         import cv2
     except ImportError as error:
-        raise DependencyError(f"albumentations cannot be imported: {error}") from error
+        raise DependencyError(
+            f"albumentations cannot be imported: {error}. `pip install tpucache`, or use --augment module:name"
+        ) from error
     finally:
         if hide:
             del sys.modules[bridge]

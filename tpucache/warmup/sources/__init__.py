@@ -43,7 +43,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
     if path.is_file() and path.suffix.lower() == ".csv":
         return TableSource(path, options)
     if options not in (None, TableOptions()):
-        raise UsageError(f"{source} is no .csv file: columns of paths, labels, masks and folds are a table's")
+        raise UsageError(f"{source} is no .csv file: leave out the options of a table, or give one")
     if path.is_dir():
         return FolderSource(path)
     if path.exists() and not (path.is_file() and NAMES.search(path.name.removesuffix(".gz"))):

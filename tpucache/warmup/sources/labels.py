@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from tpucache.errors import SourceError
 from tpucache.warmup.sources.base import Label
 from tpucache.warmup.sources.cells import Table, to_number
+
+_PADDED: Final = re.compile(r"\s*0\d")  # 007 is a name, and another one than 7
 
 
 def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> tuple[Sequence[Label], tuple[str, ...]]:
     """Return each row's label, None where it has an empty cell, and the classes' names.
 
     One column of whole numbers is classes in the order of their numbers, one of other numbers values to regress, one of
-    anything else classes in the order of their names. Several columns are a vector: of classes when all are 0 or 1,
-    else of values. With a separator, one column of several names is a vector of classes, all 0 in an empty cell.
-    Raises SourceError for a column without labels, or one of numbers that holds something else.
+    anything else, such as 007, classes in the order of their names. Several columns are a vector: of classes when all
+    are 0 or 1, else of values. With a separator, one column of several names is a vector of classes, all 0 in an empty
+    cell. Raises SourceError for a column without labels, or one of numbers that holds something else.
     """
     if not columns:
         return [None] * len(table.rows), ()
@@ -33,7 +37,9 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
 
 def _single(table: Table, name: str) -> tuple[Sequence[Label], tuple[str, ...]]:
     cells = table.column(name)
-    if any(cell.strip() and to_number(cell) is None for cell in cells):
+    numbers = [to_number(cell) for cell in cells if cell.strip()]
+    is_padded = all(isinstance(number, int) for number in numbers) and any(map(_PADDED.match, cells))
+    if None in numbers or is_padded:
         names = sorted({cell for cell in cells if cell.strip()})
         by_name = {cell: number for number, cell in enumerate(names)}
         return [by_name.get(cell) for cell in cells], tuple(names)
