@@ -53,7 +53,8 @@ def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int) -
     for name, reason in compared.items():
         if state.get(name) != mine[name] and not (is_early and name == "digest"):
             raise UsageError(
-                f"the state cannot be continued here, {reason}: {name} {state.get(name)!r}, here {mine[name]!r}"
+                f"the state cannot be continued here, {reason}: {name} {state.get(name)!r}, here {mine[name]!r}. "
+                "Make the dataset and the loader as they were, or begin anew"
             )
     if is_early:
         _log.warning(

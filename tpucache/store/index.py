@@ -92,7 +92,7 @@ class RecordIndex:
             try:
                 count = os.preadv(table.file.number, [part], table.offset + block * size)
             except OSError as error:
-                raise DamageError(f"{self._path} cannot be read: {error}") from error
+                raise DamageError(f"{self._path} cannot be read: {error}. Copy the cache again") from error
             if count != len(part):
                 raise DamageError(f"{self._path} was cut short while it was open: copy it again")
             table.loaded[block] = True
@@ -112,7 +112,7 @@ class RecordIndex:
                 )
             header = read_header(io.BytesIO(os.pread(file.number, _HEADER_BYTES, 0)))
         except OSError as error:
-            raise DamageError(f"{path} cannot be read: {error}") from error
+            raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:
             raise FormatError(f"{path} is not an index: {error}") from error
         if header.dtype != INDEX_DTYPE or header.shape != (records,):

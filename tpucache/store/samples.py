@@ -85,7 +85,7 @@ class SampleTable(Mapping[str, Column]):
             raise DamageError(f"{path} is missing: copy the cache again, or warm it up again") from error
         except _BROKEN as error:
             refuse_too_many_files(error)
-            raise DamageError(f"{path} cannot be read: {error}") from error
+            raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise FormatError(f"{path} holds compressed columns, which no writer writes")
         names = [member.filename.removesuffix(".npy") for member in members]
@@ -150,7 +150,7 @@ class SampleTable(Mapping[str, Column]):
                     column = parse(archive.read(f"{name}.npy"))
         except _BROKEN as error:
             refuse_too_many_files(error)
-            raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}") from error
+            raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:
             raise FormatError(f"{self._path}: column {name!r}: {error}") from error
         if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):
