@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
-from tpucache.loading import dataset as dataset_module
 from tpucache.store import field_reader
 from tpucache.store.codecs import encode, jpeg
 from tpucache.store.fields import Field, RecordLayout
@@ -105,7 +104,7 @@ def test_every_field_of_a_record_lands_in_its_own_tensor(tmp_path, kind):
 def test_one_field_of_all_samples_comes_in_their_order_in_batches(tmp_path, monkeypatch, kind, name):
     expected = make_cache(tmp_path, MIXED[kind])[name]
     dataset = CachedDataset(tmp_path, indices=[5, 1, *range(22, 6, -1)])
-    monkeypatch.setattr(dataset_module, "_FIELD_BATCH_BYTES", 4 * expected[0].nbytes)
+    monkeypatch.setattr(field_reader, "_BATCH_BYTES", 4 * expected[0].nbytes)
     batches = list(dataset.field_batches(name))
     assert [len(batch) for batch in batches] == [4, 4, 4, 4, 2]
     assert np.array_equal(np.concatenate(batches), expected[[5, 1, *range(22, 6, -1)]])

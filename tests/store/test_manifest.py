@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
+from tpucache.store.cache import cache_fingerprint
 from tpucache.store.fields import DTYPES, Field
 from tpucache.store.files import atomic as files
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics, cache_fingerprint
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
 
 Path_ = tuple[Any, ...]
 

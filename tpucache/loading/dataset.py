@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,13 @@ from torch.utils.data import Dataset
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
 from tpucache.loading.find import locate
-from tpucache.loading.labels import check_labels, to_tensor
+from tpucache.loading.labels import SampleLabels
 from tpucache.loading.records.buffers import Buffer
 from tpucache.loading.records.reader import InMemory, RecordReader
 from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
 from tpucache.loading.samples.selection import Selection, Variant, check_variant
 from tpucache.store.cache import Cache
-from tpucache.store.field_reader import read_field
+from tpucache.store.field_reader import field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
@@ -29,8 +29,6 @@ from tpucache.store.samples import SampleTable
 Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
 Self = TypeVar("Self", bound="CachedDataset")
-
-_FIELD_BATCH_BYTES: Final = 4 << 20
 
 
 class CachedDataset(Dataset[Item]):
@@ -81,14 +79,13 @@ class CachedDataset(Dataset[Item]):
         check_variant(variant, self.manifest, self.directory)
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, variant, chosen)
-        self._has_checked_labels = False
+        self._labels = SampleLabels(self.table, self.manifest.classes)
         self._digest: str | None = None
         self._epoch = torch.tensor(0)
         self._share_epoch()
         self._in_memory = in_memory
         opened.index  # a damaged one is refused here  # noqa: B018
-        self._is_packed = False
-        self._reader: RecordReader | None = self._make_reader(opened)
+        self._reader: RecordReader | None = RecordReader(opened, len(self._selection.variants) * self.manifest.samples)
         self._reader.keep(self._selection.rows_in_use(opened), in_memory)
 
     def __len__(self) -> int:
@@ -171,7 +168,7 @@ class CachedDataset(Dataset[Item]):
         and runs are resumed only where it is the same.
         """
         if self._digest is None:
-            self._digest = self._selection.digest(self._labels)
+            self._digest = self._selection.digest(self._labels.array)
         return self._digest
 
     @property
@@ -213,27 +210,15 @@ class CachedDataset(Dataset[Item]):
 
         Raises UsageError; OutOfRangeError, which is also an IndexError, for positions outside of the samples.
         """
-        selection, reader = self._selection.select(indices), self._open_reader.sharing()
-        selected = object.__new__(type(self))
-        selected.__dict__.update(self.__getstate__())
-        selected._selection, selected._digest, selected._reader = selection, None, reader
-        selected._epoch = self._epoch.clone()
-        selected._share_epoch()
-        reader.keep(selection.rows_in_use(reader.cache), self._in_memory)
-        return selected
+        return self._derive(self._selection.select(indices), self._open_reader.sharing())
 
     def packed(self) -> CachedDataset:
         """Return the same samples with fields as their codecs pack them, for a device to finish.
 
         An image is then uint8 (n,), for `tpucache.ondevice.decoder`, where its codec has such a form, else as here.
         """
-        if self._is_packed or all(field.packed == field for field in self.manifest.fields):
-            return self
-        packed = self.select(slice(None))
-        packed._is_packed = True
-        packed._reader = packed._make_reader(self._open_reader.cache)
-        packed._reader.keep(packed._selection.rows_in_use(packed._reader.cache), self._in_memory)
-        return packed
+        reader = self._open_reader.packing()
+        return self if reader.fields == self.record_fields else self._derive(self._selection, reader)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, for variant="epoch". Workers of a DataLoader see it, too, also those that persist.
@@ -250,15 +235,12 @@ class CachedDataset(Dataset[Item]):
         self._open_reader.read_into(buffer, self._rows(indices, epoch))
 
     def field_batches(self, name: str) -> Iterator[Array]:
-        """Yield one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.
+        """Iterate over one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.
 
         Of the records' other fields nothing is read. Raises UsageError where there is no such field, and DamageError.
         """
-        field_bytes = max([field.nbytes for field in self.manifest.fields if field.name == name], default=1)
-        count = max(1, _FIELD_BATCH_BYTES // max(1, field_bytes))
-        for start in range(0, len(self), count):
-            indices = np.arange(start, min(start + count, len(self)))
-            yield read_field(self._open_reader.cache, self._rows(indices, self.epoch), name)
+        rows = self._rows(np.arange(len(self)), self.epoch)
+        return field_batches(self._open_reader.cache, rows, name)
 
     def hint(self, indices: Array, epoch: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
@@ -266,7 +248,7 @@ class CachedDataset(Dataset[Item]):
 
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m). Raises FormatError."""
-        return to_tensor(self._labels, self._selection.positions_of(indices))
+        return self._labels.tensor(self._selection.positions_of(indices))
 
     def pack(self, parts: Sequence[torch.Tensor]) -> Item:
         """Return a sample's or a batch's fields and label in the shape that users see."""
@@ -280,9 +262,15 @@ class CachedDataset(Dataset[Item]):
         tensor = torch.from_numpy(array)
         return tensor.permute(0, 3, 1, 2) if name == IMAGE and tensor.ndim == 4 else tensor
 
-    def _make_reader(self, cache: Cache) -> RecordReader:
-        most = len(self._selection.variants) * self.manifest.samples
-        return RecordReader(cache, most, self._is_packed)
+    def _derive(self, selection: Selection, reader: RecordReader) -> CachedDataset:
+        """Return a dataset of a selection, with an epoch of its own; everything else is as here."""
+        derived = object.__new__(type(self))
+        derived.__dict__.update(self.__getstate__())
+        derived._selection, derived._digest, derived._reader = selection, None, reader
+        derived._epoch = self._epoch.clone()
+        derived._share_epoch()
+        reader.keep(selection.rows_in_use(reader.cache), self._in_memory)
+        return derived
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
         """Read samples and return each in the shape that users see."""
@@ -298,15 +286,6 @@ class CachedDataset(Dataset[Item]):
         """Keep the epoch where worker processes see it change; only variant="epoch" needs that."""
         if self.variant == "epoch":
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-    # Plain properties: cached ones hold a lock in Python 3.10 and 3.11, which a process forked meanwhile gets locked.
-    @property
-    def _labels(self) -> Array | None:
-        labels = self.table.labels
-        if not self._has_checked_labels:
-            check_labels(labels, self.manifest.classes)
-            self._has_checked_labels = True
-        return labels
 
     @property
     def _open_reader(self) -> RecordReader:

@@ -10,10 +10,35 @@ import numpy.typing as npt
 import torch
 
 from tpucache.errors import FormatError
+from tpucache.store.samples import SampleTable
 
 Labels = npt.NDArray[Any]
 
 NO_LABEL: Final = -1
+
+
+class SampleLabels:
+    """The labels of a cache's samples, checked when they are first used."""
+
+    def __init__(self, table: SampleTable, classes: Sequence[str]) -> None:
+        """Take the samples table and the names of the classes; nothing is read yet."""
+        self._table = table
+        self._classes = classes
+        self._is_checked = False
+
+    # A plain property: a cached one holds a lock in Python 3.10 and 3.11, which a process forked meanwhile gets locked.
+    @property
+    def array(self) -> Labels | None:
+        """All labels as the table has them, or None where there are none. Raises FormatError."""
+        labels = self._table.labels
+        if not self._is_checked:
+            check_labels(labels, self._classes)
+            self._is_checked = True
+        return labels
+
+    def tensor(self, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the labels of samples, as `to_tensor` does. Raises FormatError."""
+        return to_tensor(self.array, positions)
 
 
 def check_labels(labels: Labels | None, classes: Sequence[str]) -> None:

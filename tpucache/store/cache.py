@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +80,12 @@ class Cache:
     def index_of(self, shard: ShardEntry) -> Rows:
         """Return the rows of a shard's records: INDEX_DTYPE (records,), in the order of their keys."""
         return self.index[self.rows_of(shard)]
+
+
+def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
+    """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built."""
+    digest = hashlib.sha256(recipe_fingerprint.encode())
+    for entry in sorted(shards, key=lambda entry: entry.block):
+        if entry.variant == 0:
+            digest.update(bytes.fromhex(entry.records_sha256))
+    return digest.hexdigest()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,19 @@ from tpucache.store.index import Numbers
 from tpucache.store.reader import ShardReader
 
 Array = npt.NDArray[Any]
+
+_BATCH_BYTES: Final = 4 << 20
+
+
+def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
+    """Yield one field of the records of these rows of the index, in batches of at most 4 MB, or one record.
+
+    Raises what `read_field` raises.
+    """
+    field_bytes = max([field.nbytes for field in cache.manifest.fields if field.name == name], default=1)
+    count = max(1, _BATCH_BYTES // max(1, field_bytes))
+    for start in range(0, len(numbers), count):
+        yield read_field(cache, numbers[start : start + count], name)
 
 
 def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:

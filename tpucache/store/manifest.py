@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -294,12 +294,3 @@ def _check_whole(manifest: Manifest) -> None:
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
         raise FormatError(f"{len(counts)} class counts for {len(manifest.classes)} classes")
-
-
-def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
-    """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built."""
-    digest = hashlib.sha256(recipe_fingerprint.encode())
-    for entry in sorted(shards, key=lambda entry: entry.block):
-        if entry.variant == 0:
-            digest.update(bytes.fromhex(entry.records_sha256))
-    return digest.hexdigest()

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import tpucache
 from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
-from tpucache.store.cache import Cache
+from tpucache.store.cache import Cache, cache_fingerprint
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, cache_fingerprint
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.warmup.planning.numbering import SIZE_COLUMN
 from tpucache.warmup.records.presize import image_versions

@@ -47,6 +47,7 @@ class RecordReader:
             field.is_plain if form == field else field.stored_bytes == form.nbytes
             for field, form in zip(stored, self.fields, strict=True)
         )
+        self._most = most
         self._shared_memory = RecordMemory(self.fields, cache.manifest.records, most)
         self._memory: RecordMemory | None = None
         self._scratch = Scratch()
@@ -68,6 +69,10 @@ class RecordReader:
         reader = copy.copy(self)
         reader._memory = None
         return reader
+
+    def packing(self) -> RecordReader:
+        """Return a reader of the same files that leaves fields packed, with memory of its own."""
+        return RecordReader(self.cache, self._most, is_packed=True)
 
     def keep(self, rows: Iterable[Numbers], in_memory: InMemory) -> None:
         """Keep these distinct records once they are read; "auto" does where there is plenty of room for all of them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,9 @@ class PictureCodec(Codec):
         image.save(target, self.name.upper(), **self._save_options(quality))
         return target.getvalue()
 
+    @abstractmethod
     def _save_options(self, quality: int | None) -> dict[str, Any]:
         """Return Pillow's options for writing a file."""
-        raise NotImplementedError
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         try:
