@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 
 import tpucache
+from tpucache import errors
 
 NAMES = [
-    "BuildError",
     "CachedDataset",
     "CachedLoader",
     "Damage",
-    "DamageError",
-    "DependencyError",
-    "FormatError",
     "Manifest",
-    "NotACacheError",
-    "PublishError",
     "Recipe",
-    "RecipeError",
-    "SampleError",
-    "SourceError",
-    "StoreError",
-    "TpucacheError",
-    "TrainingError",
-    "UnfinishedError",
-    "UsageError",
     "__version__",
     "build_cache",
     "find_cache",
@@ -38,6 +27,30 @@ NAMES = [
     "stage_cache",
     "verify_cache",
 ]
+ERRORS = [
+    "BuildError",
+    "DamageError",
+    "DependencyError",
+    "FormatError",
+    "NotACacheError",
+    "PublishError",
+    "RecipeError",
+]
+ERRORS += [
+    "SampleError",
+    "SourceError",
+    "StoreError",
+    "TpucacheError",
+    "TrainingError",
+    "UnfinishedError",
+    "UsageError",
+]
+#: What users import from the other public modules; these have more besides.
+PROMISED = {
+    "tpucache.training": "train TrainSettings AugmentSettings RunOptions predict open_device find_lr",
+    "tpucache.warmup": "build_cache repair_cache Recipe open_source FolderSource TableSource TableOptions",
+    "tpucache.ondevice": "decoder Augment Normalise AugmentSettings",
+}
 
 
 def loaded_after(statement: str, *names: str) -> list[str]:
@@ -66,11 +79,36 @@ def test_any_other_name_is_an_attribute_error() -> None:
         _ = tpucache.CachedDataSet
 
 
-def test_every_error_is_public() -> None:
-    kinds = [tpucache.TpucacheError]
+def test_every_error_is_public_and_can_be_imported_from_tpucache_too() -> None:
+    kinds = [errors.TpucacheError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    assert {kind.__name__ for kind in kinds if kind.__module__ == "tpucache.errors"} <= set(NAMES)
+    assert sorted({kind.__name__ for kind in kinds if kind.__module__ == "tpucache.errors"}) == ERRORS
+    for name in ERRORS:
+        assert getattr(tpucache, name) is getattr(errors, name)
+
+
+@pytest.mark.parametrize("module", PROMISED)
+def test_a_public_module_has_what_users_need_and_every_name_is_documented(module: str) -> None:
+    public = importlib.import_module(module)
+    assert set(PROMISED[module].split()) <= set(public.__all__)
+    assert sorted(dir(public)) == sorted(public.__all__)
+    for name in public.__all__:
+        value = getattr(public, name)
+        if not isinstance(value, tuple) and not name.endswith("Kind"):
+            assert value.__doc__, name
+            assert value.__name__ == name
+
+
+@pytest.mark.parametrize("module", PROMISED)
+def test_a_public_name_is_not_that_of_a_module_which_would_take_its_place(module: str) -> None:
+    public = importlib.import_module(module)
+    assert not {each.name for each in pkgutil.iter_modules(public.__path__)} & set(public.__all__)
+
+
+@pytest.mark.parametrize("module", PROMISED)
+def test_importing_a_public_module_loads_nothing_heavy(module: str) -> None:
+    assert loaded_after(f"import {module}", "numpy", "torch", "torch_xla", "lmdb", "PIL", "albumentations") == []
 
 
 def test_importing_tpucache_loads_nothing_heavy() -> None:

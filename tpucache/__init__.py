@@ -1,30 +1,61 @@
 """Decode, resize and augment once; then read batches at memory speed, so that the accelerator never waits.
 
-Importing this loads nothing: each name is fetched when it is first used (PEP 562).
+What people use most. Training is in `tpucache.training`, sources are in `tpucache.warmup`, errors in `tpucache.errors`.
+Importing this loads nothing: each name is imported when it is first used (PEP 562).
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from tpucache.lazy import lazy_names
 
 if TYPE_CHECKING:
+    # isort: off  # it would write a statement for each name
     from tpucache.errors import (
-        BuildError,
-        DamageError,
-        DependencyError,
-        FormatError,
-        NotACacheError,
-        PublishError,
-        RecipeError,
-        SampleError,
-        SourceError,
-        StoreError,
-        TpucacheError,
-        TrainingError,
-        UnfinishedError,
-        UsageError,
+        BuildError as BuildError,
     )
+    from tpucache.errors import (
+        DamageError as DamageError,
+    )
+    from tpucache.errors import (
+        DependencyError as DependencyError,
+    )
+    from tpucache.errors import (
+        FormatError as FormatError,
+    )
+    from tpucache.errors import (
+        NotACacheError as NotACacheError,
+    )
+    from tpucache.errors import (
+        PublishError as PublishError,
+    )
+    from tpucache.errors import (
+        RecipeError as RecipeError,
+    )
+    from tpucache.errors import (
+        SampleError as SampleError,
+    )
+    from tpucache.errors import (
+        SourceError as SourceError,
+    )
+    from tpucache.errors import (
+        StoreError as StoreError,
+    )
+    from tpucache.errors import (
+        TpucacheError as TpucacheError,
+    )
+    from tpucache.errors import (
+        TrainingError as TrainingError,
+    )
+    from tpucache.errors import (
+        UnfinishedError as UnfinishedError,
+    )
+    from tpucache.errors import (
+        UsageError as UsageError,
+    )
+
+    # isort: on
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import find_cache
     from tpucache.loading.loader import CachedLoader
@@ -39,46 +70,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Errors are public in `tpucache.errors`; here they can be imported, too, as they always could.
 _ERRORS: Final = (
     "BuildError DamageError DependencyError FormatError NotACacheError PublishError RecipeError SampleError "
     "SourceError StoreError TpucacheError TrainingError UnfinishedError UsageError"
 )
 _HOMES: Final = {
-    "CachedDataset": "loading.dataset",
-    "CachedLoader": "loading.loader",
-    "find_cache": "loading.find",
-    "Recipe": "recipe",
-    "report_cache": "report.page.page",
-    "preview_cache": "report.preview",
-    "Manifest": "store.manifest",
-    "stage_cache": "store.copying.stage",
-    "Damage": "store.verify",
-    "verify_cache": "store.verify",
-    "build_cache": "warmup.build",
-    "repair_cache": "warmup.repair",
-    **dict.fromkeys(_ERRORS.split(), "errors"),
+    "CachedDataset": "tpucache.loading.dataset",
+    "CachedLoader": "tpucache.loading.loader",
+    "Damage": "tpucache.store.verify",
+    "Manifest": "tpucache.store.manifest",
+    "Recipe": "tpucache.recipe",
+    "build_cache": "tpucache.warmup.build",
+    "find_cache": "tpucache.loading.find",
+    "preview_cache": "tpucache.report.preview",
+    "repair_cache": "tpucache.warmup.repair",
+    "report_cache": "tpucache.report.page.page",
+    "stage_cache": "tpucache.store.copying.stage",
+    "verify_cache": "tpucache.store.verify",
+    **dict.fromkeys(_ERRORS.split(), "tpucache.errors"),
 }
 
 __all__ = [
-    "BuildError",
     "CachedDataset",
     "CachedLoader",
     "Damage",
-    "DamageError",
-    "DependencyError",
-    "FormatError",
     "Manifest",
-    "NotACacheError",
-    "PublishError",
     "Recipe",
-    "RecipeError",
-    "SampleError",
-    "SourceError",
-    "StoreError",
-    "TpucacheError",
-    "TrainingError",
-    "UnfinishedError",
-    "UsageError",
     "__version__",
     "build_cache",
     "find_cache",
@@ -89,16 +107,4 @@ __all__ = [
     "verify_cache",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__)

@@ -49,8 +49,8 @@ class PythonForks:
     def close(self) -> None:
         """End the process that forks."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            with self._process as process:  # its pipe is closed, too
+                process.kill()
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen([sys.executable, __file__], env=self._environment, stdin=subprocess.PIPE, text=True)
