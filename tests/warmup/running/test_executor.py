@@ -36,7 +36,7 @@ def test_relative_paths_mean_the_same_in_a_later_run_elsewhere(
     tmp_path: Path, write_photos: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
     for name in ("first", "second"):
-        write_photos(tmp_path / name / "photos", 5)
+        write_photos(tmp_path / name / "photos", 80, size=(40, 30))
         monkeypatch.chdir(tmp_path / name)
         build_cache(Path("photos"), Path("cache"), Recipe(size=8), jobs=2)
         build_cache(Path("photos"), Path("alone"), Recipe(size=8), jobs=1)
