@@ -18,7 +18,7 @@ from tpucache.loading.labels import SampleLabels
 from tpucache.loading.records.buffers import Buffer
 from tpucache.loading.records.reader import InMemory, RecordReader
 from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
-from tpucache.loading.samples.selection import Selection, Variant, check_variant
+from tpucache.loading.samples.selection import Selection, Variant, to_variant
 from tpucache.store.cache import Cache
 from tpucache.store.field_reader import field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
@@ -69,16 +69,12 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
         """
-        if not isinstance(in_memory, bool) and in_memory != "auto":
-            raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
-        variant = int(variant) if isinstance(variant, np.integer) else variant
         opened = Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
         self.directory: Path = opened.directory
         self.manifest: Manifest = opened.manifest
         self.table: SampleTable = opened.samples
-        check_variant(variant, self.manifest, self.directory)
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
-        self._selection = Selection(self.manifest, variant, chosen)
+        self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._labels = SampleLabels(self.table, self.manifest.classes)
         self._digest: str | None = None
         self._epoch = torch.tensor(0)

@@ -79,6 +79,8 @@ class RecordReader:
 
         Raises UsageError where there is no room for them, unless it is "auto".
         """
+        if not isinstance(in_memory, bool) and in_memory != "auto":
+            raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
         if not in_memory:
             return
         memory, rows = self._shared_memory, list(rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -80,13 +79,16 @@ class Selection:
         return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
 
 
-def check_variant(variant: object, manifest: Manifest, directory: Path) -> None:
-    """Raise UsageError unless a variant is one of the cache's, or "epoch" where it has augmented ones."""
+def to_variant(variant: Any, cache: Cache) -> Variant:
+    """Return a variant of a cache, a whole number, or "epoch" where it has augmented ones. Raises UsageError."""
+    has = cache.manifest.variants
     if variant == "epoch":
-        if not manifest.augmented:
+        if not cache.manifest.augmented:
             raise UsageError(
-                f'variant="epoch" needs augmented variants, {directory} has only the clean one: '
+                f'variant="epoch" needs augmented variants, {cache.directory} has only the clean one: '
                 "warm it up with --variants 1 or more"
             )
-    elif type(variant) is not int or variant not in manifest.variants:
-        raise UsageError(f'{directory} has variants {manifest.variants} and "epoch", not {variant!r}')
+        return "epoch"
+    if not isinstance(variant, (int, np.integer)) or isinstance(variant, bool) or variant not in has:
+        raise UsageError(f'{cache.directory} has variants {has} and "epoch", not {variant!r}')
+    return int(variant)

@@ -42,9 +42,9 @@ def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, mon
     task, read, scatter = make_task("mask", CLASSES), [], ShardReader.scatter
     expected = task.weights("balanced", task.count(all_masks(masks)))
 
-    def counted(self, rows, views):
+    def counted(self, rows, views, **options):
         read.append(int(rows["length"].sum()))
-        scatter(self, rows, views)
+        scatter(self, rows, views, **options)
 
     many = masks.select(np.tile(np.arange(len(masks)), 15))  # 3,000 masks of 4 KiB: 12 MB
     monkeypatch.setattr(ShardReader, "scatter", counted)
