@@ -20,6 +20,7 @@ from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, as_named
 from tpucache.training.learn.learner import DIVERGED_ADVICE, Learner
+from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.tasks.base import Task
 
 Array = npt.NDArray[Any]
@@ -84,12 +85,13 @@ def compute_rows(
 
     The last batch is padded, so that there is one graph for all.
     """
-    batches = CachedLoader(dataset, batch_size, threads=threads)
+    batches = CachedLoader(dataset, batch_size, threads=threads, finish="device")
+    finish = make_finish(dataset, device)
     counts = iter([batch_size] * (len(dataset) // batch_size) + [len(dataset) % batch_size])
     pending: deque[tuple[torch.Tensor, ...]] = deque()
     with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
-            pending.append(tuple(device.all_gather(tensor) for tensor in compute(batch)))
+            pending.append(tuple(device.all_gather(tensor) for tensor in compute(finish(batch))))
             device.step_end()
             if len(pending) > _BEHIND:
                 yield _to_host(pending.popleft(), next(counts))
@@ -111,7 +113,7 @@ def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, t
 def _pad(tensor: torch.Tensor, rows: int, image: bool) -> torch.Tensor:
     if len(tensor) == rows:
         return tensor
-    if image:  # channels last in memory, as the batches before it
+    if image and tensor.ndim == 4:  # channels last in memory, as the batches before it
         return _pad(tensor.permute(0, 2, 3, 1), rows, False).permute(0, 3, 1, 2)
     padded = tensor.new_zeros((rows, *tensor.shape[1:]))
     padded[: len(tensor)] = tensor

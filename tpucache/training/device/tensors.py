@@ -15,8 +15,8 @@ from tpucache.store.fields import IMAGE
 class DeviceBatch:
     """A batch on the device.
 
-    `fields` are the records', images as uint8 (batch, height, width, channels); `labels` is (batch,) or (batch, m), and
-    `draws` the random numbers (batch, n) that were sent along for it, where there are any.
+    `fields` are the records', images as uint8 (batch, height, width, channels), or packed (batch, n); `labels` is
+    (batch,) or (batch, m), and `draws` the random numbers (batch, n) that were sent along for it, where there are any.
     """
 
     fields: Mapping[str, torch.Tensor]

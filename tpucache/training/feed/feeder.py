@@ -102,7 +102,7 @@ class Feeder:
         return DeviceBatch(
             # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
             {
-                name: put(array.permute(0, 2, 3, 1) if name == IMAGE else array)
+                name: put(array.permute(0, 2, 3, 1) if name == IMAGE and array.ndim == 4 else array)
                 for name, array in named.items()
                 if name != LABEL
             },

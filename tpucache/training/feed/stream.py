@@ -26,7 +26,13 @@ def parts(
     It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated.
     """
     loader = CachedLoader(
-        train_set, settings.part_size, shuffle=True, seed=settings.seed, drop_last=True, threads=settings.threads
+        train_set,
+        settings.part_size,
+        shuffle=True,
+        seed=settings.seed,
+        drop_last=True,
+        threads=settings.threads,
+        finish="device",
     )
     each = settings.steps_per_epoch(len(train_set))
     first, skip = divmod(first_step, each)

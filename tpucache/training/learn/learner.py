@@ -22,6 +22,7 @@ from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
 from tpucache.training.learn.models import build_model
 from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
+from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.user_code import check_loss, user_code
@@ -46,6 +47,7 @@ class Learner:
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         model = build_model(settings.model, task.outputs)
         self.mean, self.std = channel_statistics(settings, dataset)
+        self._finish = make_finish(dataset, device)
         self._augment = _augment(settings, dataset, self.mean, self.std, device)
         weights = None if settings.class_weights == "none" else balanced_weights(task, dataset)
         self._weights = None if weights is None else weights.to(device.torch_device)
@@ -72,7 +74,7 @@ class Learner:
         for batch in batches:
             if not len(batch.labels):
                 raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
-            loss = self._loss_of(batch) / len(batches)
+            loss = self._loss_of(self._finish(batch)) / len(batches)
             with user_code(f"the gradient of {model_name(self.settings)}", batch.fields):
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             total = loss.detach() if total is None else total + loss.detach()
@@ -87,7 +89,7 @@ class Learner:
         return total
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return the model's outputs for a batch as it is in the cache: float32, the batch first."""
+        """Return the model's outputs for a batch whose images are finished: float32, the batch first."""
         normalise = None if self._augment is None else self._augment.plain
         return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
 

@@ -1,0 +1,78 @@
+"""Training and prediction from a cache whose images the device finishes, on plain torch and on XLA."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import Recipe, build_cache
+from tpucache.cli import main
+
+HERE = Path(__file__).parent
+OPTIONS = [
+    *("--valid", "0.2", "--model", "tiny_models:tiny", "--epochs", "2", "--batch-size", "16", "--lr", "0.02"),
+    *("--flip", "--shift", "2", "--brightness", "0.2"),
+]
+
+
+@pytest.fixture(scope="module")
+def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The photographs as raw pixels and as packed coefficients of the best quality."""
+    folder = tmp_path_factory.mktemp("packed")
+    for codec, quality in (("raw", None), ("dct-zstd", 100), ("yuv420", None)):
+        build_cache(photos, folder / codec, Recipe(size=16, codec=codec, quality=quality), jobs=1)
+    return {codec: folder / codec for codec in ("raw", "dct-zstd", "yuv420")}
+
+
+def losses_of(run: Path) -> list[float]:
+    report: dict[str, Any] = json.loads((run / "report.json").read_text())
+    assert report["pace"]["compiles"] == 0
+    return list(report["losses"])
+
+
+def train(cache: Path, run: Path, *more: str) -> list[float]:
+    assert main(["train", str(cache), "--run", str(run), *OPTIONS, "--backend", "eager", *more]) == 0
+    return losses_of(run)
+
+
+@pytest.mark.parametrize("codec", ["dct-zstd", "yuv420"])
+def test_losses_are_close_to_those_of_raw_pixels(packed: dict[str, Path], codec: str, tmp_path: Path) -> None:
+    raw = train(packed["raw"], tmp_path / "raw")
+    assert train(packed[codec], tmp_path / codec) == pytest.approx(raw, abs=0.02)
+
+
+def test_a_run_predicts_from_a_cache_of_another_codec(packed: dict[str, Path], tmp_path: Path) -> None:
+    train(packed["dct-zstd"], tmp_path / "run")
+    rows = {}
+    for codec, cache in packed.items():
+        out = tmp_path / f"{codec}.csv"
+        assert main(["predict", str(tmp_path / "run"), str(cache), "-o", str(out), "--backend", "eager"]) == 0
+        with out.open() as file:
+            rows[codec] = [float(row["ant"]) for row in csv.DictReader(file)]
+    assert rows["dct-zstd"] == pytest.approx(rows["raw"], abs=0.02)
+    assert rows["yuv420"] == pytest.approx(rows["raw"], abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+@pytest.mark.parametrize("cores", [1, 8])
+def test_losses_on_xla_are_those_of_plain_torch(packed: dict[str, Path], cores: int, tmp_path: Path) -> None:
+    expected = train(packed["dct-zstd"], tmp_path / "eager")
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(cores), "PYTHONPATH": str(HERE)}
+    command = [sys.executable, "-m", "tpucache", "train", str(packed["dct-zstd"]), "--run", str(tmp_path / "xla")]
+    done = subprocess.run(
+        [*command, *OPTIONS, "--backend", "xla", "--cores", str(cores)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert losses_of(tmp_path / "xla") == pytest.approx(expected, abs=1e-3)
