@@ -11,51 +11,22 @@ from typing import TYPE_CHECKING, Final
 from tpucache.lazy import lazy_names
 
 if TYPE_CHECKING:
-    # isort: off  # it would write a statement for each name
     from tpucache.errors import (
         BuildError as BuildError,
-    )
-    from tpucache.errors import (
         DamageError as DamageError,
-    )
-    from tpucache.errors import (
         DependencyError as DependencyError,
-    )
-    from tpucache.errors import (
         FormatError as FormatError,
-    )
-    from tpucache.errors import (
         NotACacheError as NotACacheError,
-    )
-    from tpucache.errors import (
         PublishError as PublishError,
-    )
-    from tpucache.errors import (
         RecipeError as RecipeError,
-    )
-    from tpucache.errors import (
         SampleError as SampleError,
-    )
-    from tpucache.errors import (
         SourceError as SourceError,
-    )
-    from tpucache.errors import (
         StoreError as StoreError,
-    )
-    from tpucache.errors import (
         TpucacheError as TpucacheError,
-    )
-    from tpucache.errors import (
         TrainingError as TrainingError,
-    )
-    from tpucache.errors import (
         UnfinishedError as UnfinishedError,
-    )
-    from tpucache.errors import (
         UsageError as UsageError,
     )
-
-    # isort: on
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import find_cache
     from tpucache.loading.loader import CachedLoader
