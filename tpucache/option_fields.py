@@ -50,7 +50,7 @@ def option(
 
 
 def options_of(settings: type) -> dict[str, Option]:
-    """Return the options of a dataclass by name, in their order; a field without help is none."""
+    """Return the options of a dataclass by name, in their order; a field without help is not an option."""
     hints = get_type_hints(settings)
     found = {}
     for item in dataclasses.fields(settings):
@@ -68,7 +68,7 @@ def check_options(settings: Any) -> None:
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
-    """Return the types and the choices that a type hint allows, beside None."""
+    """Return the types and the choices that a type hint allows, without None."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))

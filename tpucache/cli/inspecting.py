@@ -1,4 +1,4 @@
-"""What tells about a cache and the machine under it."""
+"""inspect, preview, report, bench and doctor: what a cache and a machine are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpucache.cli.terminal import show
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Tell what a cache holds, how big it is, how it was made."""
+    """Show what a cache contains, how large it is, and how it was made."""
     from tpucache.report.inspect import describe, describe_lines
     from tpucache.store.manifest import Manifest
 
@@ -70,7 +70,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Tell what this machine has for tpucache (cores, memory, TPU, versions, mounts), and what to fix."""
+    """Show what this machine has for tpucache (cores, memory, TPU, versions, mounts), and what to fix."""
     from tpucache.report.doctor.diagnosis import diagnose
 
     if not options.no_xla:
@@ -86,7 +86,7 @@ def add(commands: Any) -> None:
     add_cache(command)
     command = add_command(commands, preview, "cache/train -o sheet.png --samples 16")
     add_cache(command)
-    _add_picture(command, Path("sheet.png"), "the picture to write; its ending says of which kind")
+    _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
     command = add_command(commands, report, "cache/train -o report.html")
     add_cache(command)
@@ -98,7 +98,7 @@ def add(commands: Any) -> None:
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command = add_command(commands, doctor, "--json")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    command.add_argument("--no-xla", action="store_true", help="do not start XLA, in a process of its own, to ask it")
+    command.add_argument("--no-xla", action="store_true", help="do not start XLA in another process to ask it")
 
 
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
@@ -106,4 +106,4 @@ def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> Non
     command.add_argument("-o", "--output", type=Path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
     command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each, at most")
-    command.add_argument("--seed", type=natural, default=0, metavar="N", help="of which samples are shown")
+    command.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the choice of samples")

@@ -1,4 +1,4 @@
-"""What several commands' options have in common."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Settings = TypeVar("Settings")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of an option that has one, and nothing for an option that may be left out."""
+    """Shows the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_left_out = action.default is False or action.default in (None, "", [])
@@ -51,7 +51,7 @@ def add_options(
 ) -> None:
     """Add the options that a dataclass declares with `option`, to a command or a group of it.
 
-    `parsers` read what text means where its type alone does not say it. A choice or a number that is not allowed is
+    `parsers` convert the text of options whose type is not enough for that. A choice or a number that is not allowed is
     wrong usage.
     """
     for each in options_of(settings).values():
@@ -88,7 +88,7 @@ def add_cache(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add where it is computed: --backend, --cores."""
+    """Add --backend and --cores."""
     from tpucache.training.device import BACKENDS
 
     command.add_argument(
@@ -98,7 +98,7 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
-    """Add how a cache is read: --threads, --in-memory, --stage."""
+    """Add --threads, --in-memory and --stage."""
     from tpucache.training.settings import TrainSettings
 
     add_options(command, TrainSettings, only=["threads"])
@@ -114,7 +114,7 @@ def add_reading(command: argparse.ArgumentParser) -> None:
 def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> Path:
     """Return the cache to read: a copy at --stage, made now or before, or the cache itself.
 
-    `check` is called while it is copied; what it raises leaves what is copied to be continued.
+    `check` is called during the copy; if it raises, the copy can be continued later.
     """
     cache: Path = options.cache
     if options.stage is None:

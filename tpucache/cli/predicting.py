@@ -1,4 +1,4 @@
-"""predict: what training is for."""
+"""predict: what runs predict for a cache."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.training.predictions import predict as run_predict
     from tpucache.training.predictor import Predictor
 
-    cache, held = staged(options), in_memory(options)
-    shown = Manifest.load(cache).variants if options.variants == "all" else options.variants
-    datasets = [CachedDataset(cache, variant, in_memory=held) for variant in shown]
+    cache, memory = staged(options), in_memory(options)
+    chosen = Manifest.load(cache).variants if options.variants == "all" else options.variants
+    datasets = [CachedDataset(cache, variant, in_memory=memory) for variant in chosen]
     predictor = Predictor(options.runs, open_device(options.backend, options.cores))
     batch_size = options.batch_size or predictor.settings.part_size
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)

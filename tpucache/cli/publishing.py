@@ -1,4 +1,4 @@
-"""publish, push and fetch: a finished cache goes out, and comes in elsewhere."""
+"""publish, push and fetch: copy a finished cache to where it is used."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def push(options: argparse.Namespace) -> int:
 
 
 class _Transfer:
-    """Progress of bytes, whose number is known once the manifest was read."""
+    """Shows the progress of a copy, whose size is known once the manifest has been read."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -86,7 +86,7 @@ class _Transfer:
             self._progress.close()
 
     def report(self, done: int, total: int) -> None:
-        """Show so many bytes of all."""
+        """Show how many bytes of how many are done."""
         from tpucache.progress import Progress
 
         if self._progress is None:
@@ -107,7 +107,7 @@ def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> N
 
 
 def _listing(bundle: Bundle, *, public: bool) -> list[str]:
-    """Return what of a folder is uploaded, and how much, as lines."""
+    """Return the files that are uploaded and their sizes, as lines."""
     target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
     return [
         *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
@@ -122,14 +122,16 @@ def add(commands: Any) -> None:
         commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
     )
     add_cache(command)
-    command.add_argument("--id", required=True, metavar="OWNER/SLUG", help="where it goes")
-    command.add_argument("--title", required=True, help="6 to 50 characters")
-    command.add_argument("--license", metavar="NAME", help="one of Kaggle's names; none is assumed: try without")
-    command.add_argument("--message", metavar="TEXT", help="of a new version; what the cache holds if not given")
-    command.add_argument("--public", action="store_true", help="for all to see, if it is new")
+    command.add_argument("--id", required=True, metavar="OWNER/SLUG", help="owner and name of the Kaggle dataset")
+    command.add_argument("--title", required=True, help="title, 6 to 50 characters")
+    command.add_argument(
+        "--license", metavar="NAME", help="a license as Kaggle names it; leave it out to see the names"
+    )
+    command.add_argument("--message", metavar="TEXT", help="message of a new version; default: what the cache contains")
+    command.add_argument("--public", action="store_true", help="make a new dataset public")
     command.add_argument("--out", metavar="DIR", help="the folder to upload; CACHE.publish if not given")
     command.add_argument("--dry-run", action="store_true", help="make the folder and check it, upload nothing")
-    command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="for Kaggle to have it ready")
+    command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="time for Kaggle to process it")
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
     command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
@@ -137,5 +139,5 @@ def add(commands: Any) -> None:
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
     command.add_argument(
-        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path, which holds nothing else"
+        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path, that contains nothing else"
     )

@@ -1,4 +1,4 @@
-"""What commands say: lines on standard output, complaints in one line on standard error."""
+"""The output of commands: lines on standard output, errors as one line on standard error."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[st
 
 
 def escape_unprintable() -> None:
-    """Have standard output escape what its encoding lacks, as standard error does: names may hold any character."""
+    """Let standard output escape characters that its encoding lacks, as standard error does: names may contain any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def say(line: str) -> None:
-    """Print a line, whatever names of files it holds."""
+    """Print a line, with any file names."""
     print(line.encode("utf-8", "backslashreplace").decode())
 
 
 def note(line: str) -> None:
-    """Print a line beside the report, on standard error."""
+    """Print a line on standard error, apart from the report."""
     print(f"{PROG}: {line}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
 
 
 def complain(error: object, status: int) -> int:
-    """Print what went wrong as one line and return the status to end with."""
+    """Print an error as one line and return the exit status."""
     message = redact(" ".join(str(error).split()))
     print(f"{PROG}: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return status

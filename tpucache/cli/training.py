@@ -1,4 +1,4 @@
-"""train: what a cache is for."""
+"""train: a model on a cache."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
     from tpucache.training.lr_finder import PNG_NAME, find_lr
 
     settings = _settings(options)
-    held = in_memory(options)
-    data = CachedDataset(staged(options, lambda: stop.check(f"while copying to {options.stage}")), in_memory=held)
-    train_set, valid_set = _split(data, options.valid, options.seed, held)
+    memory = in_memory(options)
+    data = CachedDataset(staged(options, lambda: stop.check(f"while copying to {options.stage}")), in_memory=memory)
+    train_set, valid_set = _split(data, options.valid, options.seed, memory)
     device = open_device(options.backend, options.cores)
     if options.lr == FIND:
         settings = find_lr(options.run, settings, train_set, device, options.resume, stop)
@@ -94,13 +94,13 @@ def rate(text: str) -> float | str:
 
 
 def _split(
-    data: CachedDataset, valid: str | None, seed: int, held: InMemory
+    data: CachedDataset, valid: str | None, seed: int, memory: InMemory
 ) -> tuple[CachedDataset, CachedDataset | None]:
     """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.samples.split import fold_split, stratified_split
 
-    augmented = CachedDataset(data.directory, "epoch", in_memory=held) if data.manifest.augmented else data
+    augmented = CachedDataset(data.directory, "epoch", in_memory=memory) if data.manifest.augmented else data
     if valid is None:
         return augmented, None
     if valid.startswith("fold="):
@@ -109,7 +109,7 @@ def _split(
     try:
         fraction = float(valid)
     except ValueError:
-        return augmented, CachedDataset(valid, in_memory=held)
+        return augmented, CachedDataset(valid, in_memory=memory)
     split = stratified_split(data.labels.numpy(), fraction, seed)
     return augmented.select(split.train), data.select(split.valid)
 

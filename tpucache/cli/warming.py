@@ -1,4 +1,4 @@
-"""warmup and verify: a cache is built, proven, finished."""
+"""warmup and verify: build a cache, check it, repair it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def warmup(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Hold every byte of a cache against its manifest; with --repair, build again what is damaged."""
+    """Compare every byte of a cache with its manifest; with --repair, build again what is damaged."""
     from tpucache.errors import UsageError
     from tpucache.progress import Progress
     from tpucache.store.manifest import Manifest
@@ -144,7 +144,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images (a subfolder a class, or flat), a .csv, a pattern of .tfrec files, module:callable",
+        help="a folder of images, flat or with a subfolder for each class; a .csv; a .tfrec pattern; module:callable",
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
     add_options(command, Recipe, parsers={"size": size})
@@ -154,22 +154,25 @@ def add(commands: Any) -> None:
         "--labels",
         choices=["auto", "classes", "numbers", "multilabel"],
         default="auto",
-        help="what labels are; auto: whole numbers and text are classes, other numbers are numbers",
+        help="what the labels are; auto: whole numbers and text are classes, other numbers are numbers",
     )
-    command.add_argument("--time-limit", type=seconds, metavar="8h", help="stop cleanly before; run again to continue")
-    command.add_argument("--target", choices=["kaggle"], help="keep within 20 GB and 44 shards")
     command.add_argument(
-        "--backend", choices=["loky", "dask", "ray", "spark"], default="loky", help="who runs the work"
+        "--time-limit",
+        type=seconds,
+        metavar="8h",
+        help="stop before this time; run again to continue",
     )
-    command.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask scheduler or a Ray cluster")
+    command.add_argument("--target", choices=["kaggle"], help="keep within Kaggle's limits: 20 GB and 44 shards")
     command.add_argument(
-        "--on-error", choices=["fail", "skip"], default="fail", help="stop at a bad sample, or list it and go on"
+        "--backend", choices=["loky", "dask", "ray", "spark"], default="loky", help="which library runs the work"
+    )
+    command.add_argument("--scheduler", metavar="ADDRESS", help="address of a Dask scheduler or a Ray cluster")
+    command.add_argument(
+        "--on-error", choices=["fail", "skip"], default="fail", help="stop at a bad sample, or list it and continue"
     )
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
-    command.add_argument(
-        "--repair", metavar="SOURCE", help="build what is damaged again, from what the cache was made of"
-    )
+    command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
     command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
     _add_table(command)
 
@@ -179,12 +182,19 @@ def _add_table(command: argparse.ArgumentParser) -> None:
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
     table.add_argument("--path-col", metavar="NAME", help="paths of the images; path, file, image, id … if not given")
     table.add_argument(
-        "--label-col", action="append", default=[], metavar="NAME", help="labels; more than once for several a sample"
+        "--label-col",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="labels; repeat it for several labels",
     )
-    table.add_argument("--label-sep", metavar="TEXT", help="between several names in the one label column")
-    table.add_argument("--suffix", default="", metavar=".jpg", help="put after each path")
+    table.add_argument("--label-sep", metavar="TEXT", help="separator of several names in one label column")
+    table.add_argument("--suffix", default="", metavar=".jpg", help="text to add to each path")
     table.add_argument(
-        "--root", type=Path, metavar="DIR", help="where the paths begin; the table's folder if not given"
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="folder of the paths; the table's own if not given",
     )
     table.add_argument("--mask-col", metavar="NAME", help="paths of masks")
     table.add_argument("--fold-col", metavar="NAME", help="fold numbers, for train --valid fold=N")
@@ -205,7 +215,7 @@ def _table(options: argparse.Namespace) -> TableOptions:
 
 
 class _Progress:
-    """Shows how far a warmup or repair is, from the first time it is told on."""
+    """Shows the progress of a warmup or repair, from its first report."""
 
     def __init__(self, label: str) -> None:
         self._label = label

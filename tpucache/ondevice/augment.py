@@ -1,8 +1,8 @@
-"""What the device does to a whole uint8 batch before the model sees it.
+"""Augmentation of whole uint8 batches on the device.
 
-Random numbers are drawn on the host, a few a sample, and uploaded with the batch: they depend on (seed, step) alone, so
-they are the same on every backend and every number of cores, and a resumed run draws what an uninterrupted one does.
-What a setting leaves off is not in the graph. Shapes are static, and nothing is read back.
+Random numbers are drawn on the host, a few for each sample, and uploaded with the batch. They depend only on (seed,
+step): they are the same on every backend and number of cores, and in a resumed run. An augmentation that is off is not
+part of the graph. Shapes are static, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> npt.NDArray[np.float32]:
     """Return the random numbers of one step, float32 (batch, COLUMNS): a pure function of the arguments.
 
-    Turning one setting on or off leaves what the others draw as it is.
+    Turning one setting on or off does not change what the others draw.
     """
     # RandomState's distributions never change from one NumPy to the next, which a Generator's may.
     rng = np.random.RandomState(np.random.Philox(np.random.SeedSequence((seed, step))))
@@ -63,7 +63,7 @@ def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> np
 
 
 class Augment:
-    """What AugmentSettings say, done to whole batches on the device by the numbers that `draw` gave."""
+    """Applies AugmentSettings to whole batches on the device, with the random numbers of `draw`."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Augment:
         if by_columns:
             images = torch.where(_flag(draws, _COLUMNS_REVERSED), images.flip(3), images)
         if settings.shift:
-            # A product with one 1 a row moves bytes exactly, in bfloat16 too, and is what a TPU does best.
+            # A product with one 1 in each row moves values exactly, also in bfloat16, and is what a TPU does best.
             images = _one_hot(self._rows, draws[:, _DOWN]) @ images.float()
             images = images @ _one_hot(self._columns, draws[:, _RIGHT]).transpose(2, 3)
         return images
@@ -188,7 +188,7 @@ def _erased(uniform: npt.NDArray[Any], probability: float) -> npt.NDArray[Any]:
 
 
 def _boxes(heights: npt.NDArray[Any], widths: npt.NDArray[Any], uniform: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return top, bottom, left and right of boxes of these sides somewhere within the unit square."""
+    """Return top, bottom, left and right of boxes with these sides at random places in the unit square."""
     top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
     return np.stack([top, top + heights, left, left + widths], 1)
 

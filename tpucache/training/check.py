@@ -1,4 +1,4 @@
-"""Whether data, settings and device fit, told before the first step."""
+"""Whether data, settings and device fit together, checked before the first step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _POINTS: Final = (BOXES, KEYPOINTS)
 
 
 def find_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
-    """Return the task that the settings name, or that the cache's labels are of. Raises UsageError."""
+    """Return the task that the settings name, or the one that fits the cache's labels. Raises UsageError."""
     return tasks.find_task(settings.task, dataset, settings.mask_classes)
 
 
 def check_fit(
     settings: TrainSettings, task: Task, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> None:
-    """Raise UsageError when labels are not of the task, caches not of one kind, or a batch cannot be made."""
+    """Raise UsageError when labels do not fit the task, the caches do not fit each other, or no batch can be made."""
     for name, dataset in (("training", train_set), ("validation", valid_set)):
         if dataset is None:
             continue
@@ -58,7 +58,7 @@ def check_fit(
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
-    """Raise UsageError for settings of which one would leave another without effect, or data without its meaning."""
+    """Raise UsageError when one setting would disable another, or the device would make the data wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.loss or settings.train_step):
         raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")

@@ -24,10 +24,10 @@ from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.tasks.base import Task
 
 Array = npt.NDArray[Any]
-#: Makes tensors with a row a sample of a batch's outputs and labels, on the device.
+#: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
-_BEHIND: Final = 4  # batches whose results are not waited for yet
+_BEHIND: Final = 4  # batches that are computed ahead of the one whose results are read
 
 
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
@@ -40,7 +40,7 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
     """
     task = learner.task
     losses, values = [], []
-    # Closed at once when `check` raises: until then the model has the averaged weights in place of its own.
+    # Closed at once when `check` raises: the model has the averaged weights until then.
     with contextlib.closing(results(learner, dataset, _score(task))) as batches:
         for part, value in batches:
             losses.append(part)
@@ -56,7 +56,7 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
 
 
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
-    """Evaluate one sample, if there is one, and forget it: its graph is compiled, and what fails in it fails now."""
+    """Evaluate one sample, to compile the graph and to raise errors in it now, not after an epoch."""
     if dataset is None:
         return
     for _ in results(learner, dataset.select(range(1)), _score(learner.task)):
@@ -64,7 +64,7 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
 
 
 def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `reduce` makes of the learner's outputs and the labels of each batch; see `compute_rows`."""
+    """Yield the result of `reduce` on the learner's outputs and the labels of each batch; see `compute_rows`."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
@@ -81,9 +81,9 @@ def compute_rows(
     threads: int,
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `compute` makes of each batch, on the host, in the samples' order and without the padding.
+    """Yield the results of `compute` for each batch as arrays, in the order of the samples and without padding.
 
-    The last batch is padded, so that there is one graph for all.
+    The last batch is padded on the device, so that all batches share one graph.
     """
     batches = CachedLoader(dataset, batch_size, threads=threads, finish="device")
     finish = make_finish(dataset, device)
@@ -100,7 +100,7 @@ def compute_rows(
 
 
 def _score(task: Task) -> Reduce:
-    """Return what makes each sample's loss and what its metrics are made of."""
+    """Return the function that gives each sample's loss and the scores for its metrics."""
     return lambda outputs, labels: (task.losses(outputs, labels), task.scores(outputs, labels))
 
 

@@ -1,4 +1,4 @@
-"""When a run has to stop: Ctrl-C, SIGTERM, or a time limit. What is being computed is finished and saved first."""
+"""When a run has to stop: Ctrl-C, SIGTERM, or a time limit. The current batch is finished and the run saved first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from tpucache.errors import UnfinishedError
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-# What a time limit leaves for saving and exiting.
+# The part of a time limit that is kept for saving and exiting.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
 
@@ -39,7 +39,7 @@ class StopRequest:
         return self._is_signalled or (self._deadline is not None and self._clock() >= self._deadline)
 
     def check(self, where: str) -> None:
-        """Raise Stopped when the run has to stop now; `where` says what was being done."""
+        """Raise Stopped when the run has to stop now; `where` says where the run is."""
         if self.is_due:
             reason = "interrupted" if self._is_signalled else "the time limit was reached"
             raise Stopped(f"{reason} {where}: run the same command with --resume to continue")
@@ -52,7 +52,7 @@ class StopRequest:
     def on_signals(self) -> Iterator[None]:
         """Turn the first SIGINT or SIGTERM within the context into a request; a second one interrupts at once.
 
-        Only the main thread may set handlers: in another one, signals do what they did.
+        Only the main thread may set handlers; in another thread nothing changes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield

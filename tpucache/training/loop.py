@@ -34,14 +34,14 @@ def train(
     device: Device,
     options: RunOptions | None = None,
 ) -> TrainReport:
-    """Train a model on a cache, evaluate it after each epoch, and leave checkpoints, a history and a report in `run`.
+    """Train a model on a cache, evaluate it after each epoch, and write checkpoints, a history and a report to `run`.
 
     A resumed run continues from its last checkpoint, with the samples not yet seen, and ends in the same weights on the
-    same backend. A finished one is left as it is, and its report is returned.
+    same backend. A finished run is not changed, and its report is returned.
 
-    Raises UsageError when data, settings and device do not fit, TrainingError when the loss is not finite, and
+    Raises UsageError when data, settings and device do not fit together, TrainingError when the loss is not finite, and
     UnfinishedError when the time limit came first. SIGINT and SIGTERM end in a checkpoint and KeyboardInterrupt.
-    Whatever the data raises in the middle of an epoch is raised here.
+    An error while reading data in the middle of an epoch is raised here.
     """
     run, options = Path(run), options or RunOptions()
     stop = options.stop or StopRequest(options.time_limit)
@@ -66,7 +66,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Run:
-    """What the parts of the loop share."""
+    """One run: what all functions of the loop need."""
 
     folder: Path
     learner: Learner
@@ -86,18 +86,18 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
     learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
-    left, first = parts(settings, data.train_set, state.steps, plan.epochs), state.steps * settings.accumulate
+    batches, first = parts(settings, data.train_set, state.steps, plan.epochs), state.steps * settings.accumulate
     images = settings.batch_size * settings.steps_per_execution
     execution: Execution = []
     stopped = None
     compile_validation = functools.partial(compile_evaluation, learner, data.valid_set)
-    compile_validation()  # what fails in it fails now
+    compile_validation()  # errors in it are raised now, not after the first epoch
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
-        Feeder(left, device, draw=drawer(settings, data.train_set), first=first) as feeder,
+        Feeder(batches, device, draw=drawer(settings, data.train_set), first=first) as feeder,
         Progress(plan.steps * settings.batch_size, "train", "images", state.steps * settings.batch_size) as progress,
     ):
-        # Averaged weights lie on the cores in another way once they have been averaged, which is another graph.
+        # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
         meter = PaceMeter(device, feeder, warmed=compile_validation)
         stream = iter(feeder)
         meter.resume()

@@ -1,4 +1,4 @@
-"""The learning-rate range test: the rate rises until the loss diverges, and what the loss did says which rate to use.
+"""The learning-rate range test: the rate rises until the loss diverges; the steepest fall of the loss gives the rate.
 
 L. Smith, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186.
 """
@@ -39,7 +39,7 @@ from tpucache.training.watch.rates import RangeTest, save_range_test
 CSV_NAME: Final = "lr_finder.csv"
 PNG_NAME: Final = "lr_finder.png"
 
-_LAG: Final = 16  # steps after which a loss is read, as the run's own are
+_LAG: Final = 16  # steps after which a loss is read, as in a run
 _DECAY: Final = 0.9
 _DIVERGED: Final = 4.0  # times the least loss: fastai's
 _FALL: Final = 0.01
@@ -53,7 +53,7 @@ def find_lr(
     resume: bool = False,
     stop: StopRequest | None = None,
 ) -> TrainSettings:
-    """Return the settings with the rate that a range test suggests, and leave its numbers and its plot in `run`.
+    """Return the settings with the rate that a range test suggests, and write its numbers and its plot to `run`.
 
     A run that is resumed has its rate already. Raises UsageError when data, settings and device do not fit, or the
     folder has a run that is not to be resumed, TrainingError when no rate lets the loss fall, and UnfinishedError when
@@ -83,7 +83,7 @@ def range_test(
 
     They are steps of the run's own, with its batches and augmentation. The learner, and all random numbers, are
     afterwards exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls, and
-    UnfinishedError when `stop` asks for it between two steps.
+    UnfinishedError when `stop` is due between two steps.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
@@ -119,7 +119,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
 @contextlib.contextmanager
 def preserved(learner: Learner) -> Iterator[None]:
     """Give a context that may change a learner; after it, learner and all random numbers are exactly what they were."""
-    with learner.device.preserve_rng():  # first of all: on XLA, waiting alone moves the generator on
+    with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
         learner.device.wait()
         state = copy.deepcopy(to_host(learner.state_dict()))
         try:

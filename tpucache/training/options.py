@@ -37,5 +37,5 @@ class RunOptions:
         check_options(self)
 
     def needs_checkpoint(self, step: int, settings: TrainSettings) -> bool:
-        """Return whether a checkpoint fell due in the execution that ended with this step."""
+        """Return whether a checkpoint is due after the execution that ended with this step."""
         return self.checkpoint_every is not None and step % self.checkpoint_every < settings.steps_per_execution

@@ -1,4 +1,4 @@
-"""A cache -> a CSV with a row a sample: what one run or several predict for it."""
+"""A cache -> a CSV with one row for each sample: the predictions of one run, or the mean of several."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class PredictReport:
-    """What was predicted, and the task's metrics where the cache has the labels that they take."""
+    """What was predicted, and the task's metrics if the cache has labels of that task."""
 
     output: str
     samples: int
@@ -68,12 +68,13 @@ class _Predictions:
 def predict(
     predictor: Predictor, datasets: Sequence[CachedDataset], output: str | Path, batch_size: int, threads: int = 2
 ) -> PredictReport:
-    """Write what is predicted for each sample, averaged over the datasets, which are variants of one cache, as a CSV.
+    """Write a CSV of predictions, averaged over the datasets, which are variants of one cache.
 
     Its columns are `sample` (the sample's number), `path`, `label` (empty where there is none), `prediction`, and a
-    probability a class or a value a column. Class maps are PNG files in a folder beside the CSV, named in `prediction`.
-    Raises UsageError when cache, batch and device do not fit, or `output` is a file of a cache; TrainingError when a
-    file cannot be written.
+    probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV, and
+    `prediction` names them.
+    Raises UsageError when cache, batch and device do not fit together, or `output` is a file of a cache;
+    TrainingError when a file cannot be written.
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
     check_no_cache_file(output)
@@ -175,7 +176,7 @@ _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_v
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics, or nothing where the labels are not of the task."""
+    """Return the task's metrics, or nothing if the labels do not fit the task."""
     if not len(dataset) or LABEL not in dataset.table or dataset.classes != predictor.classes:
         return {}
     labels = dataset.labels.numpy()
@@ -199,7 +200,7 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
 
 
 def _labels(dataset: CachedDataset, task: Task) -> list[str]:
-    """Return the cache's own labels in the words of the predictions, empty where there are none."""
+    """Return the cache's labels in the same form as the predictions, empty where there are none."""
     if LABEL not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()
@@ -207,7 +208,7 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
         return [dataset.classes[label] if label >= 0 else "" for label in labels]
     try:
         task.check(labels)
-    except UsageError:  # of another task: the values themselves
+    except UsageError:  # labels of another task: the values themselves
         return [SEPARATOR.join(map(str, row)) for row in labels]
     return [task.describe(row, dataset.classes) for row in labels]
 

@@ -1,4 +1,4 @@
-"""The best weights of one run or several, together on one device: what they predict is averaged."""
+"""The best weights of one or more runs on one device, whose predictions are averaged."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _NAMED: Final = 5  # classes in a message, at most
 
 
 class Predictor:
-    """The models of runs that learned one task, each with its own normalisation, in evaluation."""
+    """The models of runs for the same task, each with its own normalisation, in evaluation mode."""
 
     def __init__(self, runs: Sequence[str | Path], device: Device) -> None:
-        """Load each run's `best.pt`. Raises TrainingError where there is none, UsageError for runs of two kinds."""
+        """Load each run's `best.pt`. Raises TrainingError where there is none, UsageError for runs that do not fit."""
         folders = [Path(run) for run in runs]
         contents = [_load_best(run) for run in folders]
         first = contents[0]
@@ -50,7 +50,7 @@ class Predictor:
         self.task: Task = make_task(first["task"], first["outputs"])
         self.classes = self.task.class_names(first["classes"])
         self._outputs = [_outputs(run, content, device) for run, content in zip(folders, contents, strict=True)]
-        device.wait()  # or the first batch's graph would also hold the upload of the weights
+        device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
         """Return probabilities or values, the mean over the runs: float32, the batch first."""
@@ -58,7 +58,7 @@ class Predictor:
         return total.mean(0)
 
     def check(self, dataset: CachedDataset) -> None:
-        """Raise UsageError unless a cache has the fields, sizes and classes that the models have learned from.
+        """Raise UsageError unless a cache has the fields, sizes and classes that the models were trained with.
 
         A cache without classes, such as one without labels, may always be predicted.
         """
@@ -103,7 +103,7 @@ def _load_best(run: Path) -> dict[str, Any]:
 
 
 def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return what a run's model takes: the image alone where there is one, and never the mask it is to find."""
+    """Return the inputs of a run's model: only the image if there is one, and never the labels."""
     fields = {field["name"]: (field["dtype"], tuple(field["shape"])) for field in content["fields"]}
     if IMAGE in fields and content["settings"]["eval_step"] is None:
         return {IMAGE: fields[IMAGE]}
@@ -111,7 +111,7 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
 
 
 def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:
-    """Return what gives a run's outputs for a batch."""
+    """Return the function that computes a run's outputs for a batch."""
     settings = settings_from(content["settings"])
     model = build_model(settings.model, content["outputs"])
     try:

@@ -1,4 +1,4 @@
-"""What a backend is."""
+"""The interface of a backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Counters(NamedTuple):
-    """What a backend has done since the process began: graphs compiled, seconds executing, bytes received."""
+    """Totals since the process began: graphs compiled, seconds executing, bytes received."""
 
     compiles: int
     execute_seconds: float
@@ -29,36 +29,36 @@ class Device(Protocol):
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
 
-        When it returns, or at the latest when the host tensor dies, the host's memory may be used again.
+        The host's memory may be reused when it returns, or at the latest when the host tensor is freed.
         """
         ...
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return a model with its weights on the device, laid out as the device computes fastest."""
+        """Return a model with its weights in the memory layout that is fastest there."""
         ...
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, height, width) on the device, laid out as the device computes fastest."""
+        """Return images (batch, channels, height, width) in the memory layout that is fastest there."""
         ...
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this step as every core has all of it, so that to read it takes no more of the device."""
+        """Return a tensor of this step gathered on every core, so that reading it is no further work for them."""
         ...
 
     def step_begin(self, seed: int) -> None:
-        """Begin a step whose random numbers come from `seed`; they are the same on any number of cores."""
+        """Begin a step whose random numbers depend on `seed` only, not on the number of cores."""
         ...
 
     def preserve_rng(self) -> AbstractContextManager[object]:
-        """Return a context after which random numbers, the host's torch's too, go on as if it had not been."""
+        """Return a context that leaves the random numbers, also of torch on the host, as they were before it."""
         ...
 
     def step_end(self) -> None:
-        """End a step: what was recorded since it began is sent to run."""
+        """End a step: send what was recorded since it began."""
         ...
 
     def wait(self) -> None:
-        """Return when everything sent has run."""
+        """Wait until everything that was sent has run."""
         ...
 
     def autocast(self, enabled: bool) -> AbstractContextManager[object]:
@@ -70,7 +70,7 @@ class Device(Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that was in use on the fullest core; None where it has no own or cannot tell."""
+        """Return the most memory that was in use on the fullest core; None if that is unknown or the host's."""
         ...
 
     def profile(self, folder: Path) -> AbstractContextManager[object]:

@@ -31,7 +31,7 @@ class EagerDevice:
         self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the batch itself: it is where it has to be."""
+        """Return the batch itself: it is on the device already."""
         self._received_bytes += batch.nbytes
         return batch
 

@@ -21,11 +21,11 @@ from torch import nn
 from tpucache.errors import DependencyError, UsageError
 from tpucache.training.device.base import Counters
 
-# XLA's C++ side warns of its own coming changes at every compile; its errors stay.
+# XLA's C++ code logs warnings at every compile; its errors are still shown.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Importing torch_xla sets it where it is not set.
-_ASKED: Final = "PJRT_DEVICE" in os.environ
+# Importing torch_xla sets it if it is not set.
+_IS_CHOSEN: Final = "PJRT_DEVICE" in os.environ
 
 try:
     import torch_xla
@@ -56,7 +56,7 @@ class XlaDevice:
         self.cores = cores
         self._mesh: Any = None
         with _explained_errors():
-            if xr.device_type() == "CPU" and not _ASKED:
+            if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
                     "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
                     "eager, which is faster there; `python -m tpucache doctor` says what this machine has"
@@ -91,7 +91,7 @@ class XlaDevice:
         return images
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gather it in the step's own graph: read as it is split, each read would compile a gathering of its own."""
+        """Gather it in the step's graph; otherwise each read would compile another graph to gather it."""
         if self._mesh is not None:
             xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
         return tensor
@@ -133,7 +133,7 @@ class XlaDevice:
         )
 
     def peak_bytes(self) -> int | None:
-        """Ask the runtime; XLA's CPU client keeps no account."""
+        """Ask the runtime; XLA's CPU client does not know."""
         try:
             return int(xm.get_memory_info(self.torch_device)["peak_bytes_used"])
         except (RuntimeError, KeyError):
@@ -154,7 +154,7 @@ class XlaDevice:
 
 @contextlib.contextmanager
 def _explained_errors() -> Iterator[None]:
-    """Say in words what the runtime's errors at its start mean. Raises UsageError."""
+    """Turn errors of the runtime's start into messages that say what to do. Raises UsageError."""
     try:
         yield
     except (RuntimeError, OSError) as error:

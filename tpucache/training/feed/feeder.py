@@ -1,4 +1,4 @@
-"""The upload thread: host batch -> device batch, two ahead, and how long the loop waited for it."""
+"""The upload thread: host batch -> device batch, two batches ahead, and how long the loop waited for it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Failure:
 class Feeder:
     """Iterates device batches, uploaded by one thread of its own `depth` batches ahead.
 
-    What goes wrong in the batches or the upload is raised in the loop, at its place in the order. Leaving the context
-    early leaves no thread behind. `waited_seconds` is how long the loop was blocked here so far.
+    An error in reading or uploading a batch is raised in the loop, where that batch would have come. No thread remains
+    when the context is left early. `waited_seconds` is how long the loop has been blocked here.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Feeder:
                 if self._stop.is_set():
                     return
                 self._ready.put(self._send(batch, number))
-                del batch  # or the buffer would stay out until the next batch is here
+                del batch  # otherwise the buffer would be in use until the next batch is read
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
             self._ready.put(_Failure(error))
         finally:
-            # A generator is closed in the thread that ran it, and before the context is left.
+            # Close a generator in the thread that ran it, before the context ends.
             if isinstance(batches, Generator):
                 batches.close()
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, told three ways; the first steps and their compiling are left out."""
+"""How long loop and device waited, measured in three ways, without the first steps, which compile."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Pace:
     """How steps went after the warm-up.
 
     Idleness as a fraction of their time, three ways: `waited` for the loop blocked on data, `device_idle` by the
-    backend's own account of executing, `ceiling_idle` against the same steps replayed on batches that are on the
-    device already (None where that was not measured).
+    backend's own execution time, `ceiling_idle` compared with the same steps repeated on batches already on the device
+    (None where that was not measured).
     """
 
     steps: int
@@ -42,12 +42,12 @@ class Pace:
         return asdict(self)
 
     def with_ceiling(self, images_per_second: float) -> Pace:
-        """Return the pace beside the rate of a replay."""
+        """Return the pace with the rate of a replay."""
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
 
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
-        """Say in one sentence what limits the run and what to change in its settings, leaving out what it does already.
+        """Return one sentence: what limits the run, and which settings that it does not use yet would help.
 
         `in_memory` is whether it keeps its records in memory.
         """
@@ -82,7 +82,7 @@ class PaceMeter:
     """Counts steps and their time between `resume` and `pause`, from the third execution of the run on."""
 
     def __init__(self, device: Device, feeder: Feeder, warmed: Callable[[], None] = lambda: None) -> None:
-        """Watch one feeder's loop; `warmed` is called once, between the warm-up and what counts."""
+        """Measure one feeder's loop; `warmed` is called once, after the warm-up."""
         self._device, self._feeder, self._warmed = device, feeder, warmed
         self._warm = WARMUP_EXECUTIONS
         self._steps = self._images = 0
@@ -92,7 +92,7 @@ class PaceMeter:
         self._compiles_at_warm: int | None = None
 
     def step(self, steps: int, images: int) -> None:
-        """Count an execution that has just been sent: so many steps, of so many images in all."""
+        """Count an execution that has just been sent, with its numbers of steps and of images."""
         if self._warm:
             self._warm -= 1
             if not self._warm:
@@ -105,12 +105,12 @@ class PaceMeter:
         self._images += images
 
     def resume(self) -> None:
-        """Let time count, from now on."""
+        """Start the clock."""
         if not self._warm:
             self._from = self._now()
 
     def pause(self) -> None:
-        """Wait for the device, and let time count no more."""
+        """Wait for the device and stop the clock."""
         self._device.wait()
         if self._from is not None:
             now = self._now()
@@ -149,7 +149,7 @@ class PaceMeter:
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int) -> float:
-    """Return the rate, in images a second, of an execution of so many images repeated with nothing to wait for."""
+    """Return the rate, in images a second, of repeating an execution of this many images without waiting for data."""
     execute()
     device.wait()
     began, done = time.perf_counter(), 0
@@ -157,6 +157,6 @@ def ceiling(execute: Callable[[], None], device: Device, images: int) -> float:
         execute()
         done += 1
         if not done % _REPLAYS:
-            device.wait()  # or executions would queue up without bound
+            device.wait()  # otherwise executions would queue up without bound
     device.wait()
     return done * images / (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""A run's batches in their order, in the parts in which they are sent to the device."""
+"""A run's batches in their order, in the parts that are sent to the device."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def parts(
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
-    """Return the parts of as many batches as make one graph."""
+    """Return the parts of all batches of one execution."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
 
 
 def drawer(settings: TrainSettings, train_set: CachedDataset) -> Draw | None:
-    """Return what draws the random numbers that go up with each part of a batch; None for records without an image."""
+    """Return the function that draws the random numbers for each part of a batch; None for records without an image."""
     if IMAGE not in train_set.names:
         return None
     return lambda number: draw(settings.augment, settings.seed, number, settings.part_size)

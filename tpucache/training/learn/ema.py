@@ -1,4 +1,4 @@
-"""The moving average of a model's weights, which is often the better model."""
+"""Exponential moving average of a model's weights, which is often the better model."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Ema:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[nn.Module]:
-        """Give the model the average's weights within the context, and its very own back after it."""
+        """Give the model the averaged weights within the context, and its own tensors back after it."""
         averages = {id(tensor): self._average[name] for name, tensor in _tensors(self._model).items()}
-        # Another tensor in its place, not another value in the tensor: XLA would compile the next step anew.
+        # Replace the tensor, not its values: otherwise XLA would compile the next step again.
         places = [
             (module, name, tensor)
             for module in self._model.modules()

@@ -33,9 +33,9 @@ def outputs_of(
     normalise: Callable[[torch.Tensor], torch.Tensor] | None,
     eval_step: Callable[..., torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return what a model in evaluation gives for a batch as it is in the cache: float32, the batch first.
+    """Return the outputs of a model in evaluation mode for a batch without augmentation: float32, the batch first.
 
-    Raises TrainingError where the model or the evaluation step fails, UsageError where its outputs do not fit the task.
+    Raises TrainingError where the model or the evaluation step fails, UsageError if its outputs do not fit the task.
     """
     inputs = {**batch.fields}
     if normalise is not None:
@@ -48,9 +48,9 @@ def outputs_of(
 
 
 def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: CachedDataset) -> None:
-    """Raise UsageError unless a model takes this dataset's records and gives what its labels ask for.
+    """Raise UsageError unless a model takes this dataset's records and its outputs fit the labels.
 
-    Two samples run through it on the host, to report in words what would be a shape error in a graph.
+    Two samples run through it on the host: a readable error now instead of a shape error in a graph later.
     """
     sample = {
         field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))

@@ -1,4 +1,4 @@
-"""A model with everything that changes while it learns, and the two things done with it: a step, and predictions."""
+"""A model with everything that changes during training, and what is done with it: optimizer steps and predictions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Learner:
     """
 
     def __init__(self, settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device) -> None:
-        """Make the model, its weights from the seed alone, and what goes with it. Raises UsageError."""
+        """Make the model, whose weights depend only on the seed, its optimizer and averages. Raises UsageError."""
         self.settings, self.task, self.device = settings, task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         model = build_model(settings.model, task.outputs)
@@ -60,12 +60,12 @@ class Learner:
         self.model = device.place(model)
         self.optimizer = make_optimizer(self.model, settings.optimizer, settings.peak_lr, settings.weight_decay)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
-        device.wait()  # or the first graph would also hold the making of weights and buffers, and be used only once
+        device.wait()  # otherwise the first graph would also contain the making of weights, and be used only once
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
 
-        The step is recorded, not sent: `device.step_end` does that, once or once for several steps.
+        The step is only recorded; `device.step_end` sends it, alone or together with others.
         """
         self._steps = number + 1
         self.device.step_begin(step_seed(self.settings.seed, number))
@@ -76,7 +76,7 @@ class Learner:
                 raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
             loss = self._loss_of(self._finish(batch)) / len(batches)
             with user_code(f"the gradient of {model_name(self.settings)}", batch.fields):
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise UsageError("a step needs a batch")
@@ -94,7 +94,7 @@ class Learner:
         return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
 
     def labels(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return what a batch's outputs are compared with."""
+        """Return the labels that a batch's outputs are compared with."""
         return self.task.labels(batch.fields, batch.labels)
 
     @property
@@ -114,7 +114,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the learner whose state this was, exactly. Raises TrainingError when it was another model's."""
+        """Take over a state that `state_dict` gave. Raises TrainingError when it is another model's."""
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -133,7 +133,7 @@ class Learner:
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """Give the model in evaluation, with the averaged weights where there are any."""
+        """Give the model in evaluation mode, with the averaged weights if there are any."""
         with contextlib.ExitStack() as stack:
             if self.ema is not None:
                 stack.enter_context(self.ema.applied())
@@ -144,7 +144,7 @@ class Learner:
                 self.model.train()
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Raise TrainingError when weights, on the host, are not finite that were when they were made."""
+        """Raise TrainingError when weights, on the host, have become infinite or NaN."""
         bad = [name for name in self._finite if not _is_finite(weights[name])]
         if bad:
             raise TrainingError(
@@ -153,7 +153,7 @@ class Learner:
             )
 
     def _loss_of(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return the loss of one part of a batch: by the task's loss, a loss of one's own, or a step of one's own."""
+        """Return the loss of one part of a batch: by the task's loss, the user's loss, or the user's step."""
         inputs, targets = self._augmented(batch)
         with self.device.autocast(self.settings.bf16):
             if self._train_step is not None:
@@ -171,7 +171,7 @@ class Learner:
     def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Return what the model is given for a batch, augmented, and the targets.
 
-        Targets are the task's, soft where labels are smoothed or mixed; for a loss of one's own, labels where not.
+        Targets are the task's float targets; a user's loss gets the labels, unless they are smoothed or mixed.
         """
         augment, draws, settings = self._augment, batch.draws, self.settings
         inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
@@ -187,7 +187,7 @@ class Learner:
 def _call_loss(
     name: str, compute: Callable[..., object], first: object, second: object, values: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Return the loss that somebody's own code computes of two arguments; errors describe `values`."""
+    """Return the loss that the user's function computes from two arguments; errors describe `values`."""
     with user_code(name, values):
         loss = compute(first, second)
     return check_loss(loss, name)
@@ -200,7 +200,7 @@ def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
 
 
 def step_seed(seed: int, number: int) -> int:
-    """Return what seeds the device's generator in one step."""
+    """Return the seed of the device's generator for one step."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
 
 

@@ -1,4 +1,4 @@
-"""What predictions are worth, over all samples at once: exact for any number of them, by NumPy alone.
+"""Metrics over all samples at once: exact for any number of samples, computed with NumPy only.
 
 Metrics of predictions that are not all finite are NaN: no rank or class follows from such a number.
 """

@@ -17,7 +17,7 @@ _TIMM: Final = "timm:"
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a way past them (He et al., arXiv:1512.03385)."""
+    """Two 3x3 convolutions with a skip connection (He et al., arXiv:1512.03385)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ResidualBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again, what was seen on the way down put beside it (Ronneberger et al., arXiv:1505.04597)."""
+    """A U-Net: an encoder and a decoder with skip connections (Ronneberger et al., arXiv:1505.04597)."""
 
     def __init__(self, outputs: int, channels: tuple[int, ...]) -> None:
         super().__init__()
@@ -43,16 +43,16 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(channels[0], outputs, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a score a class and pixel: (batch, outputs, height, width), for sides of any length."""
+        """Return scores for each class and pixel: (batch, outputs, height, width), for sides of any length."""
         seen = []
         for level, block in enumerate(self.down):
             x = block(functional.max_pool2d(x, 2, ceil_mode=True) if level else x)
             seen.append(x)
         seen.pop()
         for block in self.up:
-            beside = seen.pop()
-            larger = functional.interpolate(x, scale_factor=2.0)[..., : beside.shape[2], : beside.shape[3]]
-            x = block(torch.cat([beside, larger], 1))
+            skip = seen.pop()
+            larger = functional.interpolate(x, scale_factor=2.0)[..., : skip.shape[2], : skip.shape[3]]
+            x = block(torch.cat([skip, larger], 1))
         scores: torch.Tensor = self.head(x)
         return scores
 
@@ -106,7 +106,7 @@ def resnet18(outputs: int) -> nn.Module:
 
 
 def unet(outputs: int) -> nn.Module:
-    """Return a U-Net of four levels, 16 to 128 channels: 0.5 M parameters, a score a class and pixel."""
+    """Return a U-Net of four levels, 16 to 128 channels: 0.5 M parameters, scores for each class and pixel."""
     return UNet(outputs, (16, 32, 64, 128))
 
 
@@ -117,7 +117,7 @@ DENSE_MODELS: Final[dict[str, Callable[[int], nn.Module]]] = {"unet": unet}
 
 
 def build_model(name: str, outputs: int) -> nn.Module:
-    """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` makes of the number.
+    """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` returns.
 
     Raises UsageError for a name that is none of these and for a callable that fails or makes no module,
     DependencyError for a timm model without timm.

@@ -16,7 +16,7 @@ from tpucache.training.settings import OptimizerName
 OPTIMIZERS: Final = get_args(OptimizerName)
 
 _DECAY: Final = "asked_weight_decay"
-_LEAST: Final = 2.0**-23  # what float32 tells from 1
+_LEAST: Final = 2.0**-23  # the least that float32 can add to 1
 
 
 def make_optimizer(
@@ -28,7 +28,7 @@ def make_optimizer(
     momentum: float = 0.9,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
-    """Return SGD with Nesterov momentum, or AdamW, over the parameters that ask for gradients, where they are.
+    """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
     Biases and the scales of norms, which are the parameters of at most one dimension, do not decay. Raises UsageError.
     """
@@ -52,7 +52,7 @@ def make_optimizer(
             [{**group, _DECAY: group["weight_decay"]} for group in groups], lr=lr, betas=betas
         )
     for parameter in parameters:
-        # What the first step would make. AdamW keeps its count on the host, as torch does.
+        # The state that the first step would make. AdamW's count stays on the host, as in torch.
         if kind == "sgd":
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
         else:
@@ -62,7 +62,7 @@ def make_optimizer(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
-    """Let the next step use these rates: momentum is AdamW's first beta. Costs no compile.
+    """Use these rates in the next step; momentum is AdamW's first beta. Costs no compile.
 
     XLA makes a constant of a factor that is 1 in float32, and another graph. So AdamW's weights decay by 2^-23 at least
     where they do, and its count of steps stops where its correction no longer shows.
@@ -81,7 +81,7 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale all gradients down so that their norm together is at most `max_norm`; return the norm there was, ().
+    """Scale all gradients down so that their norm together is at most `max_norm`; return the norm before that, ().
 
     It stays on the device: nothing is read back. Raises UsageError unless `max_norm` is above 0.
     """

@@ -13,8 +13,8 @@ SCHEDULES: Final = get_args(ScheduleName)
 
 _MOMENTUM: Final = 0.9
 
-# XLA makes constants of 0 and 1, and one input of numbers that are equal: a rate that in some step meets another number
-# of the step (1, or what label smoothing leaves) is another graph. Two units of float32 aside, it meets none.
+# XLA turns 0 and 1 into constants, and equal numbers into one input. A rate that equals another number of its step (1,
+# or one of label smoothing) would therefore be another graph. So all rates are two units of float32 lower.
 _ASIDE: Final = 1 - 2.0**-22
 
 

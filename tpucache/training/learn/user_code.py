@@ -1,4 +1,4 @@
-"""Models, losses and steps that users write: what they raise, and what they return, is reported with its place."""
+"""Models, losses and steps that users write: errors in them are reported with function, file and line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for fold
 
 @contextlib.contextmanager
 def user_code(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Give a context for calling somebody's own code, `name`, on a batch of these inputs.
+    """Give a context for calling the user's code, described by `name`, on a batch of these inputs.
 
-    What it raises becomes a TrainingError in one line, with the function, file and line and with the batch's shapes;
-    the error itself is the cause. Errors of tpucache pass as they are.
+    An exception becomes a TrainingError in one line, with function, file, line and the batch's shapes; the exception is
+    its cause. Errors of tpucache are not changed.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def describe_batch(inputs: Mapping[str, torch.Tensor]) -> str:
 
 
 def check_loss(loss: object, name: str) -> torch.Tensor:
-    """Return a loss as a float32 scalar. Raises UsageError unless it is one number that the weights have led to."""
+    """Return a loss as a float32 scalar. Raises UsageError unless it is one number with a gradient."""
     wanted = "a loss is one floating-point number a batch, such as the mean over its samples"
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"{name} returns a {type(loss).__name__}, and {wanted}, as a tensor")

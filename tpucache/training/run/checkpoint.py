@@ -1,4 +1,4 @@
-"""What a run leaves behind: loadable by plain torch on any machine."""
+"""Checkpoints: plain torch can load them on any machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEST_NAME: Final = "best.pt"
 
 
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain values, on the host, whole or not at all. Raises TrainingError."""
+    """Write tensors and plain values atomically, the tensors as on the host. Raises TrainingError."""
     target = io.BytesIO()
     torch.save(to_host(dict(content)), target)
     try:
@@ -32,7 +32,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's message advises to run what it holds
+    except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
         raise TrainingError(
             f"{path} is no checkpoint: it holds something else than tensors and plain values. Copy it again, or train "
             "again"

@@ -1,7 +1,7 @@
 """The folder of a run: the state it is continued from, its best weights, and its history.
 
 `best.pt` is written before the state in `last.pt` that counts it, and `history.csv` after it, each atomically. A run
-killed between two of them repeats what `last.pt` does not know, with the same result, and writes the history anew.
+killed between two of them repeats what `last.pt` does not contain, with the same result, and writes the history again.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ def save_best(run: Path, learner: Learner, data: RunData) -> None:
 
 
 def _remove_unfinished_files(run: Path) -> None:
-    """Remove what a killed process did not come to rename."""
+    """Remove the temporary files of a killed process."""
     for name in _NAMES:
         for path in run.glob(f".{name}.*.tmp"):
             path.unlink(missing_ok=True)
 
 
 def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:
-    """Return in words how the data differ from those a checkpoint was made with."""
+    """Return how the data differ from those of a checkpoint, as text for messages."""
     train_set = data.train_set
     now = {"fingerprint": train_set.manifest.fingerprint, "samples": len(train_set)}
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
@@ -124,7 +124,7 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
 
 
 def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
-    """Return what a checkpoint says of itself, in plain values."""
+    """Return the metadata of a checkpoint, as plain values."""
     train_set = data.train_set
     return {
         "version": _VERSION,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 HISTORY_NAME: Final = "history.csv"
-# The loss of a step this long ago has been computed: to read it holds nothing up, and it bounds how far the host runs
+# The loss of a step this long ago has been computed: reading it does not block, and it limits how far the host runs
 # ahead of the device.
 _LAG: Final = 16
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Watcher(Protocol):
-    """What is notified while a run is under way."""
+    """What is notified of losses and epochs during a run."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
         """Take the losses of the steps from number `first` on."""
@@ -37,7 +37,7 @@ class Watcher(Protocol):
 
 
 class Losses:
-    """The loss of every step, read from the device a while after it was computed."""
+    """The loss of every step, read from the device some steps after it was computed."""
 
     def __init__(self, values: list[float], watchers: Sequence[Watcher] = ()) -> None:
         """Continue the losses of a run: new ones are appended to `values`."""
@@ -68,7 +68,7 @@ class Losses:
 
 
 def write_history(run: Path, rows: Sequence[Row]) -> None:
-    """Write a row an epoch as `history.csv`, whole or not at all, unless it is there already. Raises TrainingError."""
+    """Write `history.csv`, one row for each epoch, atomically, unless it exists already. Raises TrainingError."""
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")

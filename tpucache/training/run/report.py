@@ -1,4 +1,4 @@
-"""How a run went: written when it is finished, and whenever it stops before."""
+"""How a run went: written when it finishes or stops."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _log = logging.getLogger("tpucache")
 class TrainReport:
     """Losses step by step, a row of metrics an epoch, the pace after the warm-up, and the most memory in use.
 
-    `steps` are those of a finished run; one that stopped before is not `finished`. Of the `samples` to train on, each
-    epoch leaves out `dropped_samples`, others every time: those that do not fill a batch, and, of whole batches,
-    `dropped_by_execution` that do not fill an execution of several steps.
+    `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
+    `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
+    `dropped_by_execution` in batches that do not fill an execution of several steps.
     """
 
     backend: str
@@ -106,7 +106,7 @@ def make_report(learner: Learner, train_set: CachedDataset, plan: StepPlan, stat
 
 
 def write_report(run: str | Path, report: TrainReport) -> None:
-    """Write `report.json`, whole or not at all. Raises TrainingError."""
+    """Write `report.json` atomically. Raises TrainingError."""
     path = Path(run) / REPORT_NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def read_report(run: str | Path) -> TrainReport | None:
 
 
 def ensure_report(run: str | Path, backend: str, cores: int) -> TrainReport:
-    """Return the report in a run's folder; where there is none, write that of a run that has not begun to train."""
+    """Return the report in a run's folder; if there is none, write that of a run that has not begun to train."""
     report = read_report(run)
     if report is None:
         pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
@@ -142,7 +142,7 @@ def ensure_report(run: str | Path, backend: str, cores: int) -> TrainReport:
 
 
 def finished_report(run: str | Path) -> TrainReport | None:
-    """Return the report of a finished run, and log that there is nothing left to do; None if it was not written."""
+    """Return the report of a finished run, and log that nothing remains to be done; None if there is no such report."""
     report = read_report(run)
     if report is None or not report.finished:
         return None

@@ -1,4 +1,4 @@
-"""How far a run is, and what is left of it."""
+"""How far a run is, and which steps remain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunState:
     def keep_best(self, value: float | None) -> bool:
         """Take a value of the watched metric; return whether its weights are the best so far.
 
-        NaN is never the best value. Weights without a better rival are the best there are, whatever their value.
+        NaN is never the best value. While no value is better, the newest weights count as the best.
         """
         is_best = value is None or self.best is None or value > self.best
         if is_best and value is not None and not math.isnan(value):
@@ -67,17 +67,17 @@ class StepPlan:
         }
 
     def describe(self, state: RunState) -> str:
-        """Return in words where a run is."""
+        """Return where a run is, as text for messages."""
         return f"after step {state.steps:,} of {self.steps:,}"
 
     def progress(self, state: RunState) -> str:
-        """Return the epoch and the last loss that is known, for people who watch."""
+        """Return the epoch and the last known loss, as text for the progress bar."""
         loss = f", loss {state.losses[-1]:.3f}" if state.losses else ""
         return f"epoch {-(-state.steps // self.per_epoch)} of {self.epochs}{loss}"
 
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
-    """Return the steps that the settings ask for on so many samples. Raises UsageError."""
+    """Return the steps of a run with these settings on this number of samples. Raises UsageError."""
     each = settings.steps_per_epoch(samples)
     schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
     return StepPlan(settings.epochs, each, schedule)

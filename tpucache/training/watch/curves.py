@@ -24,7 +24,7 @@ _MOST: Final = 20  # points beyond which markers would hide the line
 
 @contextlib.contextmanager
 def drawn_curves(run: Path | None, plan: StepPlan, state: RunState) -> Iterator[None]:
-    """Leave the curves of a run in its folder, if one is given, however the context ends."""
+    """Write the curves of a run to its folder, if one is given, however the context ends."""
     try:
         yield
     finally:

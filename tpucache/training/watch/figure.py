@@ -19,12 +19,12 @@ _log = logging.getLogger("tpucache")
 
 
 def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
-    """Write what `paint` paints on a figure of so many inches as a PNG, whole or not at all.
+    """Write a PNG, atomically, of what `paint` draws on a figure of this size in inches.
 
-    Without matplotlib there is none, which is said once. Raises TrainingError when it cannot be written.
+    Without matplotlib nothing is written, and that is logged once. Raises TrainingError when it cannot be written.
     """
     try:
-        # Figure alone, without pyplot: no window and no state that outlives it.
+        # Only Figure, not pyplot: no window, and no global state.
         from matplotlib.figure import Figure
     except ImportError:
         _say_once(f"{path.name} is left out without matplotlib: `pip install 'tpucache[plots]'`")

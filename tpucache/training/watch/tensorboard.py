@@ -1,4 +1,4 @@
-"""How a run goes, for TensorBoard."""
+"""Scalars of a run, for TensorBoard."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TensorBoard:
             self._writer.close()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Write the losses of the steps from number `first` on, counted from 1 as everywhere that people look."""
+        """Write the losses of the steps from number `first` on, counted from 1 as in all output for people."""
         self._open(first)
         for step, value in enumerate(values, first + 1):
             self._writer.add_scalar("train/loss", value, step)
@@ -57,6 +57,6 @@ class TensorBoard:
         self._writer.flush()
 
     def _open(self, steps: int) -> None:
-        """Begin to write after so many steps: what a killed run wrote of later ones is void."""
+        """Start writing after this number of steps; what a killed run wrote about later ones is discarded."""
         if self._writer is None:
             self._writer = self._make(str(self._folder), purge_step=steps + 1)

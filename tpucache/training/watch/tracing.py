@@ -17,7 +17,7 @@ _log = logging.getLogger("tpucache")
 
 
 class Tracer:
-    """Traces the first executions after the warm-up into a folder, where there is one to write to."""
+    """Traces the first executions after the warm-up into a folder, if there is one."""
 
     def __init__(self, device: Device, folder: Path | None) -> None:
         self._device, self._folder = device, folder
@@ -38,7 +38,7 @@ class Tracer:
             _log.warning("nothing was traced: the run is no longer than its warm-up of %d", WARMUP_EXECUTIONS)
 
     def step(self) -> None:
-        """Count an execution that has been sent; begin or end the trace where it is time to."""
+        """Count an execution that has been sent; begin or end the trace when it is time to."""
         if self._folder is None:
             return
         self._seen += 1
@@ -46,5 +46,5 @@ class Tracer:
             self._device.wait()
             self._open.enter_context(self._device.profile(self._folder))
         elif self._seen == WARMUP_EXECUTIONS + _TRACED:
-            self._device.wait()  # or what was sent last would be cut off
+            self._device.wait()  # otherwise the trace would miss what was sent last
             self._open.close()

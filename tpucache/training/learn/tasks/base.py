@@ -49,7 +49,7 @@ class Task(Protocol):
 
     @property
     def outputs(self) -> int:
-        """How many numbers, a sample or a pixel, the model gives."""
+        """How many numbers the model gives for each sample or pixel."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Task(Protocol):
         ...
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
-        """Yield the labels of all samples of a dataset, on the host, in as many batches as memory wants."""
+        """Yield the labels of all samples of a dataset, on the host, in batches that fit in memory."""
         ...
 
     def labels(self, fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
@@ -83,15 +83,15 @@ class Task(Protocol):
         ...
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
-        """Raise UsageError, naming their source, unless outputs are what the labels of so many samples ask for."""
+        """Raise UsageError, naming their source, unless outputs fit the labels of this number of samples."""
         ...
 
     def count(self, labels: Array) -> Array:
-        """Return what balancing classes takes of some labels, on the host; it adds up over batches of them."""
+        """Return counts of labels, on the host, for balancing classes; counts of batches add up."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return a weight a class for `loss`, float32 (outputs,) on the host: "balanced" by these counts, or a list.
+        """Return the classes' weights for `loss`, float32 (outputs,) on the host: "balanced" by counts, or a list.
 
         Raises UsageError for a list that does not fit, and where a task has no classes.
         """
@@ -110,11 +110,11 @@ class Task(Protocol):
         ...
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return what outputs mean, float32: probabilities, or values."""
+        """Return predictions from outputs, float32: probabilities, or values."""
         ...
 
     def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return what the metrics are made of, a row a sample: predictions, or counts."""
+        """Return the input of the metrics, one row for each sample: predictions, or counts."""
         ...
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class SampleTask:
-    """What tasks share whose labels are in the samples table, and whose outputs are (batch, outputs)."""
+    """The base of tasks whose labels are in the samples table and whose outputs are (batch, outputs)."""
 
     outputs: int
 

@@ -1,4 +1,4 @@
-"""What labels, outputs and class weights have to be, whatever the task."""
+"""Checks of labels, outputs and class weights that tasks share."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Ar
     if isinstance(wanted, str):
         if wanted != "balanced":
             raise UsageError(f"class weights are balanced or a list of numbers, not {wanted!r}")
-        # A class without a sample has no weight to find: it keeps 1.
+        # A class without samples keeps the weight 1.
         return torch.from_numpy(np.where(counts > 0, over / np.maximum(counts, 1), 1.0).astype(np.float32))
     weights = torch.tensor(list(wanted), dtype=torch.float32)
     if len(weights) != outputs or not bool((weights.isfinite() & (weights >= 0)).all()):

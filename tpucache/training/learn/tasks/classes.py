@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Classes(SampleTask):
-    """One class a sample: labels (batch,), cross-entropy."""
+    """One class for each sample: labels (batch,), cross-entropy."""
 
     name: TaskName = "classes"
     least_outputs: ClassVar = 2

@@ -1,4 +1,4 @@
-"""The table of all tasks, and the one that a cache's labels are of."""
+"""The table of all tasks, and the choice of the one that fits a cache's labels."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def make_task(name: TaskName, outputs: int) -> Task:
 
 
 def find_task(name: TaskName | Literal["auto"], dataset: CachedDataset, mask_classes: int | None = None) -> Task:
-    """Return the task of this name, or the one that the cache's labels are of. Raises UsageError."""
+    """Return the task of this name, or the one that fits the cache's labels. Raises UsageError."""
     found = infer_task(dataset) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
 
 
 def infer_task(dataset: CachedDataset) -> TaskName:
-    """Return the task that a cache's labels are of; masks are a task only when asked for.
+    """Return the name of the task that fits a cache's labels; "mask" must be asked for.
 
     Class numbers are "classes". A matrix of values is "multilabel" when its columns have class names and its values
     are between 0 and 1, and "regression" otherwise. Raises UsageError without labels.
@@ -56,8 +56,8 @@ def infer_task(dataset: CachedDataset) -> TaskName:
 
 
 def count_outputs(name: TaskName, dataset: CachedDataset, mask_classes: int | None = None) -> int:
-    """Return how many outputs a model for this cache has; for masks their classes, which a cache does not say.
+    """Return how many outputs a model for this cache has; a cache does not know it for masks.
 
-    Raises UsageError where labels are not of the task, or the number of classes is missing or given in vain.
+    Raises UsageError where labels are not of the task, or the number of classes is missing or given without need.
     """
     return _KINDS[name].count_outputs(dataset, mask_classes)

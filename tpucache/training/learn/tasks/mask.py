@@ -1,4 +1,4 @@
-"""The task of finding a class a pixel."""
+"""One class for each pixel."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 #: The field of a record that holds the classes, (height, width, 1).
-#: A mask's pixels of this number belong to no class, and count nowhere (as in PASCAL VOC).
+#: Pixels of a mask with this number belong to no class and are ignored (as in PASCAL VOC).
 VOID: Final = 255
 
 
 @dataclass(frozen=True)
 class Mask:
-    """One class a pixel: labels (batch, height, width) of class numbers, 255 where there is none; cross-entropy."""
+    """One class for each pixel: labels (batch, height, width), 255 where there is no class; cross-entropy."""
 
     outputs: int
     name: TaskName = "mask"
@@ -62,7 +62,7 @@ class Mask:
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
         """Yield all masks in batches of some megabytes: no image is read for them.
 
-        Of a dataset that shows another variant each epoch they are those of its present one.
+        If the dataset shows another variant in each epoch, they are those of the current one.
         """
         return map(_without_channel, dataset.field_batches(MASK))
 
@@ -129,7 +129,7 @@ class Mask:
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
         """Return whether the largest of every pixel's outputs is finite."""
-        # Not by the maximum: XLA's leaves NaN out, and ends at the lowest finite number.
+        # Not by the maximum: XLA's ignores NaN, and begins at the lowest finite number.
         has_none = predictions.isneginf().all(1) | (predictions.isnan() | predictions.isposinf()).any(1)
         return ~has_none.flatten(1).any(1)
 

@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Multilabel(SampleTask):
-    """Any number of classes a sample: labels (batch, outputs) of 0 and 1, binary cross-entropy."""
+    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1, binary cross-entropy."""
 
     name: TaskName = "multilabel"
     least_outputs: ClassVar = 1
