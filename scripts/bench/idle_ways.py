@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from scripts.bench.photos import make_once, make_up_photographs
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
-from tpucache.warmup.records.augment import augment, resolve
+from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize
 
 BATCH: Final = 256

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import hashlib
 import importlib
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
-from tpucache.warmup.records.augment import resolve
+from tpucache.warmup.planning.augmentation import resolve
 
 Pixels = npt.NDArray[np.uint8]
 _ORIENTATION = 0x0112
@@ -133,3 +135,25 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
         monkeypatch.syspath_prepend(tmp_path)
 
     return write
+
+
+@contextlib.contextmanager
+def _failing_rename(pattern: str, error: BaseException, after: int = 0) -> Iterator[None]:
+    """Raise an error inside when a file is renamed to a name of this pattern, `after` so many that are let through."""
+    real, renamed = Path.replace, []
+
+    def replace(path: Path, target: Path) -> Path:
+        if fnmatch.fnmatch(Path(target).name, pattern):
+            if len(renamed) >= after:
+                raise error
+            renamed.append(target)
+        return real(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        yield
+
+
+@pytest.fixture(scope="session")
+def failing_rename() -> Callable[..., contextlib.AbstractContextManager[None]]:
+    return _failing_rename

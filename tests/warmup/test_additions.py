@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
-from tpucache.warmup import tables as finish
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.running import tasks as build
-from tpucache.warmup.running.scheduler import Standing
+from tpucache.warmup.running.scheduler import BuildProgress
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -73,7 +72,7 @@ def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path
     (source / "ant").mkdir()  # a class that sorts before the others
     for number, path in enumerate(sorted((source / "dog").iterdir())[:5]):
         shutil.copy(path, source / "ant" / f"{number}.jpg")
-    told: list[Standing] = []
+    told: list[BuildProgress] = []
     manifest = build_cache(source, cache, recipe, jobs=2, report=told.append)
     assert told[-1].total == 5
     assert standing.items() <= identities(cache).items()
@@ -134,10 +133,10 @@ def test_a_sample_the_cache_has_is_not_skipped_when_variants_are_added(
 def test_what_was_begun_is_kept_when_the_finished_cache_is_asked_for(
     source: Path, jitter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, told = tmp_path / "cache", list[Standing]()
+    cache, told = tmp_path / "cache", list[BuildProgress]()
     build_cache(source, cache, Recipe(size=16), jobs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(finish.Manifest, "save", interrupt)
+        patch.setattr(Manifest, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
     build_cache(source, cache, Recipe(size=16), jobs=1)
@@ -164,9 +163,14 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(
     assert digests(cache) == before
 
 
-@pytest.mark.parametrize("moment", ["receipt", "tables", "manifest"])
+@pytest.mark.parametrize("file", ["shard-*.npz", "index-1.npy", "manifest.json"])
 def test_an_addition_that_is_interrupted_leaves_the_cache_sound_and_is_finished(
-    source: Path, jitter: str, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch, digests: Digests
+    source: Path,
+    jitter: str,
+    tmp_path: Path,
+    file: str,
+    failing_rename: Callable[..., AbstractContextManager[None]],
+    digests: Digests,
 ) -> None:
     cache, whole = tmp_path / "cache", tmp_path / "whole"
     small, large = (Recipe(size=16, variants=k, augment=jitter) for k in (1, 2))
@@ -174,12 +178,8 @@ def test_an_addition_that_is_interrupted_leaves_the_cache_sound_and_is_finished(
     shutil.copytree(cache, whole)
     build_cache(source, whole, large, jobs=1)
     before = records(cache)
-    with monkeypatch.context() as patch:
-        target: Any = {"receipt": build, "tables": finish, "manifest": finish.Manifest}[moment]
-        name = {"receipt": "save_receipt", "tables": "_write_table", "manifest": "save"}[moment]
-        patch.setattr(target, name, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            build_cache(source, cache, large, jobs=1)
+    with failing_rename(file, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        build_cache(source, cache, large, jobs=1)
     assert verify_cache(cache) == []
     assert records(cache) == before
     build_cache(source, cache, large, jobs=1)
@@ -191,9 +191,9 @@ def interrupt(*_: Any, **__: Any) -> None:
 
 
 def test_a_time_limit_stops_cleanly_and_the_next_run_continues(photos: Path, tmp_path: Path, digests: Digests) -> None:
-    with pytest.raises(UnfinishedError, match=r"0 of 150 samples stand.*same command again"):
+    with pytest.raises(UnfinishedError, match=r"0 of 150 samples are finished.*same command again"):
         build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, time_limit=0)
-    told: list[Standing] = []
+    told: list[BuildProgress] = []
     build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, report=told.append, time_limit=3600)
     build_cache(photos, tmp_path / "whole", Recipe(size=16), jobs=1)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")

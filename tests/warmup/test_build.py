@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import pkgutil
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,15 @@ from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
-from tpucache.warmup import tables as finish
 from tpucache.warmup.build import build_cache
+from tpucache.warmup.planning.augmentation import resolve
 from tpucache.warmup.planning.blocks import plan_blocks
 from tpucache.warmup.records import presize as presizing
 from tpucache.warmup.records import resize
-from tpucache.warmup.records.augment import augment, resolve
+from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.records.resize import resizer_versions
-from tpucache.warmup.running import tasks as build
-from tpucache.warmup.running.scheduler import Standing
+from tpucache.warmup.running.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item, Listing
 
@@ -164,10 +163,10 @@ def test_other_codecs_are_stable_and_sound(write_photos: Any, tmp_path: Path, di
 
 
 def test_progress_is_told_from_what_stands_to_all_samples(photos: Path, tmp_path: Path) -> None:
-    told: list[Standing] = []
+    told: list[BuildProgress] = []
     build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=told.append)
-    assert told[0] == Standing(0, 150, 0, 0)
-    assert told[-1] == Standing(150, 150, 0, 150 * _SIZE * _SIZE * 3)
+    assert told[0] == BuildProgress(0, 150, 0, 0)
+    assert told[-1] == BuildProgress(150, 150, 0, 150 * _SIZE * _SIZE * 3)
     assert [standing.samples for standing in told] == sorted(standing.samples for standing in told)
 
 
@@ -278,28 +277,26 @@ def test_another_recipe_is_refused_naming_the_difference_and_changes_nothing(
     assert digests(cache) == digests(clean)
 
 
-def _interrupt_after_a_block(source: Path, cache: Path, recipe: Recipe) -> None:
-    real, blocks = build.save_receipt, []
+@pytest.fixture
+def interrupt_after_a_shard(
+    failing_rename: Callable[..., AbstractContextManager[None]],
+) -> Callable[[Path, Path, Recipe], None]:
+    """Stops a build at the receipt of its second shard."""
 
-    def save(work: Path, block: Any) -> None:
-        if blocks:
-            raise KeyboardInterrupt
-        blocks.append(block)
-        real(work, block)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "save_receipt", save)
-        with pytest.raises(KeyboardInterrupt):
+    def interrupt(source: Path, cache: Path, recipe: Recipe) -> None:
+        with failing_rename("shard-*.npz", KeyboardInterrupt(), after=1), pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, recipe, jobs=1)
-    assert blocks
-    assert not (cache / "manifest.json").exists()
+        assert list((cache / WORK_NAME).glob("shard-*.npz"))
+        assert not (cache / "manifest.json").exists()
+
+    return interrupt
 
 
 def test_another_recipe_or_source_is_refused_while_unfinished_too(
-    photos: Path, clean: Path, tmp_path: Path, digests: Digests
+    photos: Path, clean: Path, tmp_path: Path, digests: Digests, interrupt_after_a_shard: Callable[..., None]
 ) -> None:
     source, cache = _copy(photos, tmp_path), tmp_path / "cache"
-    _interrupt_after_a_block(source, cache, _CLEAN)
+    interrupt_after_a_shard(source, cache, _CLEAN)
     standing = {**digests(cache), ".warmup/lock": "names the run that held it last"}
     with pytest.raises(RecipeError, match="seed 0, now 9"):
         build_cache(source, cache, Recipe(size=_SIZE, seed=9), jobs=1)
@@ -387,10 +384,10 @@ def test_a_finished_cache_of_a_preset_is_returned_as_it_stands(
 
 
 def test_an_interrupted_run_of_a_preset_is_finished(
-    photos: Path, standard: Path, tmp_path: Path, digests: Digests
+    photos: Path, standard: Path, tmp_path: Path, digests: Digests, interrupt_after_a_shard: Callable[..., None]
 ) -> None:
     recipe, cache = Recipe(size=_SIZE, variants=2, seed=5), tmp_path / "cache"
-    _interrupt_after_a_block(photos, cache, recipe)
+    interrupt_after_a_shard(photos, cache, recipe)
     build_cache(photos, cache, recipe, jobs=1)
     assert digests(cache) == digests(standard)
 
@@ -445,44 +442,33 @@ def test_a_second_warmup_of_the_same_cache_is_refused(
     assert digests(cache) == digests(clean)
 
 
-def _full_disk(real: Callable[..., Any], after: int) -> Callable[..., Any]:
-    calls = []
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) > after:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(*arguments, **options)
-
-    return call
-
-
 @pytest.mark.parametrize(
-    ("target", "after"),
+    ("file", "after"),
     [
-        ("tpucache.warmup.running.tasks.ShardWriter.seal", 1),
-        ("tpucache.store.writer.rename_durably", 2),
-        ("tpucache.warmup.work.receipts.write_atomically", 1),
-        ("tpucache.warmup.work.chunks.json.dumps", 4),
-        ("tpucache.warmup.planning.plan.write_atomically", 0),
-        ("tpucache.warmup.tables.write_atomically", 0),
-        ("tpucache.warmup.tables.write_atomically", 1),
-        ("tpucache.store.manifest.write_atomically", 0),
-        ("tpucache.store.files.atomic.os.fsync", 3),
+        ("*.lmdb", 0),
+        ("*.lmdb", 2),
+        ("shard-*.npz", 1),
+        ("chunk-*.bin", 1),
+        ("chunk-*.json", 4),
+        ("listing.npz", 0),
+        ("plan.json", 0),
+        ("index.npy", 0),
+        ("samples.npz", 0),
+        ("manifest.json", 0),
     ],
 )
 def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
     photos: Path,
     clean: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    failing_rename: Callable[..., AbstractContextManager[None]],
     digests: Digests,
-    target: str,
+    file: str,
     after: int,
 ) -> None:
     cache = tmp_path / "cache"
-    with monkeypatch.context() as patch:
-        patch.setattr(target, _full_disk(pkgutil.resolve_name(target), after))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with failing_rename(file, full, after):
         with pytest.raises(BuildError, match="No space left on device"):
             build_cache(photos, cache, _CLEAN, jobs=1)
         assert not (cache / "manifest.json").exists()
@@ -494,7 +480,7 @@ def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
 def test_the_manifest_is_written_last(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
-    real, present = finish.Manifest.save, []
+    real, present = Manifest.save, []
 
     def save(manifest: Manifest, directory: Path, aside: Path) -> None:
         for entry in (*manifest.shards, *manifest.tables):
@@ -503,7 +489,7 @@ def test_the_manifest_is_written_last(
         real(manifest, directory, aside)
         present.append({name: hash_ for name, hash_ in digests(directory).items() if before.get(name) != hash_})
 
-    monkeypatch.setattr(finish.Manifest, "save", save)
+    monkeypatch.setattr(Manifest, "save", save)
     build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
     assert [list(changed) for changed in present] == [["manifest.json"]]
 
@@ -518,7 +504,7 @@ def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
 def test_what_is_slow_for_want_of_a_library_is_said_once(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resize, "_cykooz_resizer", lambda: None)
+    monkeypatch.setattr(resize, "find_cykooz_resizer", lambda: None)
     for _ in range(2):  # what is finished needs no resizing
         build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
     (message,) = [record.message for record in caplog.records if "resized" in record.message]

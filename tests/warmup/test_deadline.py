@@ -15,10 +15,10 @@ import pytest
 from tpucache.errors import SampleError, UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
+from tpucache.store.writer import ShardWriter
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.deadline import Deadline
-from tpucache.warmup.planning import blocks as plan
-from tpucache.warmup.running import tasks as build
+from tpucache.warmup.planning import blocks
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
@@ -57,7 +57,7 @@ def raised_within(seconds: float) -> Iterator[pytest.ExceptionInfo[UnfinishedErr
 @pytest.fixture
 def one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put all samples into one chunk, as many small ones are."""
-    monkeypatch.setattr(plan, "_MIN_CHUNKS", 1)
+    monkeypatch.setattr(blocks, "MIN_CHUNKS", 1)
 
 
 @pytest.mark.usefixtures("one_chunk")
@@ -68,7 +68,7 @@ def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(tmp_pat
         build_cache(slow, cache, recipe, jobs=1, time_limit=0.6)
     done = len(set(slow.loaded))
     assert 2 <= done < _SAMPLES
-    assert f"{done} of {_SAMPLES} samples stand" in str(caught.value)
+    assert f"{done} of {_SAMPLES} samples are finished" in str(caught.value)
     build_cache(fast, cache, recipe, jobs=1)
     # The first is loaded to see what samples are like, and to compare it with what is done.
     assert fast.loaded == [0, 0, *range(done, _SAMPLES)]
@@ -104,17 +104,17 @@ def test_a_time_limit_is_kept_while_shards_are_sealed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
     cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
-    real = build.ShardWriter.append
+    real = ShardWriter.append
 
     def append(*arguments: object) -> None:
         time.sleep(0.15)
         real(*arguments)  # type: ignore[arg-type]  # passed on as they came
 
     with monkeypatch.context() as patch:
-        patch.setattr(build.ShardWriter, "append", append)
+        patch.setattr(ShardWriter, "append", append)
         with raised_within(3) as caught:
             build_cache(Slow([]), cache, recipe, jobs=1, time_limit=0.6)
-    assert f"{_SAMPLES} of {_SAMPLES} samples stand" in str(caught.value)
+    assert f"{_SAMPLES} of {_SAMPLES} samples are finished" in str(caught.value)
     assert not list((cache / WORK_NAME).glob("*.lmdb.*"))
     fast = Slow([])
     build_cache(fast, cache, recipe, jobs=1)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tpucache import BuildError, Recipe, build_cache, repair_cache, verify_cache
-from tpucache.warmup.planning import blocks as plan
+from tpucache.warmup.planning import blocks
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow
@@ -162,8 +162,8 @@ class Pictures:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of three samples and chunks of two."""
-    monkeypatch.setattr(plan, "_MIN_BLOCK_SAMPLES", 3)
-    monkeypatch.setattr(plan, "_MIN_CHUNKS", 3)
+    monkeypatch.setattr(blocks, "MIN_BLOCK_SAMPLES", 3)
+    monkeypatch.setattr(blocks, "MIN_CHUNKS", 3)
 
 
 @contextlib.contextmanager

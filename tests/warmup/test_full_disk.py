@@ -18,7 +18,7 @@ from tpucache.cli import main
 pytestmark = pytest.mark.slow
 
 Digests = Callable[[Path], dict[str, str]]
-Standing = dict[str, tuple[int, int]]
+BuildProgress = dict[str, tuple[int, int]]
 
 # Blocks of 50 and 51 samples: shards of 0.84 MB that differ by a record, out of spooled chunks of 0.62 MB.
 _SAMPLES = 101
@@ -51,7 +51,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-def standing(cache: Path) -> Standing:
+def standing(cache: Path) -> BuildProgress:
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in cache.glob("*.lmdb")}
 
 

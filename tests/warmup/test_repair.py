@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -295,16 +296,19 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
         assert told[0] > 0, "what was finished was built again"
 
 
-def test_an_addition_that_is_not_finished_goes_on_after_a_repair(
-    source: Path, modules: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
+def test_an_addition_that_is_not_finished_continues_after_a_repair(
+    source: Path,
+    modules: Path,
+    cache: Path,
+    tmp_path: Path,
+    failing_rename: Callable[..., AbstractContextManager[None]],
+    digests: Digests,
 ) -> None:
     recipe = Recipe(size=16, variants=3, augment="shift_by_test:shift")
     whole = Path(shutil.copytree(cache, tmp_path / "whole"))
     build_cache(source, whole, recipe, jobs=1)
-    with monkeypatch.context() as patch:
-        patch.setattr("tpucache.warmup.build.finish_cache", lambda *_: exec("raise KeyboardInterrupt"))
-        with pytest.raises(KeyboardInterrupt):
-            build_cache(source, cache, recipe, jobs=1)
+    with failing_rename("index-1.npy", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        build_cache(source, cache, recipe, jobs=1)
     flip(cache / "v00-00000.lmdb")
     repair_cache(source, cache, jobs=1)
     assert verify_cache(cache) == []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tpucache.progress import Progress
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
-    from tpucache.warmup.running.scheduler import Standing
+    from tpucache.warmup.running.scheduler import BuildProgress
     from tpucache.warmup.sources import TableOptions
 
 _TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root", "mask_col", "fold_col")
@@ -28,13 +28,13 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.report.inspect import label_text, left_out
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.planning.estimate import Estimate
-    from tpucache.warmup.running.executor import Engine
+    from tpucache.warmup.running.executor import Executor
     from tpucache.warmup.sources import open_source
     from tpucache.warmup.work.folder import check_source
 
     began = time.monotonic()
     recipe = from_options(Recipe, options)
-    engine = Engine(options.backend, options.jobs, options.scheduler)
+    executor = Executor(options.backend, options.jobs, options.scheduler)
     check_source(options.source, options.cache)
     progress = _Progress("warmup")
 
@@ -54,7 +54,7 @@ def warmup(options: argparse.Namespace) -> int:
             time_limit=options.time_limit,
             target=options.target,
             labels=options.labels,
-            engine=engine,
+            engine=executor,
             report=progress.report,
             announce=announce,
         )
@@ -221,13 +221,13 @@ class _Progress:
         self._label = label
         self._shown: Progress | None = None
 
-    def report(self, standing: Standing) -> None:
+    def report(self, progress: BuildProgress) -> None:
         from tpucache.progress import Progress
 
         if self._shown is None:
-            self._shown = Progress(standing.total, self._label, "samples", initial=standing.samples)
-        skipped = f", {standing.skipped:,} skipped" if standing.skipped else ""
-        self._shown.advance_to(standing.samples, f"{standing.bytes / 1e6:,.0f} MB{skipped}")
+            self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
+        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
+        self._shown.advance_to(progress.samples, f"{progress.bytes / 1e6:,.0f} MB{skipped}")
 
     def close(self) -> None:
         if self._shown is not None:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.planning.estimate import Estimate
     from tpucache.warmup.repair import repair_cache
-    from tpucache.warmup.running.executor import Engine
+    from tpucache.warmup.running.executor import Executor
+    from tpucache.warmup.running.scheduler import BuildProgress
     from tpucache.warmup.sources import (
         DatasetSource,
         FolderSource,
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
         label_source,
         open_source,
     )
+    from tpucache.warmup.sources.base import Item, Listing
 
 _HOMES: Final = {
+    "BuildProgress": "tpucache.warmup.running.scheduler",
     "DatasetSource": "tpucache.warmup.sources",
-    "Engine": "tpucache.warmup.running.executor",
     "Estimate": "tpucache.warmup.planning.estimate",
+    "Executor": "tpucache.warmup.running.executor",
     "FolderSource": "tpucache.warmup.sources",
+    "Item": "tpucache.warmup.sources.base",
     "LabelKind": "tpucache.warmup.sources",
+    "Listing": "tpucache.warmup.sources.base",
     "Recipe": "tpucache.recipe",
     "Sample": "tpucache.warmup.sources",
     "Source": "tpucache.warmup.sources",
@@ -47,11 +52,14 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "BuildProgress",
     "DatasetSource",
-    "Engine",
     "Estimate",
+    "Executor",
     "FolderSource",
+    "Item",
     "LabelKind",
+    "Listing",
     "Recipe",
     "Sample",
     "Source",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,25 +15,31 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.deadline import Deadline
-from tpucache.warmup.planning.estimate import (
-    Estimate,
-    check_kaggle_bytes,
-    check_kaggle_files,
-    check_room,
-    estimate,
-    kaggle_blocks,
-)
-from tpucache.warmup.planning.plan import PLAN_NAME, Plan, begin, is_begun, make_plan, save_listing, version_differences
+from tpucache.warmup.planning.estimate import Estimate, estimate
+from tpucache.warmup.planning.limits import check_kaggle_bytes, check_kaggle_files, check_room, kaggle_blocks
+from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
+from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
 from tpucache.warmup.running.consistency import check_records, known_records
-from tpucache.warmup.running.context import Job
-from tpucache.warmup.running.executor import Engine
-from tpucache.warmup.running.scheduler import Builder, Standing
+from tpucache.warmup.running.context import BuildContext
+from tpucache.warmup.running.executor import Executor
+from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.sources import LabelKind, label_source, open_source
 from tpucache.warmup.sources.base import Source
 from tpucache.warmup.tables import finish_cache
-from tpucache.warmup.work.folder import cache_folder, check_source, remove_folder, remove_old_tables
+from tpucache.warmup.versions import version_differences
+from tpucache.warmup.work.folder import (
+    cache_folder,
+    check_source,
+    finished_cache,
+    remove_folder,
+    remove_leftovers,
+    remove_old_tables,
+)
 from tpucache.warmup.work.lock import hold
+from tpucache.warmup.work.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
+
+Target = Literal["kaggle"] | None
 
 _ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
@@ -49,24 +56,25 @@ def build_cache(
     jobs: int | None = None,
     on_error: Literal["fail", "skip"] = "fail",
     time_limit: float | None = None,
-    target: Literal["kaggle"] | None = None,
+    target: Target = None,
     labels: LabelKind = "auto",
-    engine: Engine | None = None,
-    report: Callable[[Standing], None] = lambda standing: None,
+    engine: Executor | None = None,
+    report: Callable[[BuildProgress], None] = lambda progress: None,
     announce: Callable[[Estimate], None] | None = None,
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
     The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
-    killed. A finished cache of the same source and recipe is returned as it stands; more samples or more variants are
-    added to it, and nothing that stands is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
-    Kaggle keeps. `labels` says what labels are: by "auto", whole numbers are classes. `announce` is called with what
-    there is to do, from a few samples tried first, and `report` with the progress.
+    killed. A finished cache of the same source and recipe is returned as it is; more samples or more variants are
+    added to it, and no finished shard is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
+    Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes. `engine` runs the work
+    elsewhere than in `jobs` local processes. `announce` is called with an estimate of the work before it starts, and
+    `report` with the progress.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
-    recipe that cannot be built or is not the one the cache was begun with, UnfinishedError when the time is up,
-    BuildError when a worker or the disk fails or the estimate does not fit, DamageError when a finished cache lacks a
-    file or a part of one. What was done is kept for the next run.
+    recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
+    is up, BuildError when a worker or the disk fails or the estimate does not fit, DamageError when a file of a
+    finished cache is missing or cut short. What was done is kept for the next run.
     """
     deadline = Deadline.of(time_limit)
     recipe = recipe or Recipe()
@@ -74,12 +82,9 @@ def build_cache(
     if isinstance(source, (str, Path)):
         check_source(source, cache)
         source = open_source(source)
-    if on_error not in ("fail", "skip"):
-        raise UsageError(f'on_error is "fail" or "skip", not {on_error!r}')
-    if target not in (None, "kaggle"):
-        raise UsageError(f'target is "kaggle" or left out, not {target!r}')
+    _check_options(on_error, target)
     source = label_source(source, labels)
-    engine = engine or Engine(jobs=jobs)
+    executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))
     with deadline.interrupting("the source was listed"):
@@ -88,69 +93,101 @@ def build_cache(
         raise SourceError(f"{source!r} has no samples")
     with cache_folder(cache):
         with deadline.interrupting("the first samples were tried"):
-            plan = make_plan(source, listing, recipe, cache, labels)
+            existing = finished_cache(cache)
+            if existing is None:
+                plan = plan_build(source, listing, recipe, labels)
+            else:
+                plan = plan_addition(source, listing, recipe, existing, labels)
         work = cache / WORK_NAME
-        if plan.before is not None and not plan.blocks:
-            if work.exists() and not is_begun(work, plan.before):
-                _clear(cache, work, plan.before)
-            return plan.before
-        if target == "kaggle":
-            existing = len(plan.before.shards) if plan.before else 0
-            check_kaggle_files(existing + sum(len(block.variants) for block in plan.blocks))
-        augmentation = plan.told["recipe"]["augmentation"]
-        skip = on_error == "skip"
-        job = Job(source, recipe, augmentation, plan.fields, work, cache, skip, "", plan.labels, deadline)
-
-        if plan.before is not None:
-            other_versions = tuple(version_differences(plan.before.created_by))
-            job = dataclasses.replace(job, other_versions=other_versions)
-            with deadline.interrupting("samples of the cache were compared"):
-                check_records(job, plan.listing.samples, known_records(cache, plan.before))
-
-        def announce_work(builder: Builder, advice: str) -> None:
-            if announce is not None:
-                expected = estimate(job, builder.remaining(), engine.jobs)
-                announce(expected)
-                check_room(expected, cache, advice)
-                if target == "kaggle":
-                    check_kaggle_bytes(expected, cache)
-
-        manifest = _build(job, plan, engine, report, announce_work)
-        _clear(cache, work, manifest)
+        if existing is not None and not plan.blocks:
+            if work.exists() and not is_adding_to(work, existing.manifest):
+                _clean_up(cache, existing.manifest)
+            return existing.manifest
+        encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, plan.label_rule)
+        context = BuildContext(encoder, work, cache, on_error == "skip", run="", deadline=deadline)
+        manifest = _Build(plan, context, executor, target, report, announce).run()
+        _clean_up(cache, manifest)
         return manifest
 
 
-def _build(
-    job: Job,
-    plan: Plan,
-    engine: Engine,
-    report: Callable[[Standing], None],
-    announce: Callable[[Builder, str], None],
-) -> Manifest:
-    """Build what a plan says, from what an interrupted run made of it on; `announce` may refuse that."""
-    resumed = (job.work / PLAN_NAME).exists()
-    if not resumed:  # so that a refusal leaves nothing behind
-        announce(Builder(job, plan.blocks), _ADVICE if plan.before is None else _ADVICE_ADDING)
-    job.work.mkdir(exist_ok=True)
-    with hold(job.work) as run:
-        changed, other = begin(job.work, plan)
-        if plan.fields[0].name == IMAGE:
-            for line in slow_parts():
-                _log.warning("%s", line)
-        job = dataclasses.replace(job, run=run, other_versions=tuple(sorted({*job.other_versions, *other})))
-        builder = Builder(job, plan.blocks, report)
-        if changed:
-            builder.check_unchanged(changed)
-            save_listing(job.work, plan)
-        with job.deadline.interrupting("samples were compared with those that are done"):
-            check_records(job, plan.listing.samples, builder.known)
-        if resumed:
-            announce(builder, _ADVICE_RESUMING)
-        shards = builder.build(engine)
-        return finish_cache(job.shards, plan.told, plan.listing, shards, plan.before)
+@dataclass(frozen=True)
+class _Build:
+    """A build that has something to do; its context has no run's name yet."""
+
+    plan: Plan
+    context: BuildContext
+    executor: Executor
+    target: Target
+    report: Callable[[BuildProgress], None]
+    announce: Callable[[Estimate], None] | None
+
+    def run(self) -> Manifest:
+        """Build what the plan says, beginning with what an interrupted run left of it."""
+        plan, work = self.plan, self.context.work
+        self._check_limits()
+        context = self._compared_with_cache()
+        resumed = has_plan(work)
+        if not resumed:  # so that a refusal leaves nothing behind
+            self._announce(Scheduler(context, plan.blocks), _ADVICE_ADDING if plan.existing else _ADVICE)
+        work.mkdir(exist_ok=True)
+        with hold(work) as run:
+            changed, other = save_or_compare_plan(work, plan)
+            remove_leftovers(work)
+            _warn_of_slow_parts(plan)
+            other_versions = tuple(sorted({*context.other_versions, *other}))
+            context = dataclasses.replace(context, run=run, other_versions=other_versions)
+            scheduler = Scheduler(context, plan.blocks, self.report)
+            if changed:
+                scheduler.check_unchanged(changed)
+                save_listing(work, plan)
+            with context.deadline.interrupting("samples were compared with those that are done"):
+                check_records(context, plan.listing.samples, scheduler.known)
+            if resumed:
+                self._announce(scheduler, _ADVICE_RESUMING)
+            return finish_cache(context.shards, plan, scheduler.build(self.executor))
+
+    def _check_limits(self) -> None:
+        if self.target == "kaggle":
+            existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
+            check_kaggle_files(existing + sum(len(block.variants) for block in self.plan.blocks))
+
+    def _compared_with_cache(self) -> BuildContext:
+        """Return the context, after a few records of the existing cache were compared with what would be made now."""
+        existing = self.plan.existing
+        if existing is None:
+            return self.context
+        other = tuple(version_differences(existing.manifest.created_by))
+        context = dataclasses.replace(self.context, other_versions=other)
+        with context.deadline.interrupting("samples of the cache were compared"):
+            check_records(context, self.plan.listing.samples, known_records(existing))
+        return context
+
+    def _announce(self, scheduler: Scheduler, advice: str) -> None:
+        """Announce the estimate; raise BuildError with this advice when it does not fit."""
+        if self.announce is None:
+            return
+        context, cache = self.context, self.context.shards
+        expected = estimate(context.encoder, scheduler.remaining(), cache, self.executor.jobs, context.deadline)
+        self.announce(expected)
+        check_room(expected, cache, advice)
+        if self.target == "kaggle":
+            check_kaggle_bytes(expected, cache)
 
 
-def _clear(cache: Path, work: Path, manifest: Manifest) -> None:
-    """Leave nothing but the finished cache; the work folder goes last, as it tells that there may be more to remove."""
+def _check_options(on_error: str, target: str | None) -> None:
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f'on_error is "fail" or "skip", not {on_error!r}')
+    if target not in (None, "kaggle"):
+        raise UsageError(f'target is "kaggle" or left out, not {target!r}')
+
+
+def _warn_of_slow_parts(plan: Plan) -> None:
+    if plan.fields[0].name == IMAGE:
+        for line in slow_parts():
+            _log.warning("%s", line)
+
+
+def _clean_up(cache: Path, manifest: Manifest) -> None:
+    """Leave nothing but the finished cache. The work folder goes last: while it exists, more may have to be removed."""
     remove_old_tables(cache, manifest)
-    remove_folder(work)
+    remove_folder(cache / WORK_NAME)

@@ -20,18 +20,20 @@ from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.planning.blocks import Block, listing_sha256
-from tpucache.warmup.planning.numbering import named, number_samples, put_in_order
-from tpucache.warmup.planning.plan import PLAN_NAME, version_differences
-from tpucache.warmup.records.labels import labels_asked
-from tpucache.warmup.repair_tables import remake_index, remake_samples
-from tpucache.warmup.running.context import Job
-from tpucache.warmup.running.executor import Engine
-from tpucache.warmup.running.scheduler import Builder, Standing
+from tpucache.warmup.planning.labels import saved_label_kind
+from tpucache.warmup.planning.numbering import name_some, number_samples, put_in_order
+from tpucache.warmup.records.encode import SampleEncoder
+from tpucache.warmup.repair_tables import rebuild_index, rebuild_samples
+from tpucache.warmup.running.context import BuildContext
+from tpucache.warmup.running.executor import Executor
+from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.sources import label_source, open_source
 from tpucache.warmup.sources.base import Listing, Source
+from tpucache.warmup.versions import version_differences
 from tpucache.warmup.work.folder import cache_folder, remove_folder, remove_leftovers
 from tpucache.warmup.work.lock import hold
-from tpucache.warmup.work.receipts import SealedShard
+from tpucache.warmup.work.plan_file import has_plan
+from tpucache.warmup.work.receipts import BuiltShard
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
 REPAIR_NAME: Final = "repair"
@@ -44,50 +46,52 @@ def repair_cache(
     cache: str | Path,
     *,
     jobs: int | None = None,
-    engine: Engine | None = None,
-    report: Callable[[Standing], None] = lambda standing: None,
+    engine: Executor | None = None,
+    report: Callable[[BuildProgress], None] = lambda progress: None,
     progress: Callable[[ShardEntry], None] = lambda entry: None,
 ) -> list[Damage]:
     """Build again exactly what is damaged in a cache, from the source it was made of, and return what was damaged.
 
     The manifest says how. A file is put in its place once it has the manifest's SHA-256, and all others stay
-    untouched; an interrupted repair is finished by the next one. `progress` is called after each shard that is looked
-    at, and `report` told how far the building is.
+    untouched; an interrupted repair is finished by the next one. `engine` runs the work elsewhere than in `jobs` local
+    processes. `progress` is called after each shard that was verified, and `report` with the progress of the building.
 
     Raises FormatError when the manifest itself is damaged, SourceError or SampleError for a source that is not the
     cache's, RecipeError for an augmentation that changed, DamageError when something else comes out than there was,
     BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
     """
     source = source if not isinstance(source, (str, Path)) else open_source(source)
-    cache, engine = Path(cache).absolute(), engine or Engine(jobs=jobs)
-    manifest = load_manifest(cache)
-    source = label_source(source, labels_asked(manifest.source))
-    damages = verify_cache(cache, progress)
-    folder = cache / WORK_NAME
-    work = folder / REPAIR_NAME
+    folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
+    opened = Cache(folder, load_manifest(folder))
+    source = label_source(source, saved_label_kind(opened.manifest.source))
+    damages = verify_cache(folder, progress)
+    outer = folder / WORK_NAME
+    work = outer / REPAIR_NAME
     if not damages and not work.exists():
         return []
-    case = _examine(source, cache, manifest, damages) if damages else None
-    with cache_folder(cache):
+    case = _examine(source, opened, damages) if damages else None
+    with cache_folder(folder):
         work.mkdir(parents=True, exist_ok=True)
-        with hold(folder), hold(work) as run:
-            begun = (folder / PLAN_NAME).exists()
+        with hold(outer), hold(work) as run:
+            unfinished = work if has_plan(outer) else outer  # an addition that was started stays
             try:
                 if case is not None:
-                    _repair(case, source, work, run, engine, report)
-            except DamageError:  # or the next repair would find the same shards standing
-                remove_folder(work if begun else folder)
+                    _repair(case, source, work, run, executor, report)
+            except DamageError:  # or the next repair would find the same shards again
+                remove_folder(unfinished)
                 raise
-        remove_folder(work if begun else folder)
+        remove_folder(unfinished)
     return damages
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A damaged cache beside its source: `listing` is numbered as in the cache, `numbers` (samples,) are the kept."""
+    """A damaged cache beside its source.
 
-    cache: Path
-    manifest: Manifest
+    `damaged` names its damaged files, `listing` is numbered as in the cache, `numbers` (samples,) are the kept samples.
+    """
+
+    cache: Cache
     damaged: frozenset[str]
     listing: Listing
     numbers: Rows
@@ -96,7 +100,7 @@ class _Case:
     def blocks(self) -> list[Block]:
         """The blocks of damaged shards, with their kept samples and the variants that are to be built again."""
         entries: dict[int, list[ShardEntry]] = {}
-        for entry in sorted(self.manifest.shards, key=lambda entry: (entry.block, entry.variant)):
+        for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.variant)):
             if entry.name in self.damaged:
                 entries.setdefault(entry.block, []).append(entry)
         return [
@@ -114,47 +118,49 @@ class _Case:
 
 
 def load_manifest(cache: Path) -> Manifest:
-    """Load the manifest that a repair goes by. Raises NotACacheError, or FormatError when it is damaged itself."""
+    """Load the manifest of a cache to be repaired. Raises NotACacheError, or FormatError when it is damaged itself."""
     try:
         return Manifest.load(cache)
     except FormatError as error:
         raise FormatError(f"{error}. A manifest cannot be repaired: copy it again, or build the cache anew") from error
 
 
-def _examine(source: Source, cache: Path, manifest: Manifest, damages: Sequence[Damage]) -> _Case:
-    """Find what there is to do, and refuse what cannot end in the bytes there were. Nothing is written."""
+def _examine(source: Source, cache: Cache, damages: Sequence[Damage]) -> _Case:
+    """Find what there is to do, and refuse what cannot result in the same bytes. Nothing is written."""
+    manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:
-        if is_whole(cache, entries[damage.name]):
+        if is_whole(cache.directory, entries[damage.name]):
             raise DamageError(
                 f"{damage.name} has the manifest's SHA-256, and yet {damage.reason}: it was written so, and building "
                 "it again would not change that. Build the cache anew in another folder."
             )
     damaged = frozenset(damage.name for damage in damages)
-    case = _Case(cache, manifest, damaged, _listing(source, cache, manifest, damaged), _numbers(manifest))
+    case = _Case(cache, damaged, _listing(source, cache, damaged), _numbers(manifest))
     if any(variant for block in case.blocks for variant in block.variants):
         _check_callable(manifest)
     return case
 
 
 def _repair(
-    case: _Case, source: Source, work: Path, run: str, engine: Engine, report: Callable[[Standing], None]
+    case: _Case, source: Source, work: Path, run: str, executor: Executor, report: Callable[[BuildProgress], None]
 ) -> None:
-    cache, manifest = case.cache, case.manifest
+    cache, manifest = case.cache.directory, case.cache.manifest
     remove_leftovers(work)
     tables: dict[str, bytes] = {}
     if manifest.table.name in case.damaged:
-        tables[manifest.table.name] = remake_samples(source, manifest, case.listing, case.numbers, engine)
+        tables[manifest.table.name] = rebuild_samples(source, manifest, case.listing, case.numbers, executor)
     recipe, augmentation = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
-    job = Job(source, recipe, augmentation, manifest.fields, work, work, skip_errors=False, run=run)
+    encoder = SampleEncoder(source, recipe, augmentation, manifest.fields)
+    context = BuildContext(encoder, work, work, skip_errors=False, run=run)
     try:
-        shards = Builder(job, case.blocks, report).build(engine)
+        shards = Scheduler(context, case.blocks, report).build(executor)
     except SampleError as error:
         raise SampleError(error.path, f"{error.reason}; it is part of {cache}: bring it back as it was") from error
     _check_shards(case, shards, work)
     if manifest.index.name in case.damaged:
         places = {e.name: (work if e.name in case.damaged else cache) / e.name for e in manifest.shards}
-        tables[manifest.index.name] = remake_index(manifest, places)
+        tables[manifest.index.name] = rebuild_index(manifest, places)
     for shard in shards:
         rename_durably(work / shard.entry.name, cache / shard.entry.name)
     for name, data in tables.items():
@@ -170,15 +176,15 @@ def _numbers(manifest: Manifest) -> Rows:
     return kept
 
 
-def _listing(source: Source, cache: Path, manifest: Manifest, damaged: Collection[str]) -> Listing:
+def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
     """Return the source's listing, numbered as in the cache. Raises SourceError when it is not the cache's source."""
-    listing = source.list()
+    listing, manifest = source.list(), cache.manifest
     if manifest.table.name not in damaged:
-        return number_samples(listing, cache, manifest)
-    lost = f"{cache} was made of other samples, labels or columns than {source!r} has"
+        return number_samples(listing, cache)
+    lost = f"{cache.directory} was made of other samples, labels or columns than {source!r} has"
     gone = {skip.path for skip in manifest.skipped} - {sample.path for sample in listing.samples}
     if gone:
-        raise SourceError(f"{lost}: it lacks {named(sorted(gone))}. Bring the source back as it was")
+        raise SourceError(f"{lost}: it lacks {name_some(sorted(gone))}. Bring the source back as it was")
     try:
         listing = put_in_order(listing, str(manifest.source.get("order", "")))
     except ValueError as error:
@@ -192,7 +198,7 @@ def _listing(source: Source, cache: Path, manifest: Manifest, damaged: Collectio
 
 
 def _check_callable(manifest: Manifest) -> None:
-    """Refuse a callable of somebody's that changed: what it would make is not what there was."""
+    """Refuse a callable whose code changed: it would make other records."""
     recipe, before = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
     if "callable" not in before:
         return
@@ -203,28 +209,29 @@ def _check_callable(manifest: Manifest) -> None:
         )
 
 
-def _check_shards(case: _Case, shards: Sequence[SealedShard], work: Path) -> None:
+def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None:
     """Raise DamageError, saying what differs, when a shard that was built again is not what it was."""
-    entries = {entry.name: entry for entry in case.manifest.shards}
+    manifest = case.cache.manifest
+    entries = {entry.name: entry for entry in manifest.shards}
     other = [s for s in shards if sha256_file(work / s.entry.name) != entries[s.entry.name].sha256]
     if not other:
         return
-    told = version_differences(case.manifest.created_by)
+    reasons = version_differences(manifest.created_by)
     if all(shard.entry.records_sha256 == entries[shard.entry.name].records_sha256 for shard in other):
-        told.append("the records are the same, so LMDB or the machine's page size is another")
-    elif case.manifest.index.name not in case.damaged:
+        reasons.append("the records are the same, so LMDB or the machine's page size is another")
+    elif manifest.index.name not in case.damaged:
         changed = {number for shard in other for number in _changed(case, shard, entries[shard.entry.name])}
         paths = [case.listing.samples[number].path for number in sorted(changed)]
-        told.append(f"{len(paths):,} samples differ: {named(paths)}")
+        reasons.append(f"{len(paths):,} samples differ: {name_some(paths)}")
     raise DamageError(
         f"{other[0].entry.name} comes out as something else than it was, and nothing is replaced: "
-        f"{'; '.join(told) or 'the source changed'}. "
+        f"{'; '.join(reasons) or 'the source changed'}. "
         "Use the same versions and the same source, or build the cache anew"
     )
 
 
-def _changed(case: _Case, shard: SealedShard, entry: ShardEntry) -> list[int]:
+def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
     """Return the numbers of the samples whose records are not what the index says."""
-    before = Cache(case.cache, case.manifest).index_of(entry)
+    before = case.cache.index_of(entry)
     differ = (before["crc32"] != shard.rows["crc32"]).tolist()
     return [number for number, other in zip(case.numbers_of(entry), differ, strict=True) if other]

@@ -16,23 +16,23 @@ from tpucache.store.files import pages
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import encode_columns
-from tpucache.warmup.running.executor import Engine, Task
+from tpucache.warmup.running.executor import Executor, Task
 from tpucache.warmup.sources.base import Listing, Sample, Source
 from tpucache.warmup.tables import encode_index, sample_columns
-from tpucache.warmup.work.chunks import Note, join
+from tpucache.warmup.work.chunks import ChunkInfo, join_infos
 
 _READ_AT_ONCE: Final = 256
 
 Rows = npt.NDArray[Any]
 
 
-def remake_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
+def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
     """Return the index of whole shards, given by name. Raises DamageError when it is not what the manifest says."""
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (order[one[1].variant], one[1].first))
     runs = [_rows(shards[entry.name], position) for position, entry in numbered]
     data = encode_index(np.concatenate(runs))
-    if not _is(data, manifest.index):
+    if not _matches(data, manifest.index):
         raise DamageError(
             f"{manifest.index.name} comes out as something else than it was, though all shards are as the manifest "
             "says: build the cache anew in another folder"
@@ -40,19 +40,19 @@ def remake_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
     return data
 
 
-def remake_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Rows, engine: Engine) -> bytes:
+def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Rows, executor: Executor) -> bytes:
     """Return the samples table of the kept samples, `numbers` (samples,) of a listing numbered as in the cache.
 
-    The samples are only read when the listing does not tell all that the table held. Raises DamageError when the
+    The samples are only read when the listing does not have all that the table held. Raises DamageError when the
     table is not what the manifest says, SampleError when a sample cannot be read.
     """
-    unread = Note(numbers=numbers.tolist(), labels=[None] * len(numbers))
+    unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)
-    if _is(data, manifest.table):
+    if _matches(data, manifest.table):
         return data
     kept = [listing.samples[number] for number in numbers.tolist()]
-    data = _encode(listing, _read(source, kept, engine), numbers)
-    if not _is(data, manifest.table):
+    data = _encode(listing, _read(source, kept, executor), numbers)
+    if not _matches(data, manifest.table):
         raise DamageError(
             f"{manifest.table.name} comes out as something else than it was: the samples have other sizes, labels or "
             "columns now. Bring the source back as it was"
@@ -71,27 +71,27 @@ def _rows(path: Path, shard: int) -> Rows:
     return rows
 
 
-def _encode(listing: Listing, note: Note, numbers: Rows) -> bytes:
-    return encode_columns(sample_columns(listing, note, numbers)[0])
+def _encode(listing: Listing, info: ChunkInfo, numbers: Rows) -> bytes:
+    return encode_columns(sample_columns(listing, info, numbers)[0])
 
 
-def _read(source: Source, samples: Sequence[Sample], engine: Engine) -> Note:
-    """Return what only the samples themselves tell: their labels and columns."""
+def _read(source: Source, samples: Sequence[Sample], executor: Executor) -> ChunkInfo:
+    """Return what only the samples themselves state: their labels and columns."""
 
     def tasks() -> Iterator[Task]:
         for start in range(0, len(samples), _READ_AT_ONCE):
             yield _read_part, (source, samples[start : start + _READ_AT_ONCE])
 
-    notes = sorted(engine.run(tasks()), key=lambda note: note.numbers[0])
-    return join(notes)
+    infos = sorted(executor.run(tasks()), key=lambda info: info.numbers[0])
+    return join_infos(infos)
 
 
-def _read_part(source: Source, samples: Sequence[Sample]) -> Note:
-    note = Note()
+def _read_part(source: Source, samples: Sequence[Sample]) -> ChunkInfo:
+    info = ChunkInfo()
     for sample in samples:
-        note.add(sample.number, source.load(sample))
-    return note
+        info.add(sample.number, source.load(sample))
+    return info
 
 
-def _is(data: bytes, entry: FileEntry) -> bool:
+def _matches(data: bytes, entry: FileEntry) -> bool:
     return hashlib.sha256(data).hexdigest() == entry.sha256

@@ -1,20 +1,17 @@
-"""Sealed shards -> cache: the index, the samples table and, last of all, the manifest."""
+"""Finished shards -> cache: the index, the samples table and, last of all, the manifest."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import io
-import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-import tpucache
 from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache, cache_fingerprint
@@ -23,40 +20,37 @@ from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
-from tpucache.warmup.planning.numbering import SIZE_COLUMN
-from tpucache.warmup.records.presize import image_versions
+from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
+from tpucache.warmup.planning.plan import Plan
 from tpucache.warmup.sources.base import Listing, Sample
-from tpucache.warmup.work.chunks import Note, join
-from tpucache.warmup.work.receipts import SealedShard
-
-_LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
+from tpucache.warmup.versions import versions
+from tpucache.warmup.work.chunks import ChunkInfo, join_infos
+from tpucache.warmup.work.receipts import BuiltShard
 
 Rows = npt.NDArray[Any]
 
 
-def finish_cache(
-    cache: Path, plan: Mapping[str, Any], listing: Listing, shards: Sequence[SealedShard], before: Manifest | None
-) -> Manifest:
-    """Write what makes sealed shards a cache, or more of the cache there was `before`, the manifest last.
+def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manifest:
+    """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
 
-    Raises SourceError when no sample was usable.
+    The manifest is written last. Raises SourceError when no sample was usable.
     """
-    fields = tuple(Field(**{**f, "shape": tuple(f["shape"])}) for f in plan["fields"])
-    new = _new_note(shards, before)
+    existing = plan.existing
+    before = existing.manifest if existing else None
+    new = _new_info(shards, before)
     skipped = (*(before.skipped if before else ()), *new.skipped)
-    table = Cache(cache, before).samples if before else None
+    table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
     if not len(numbers):
         raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
-    columns, classes, counts = sample_columns(listing, new, numbers, table)
-    entries, index = _join(cache, shards, before)
+    columns, classes, counts = sample_columns(plan.listing, new, numbers, table)
+    entries, index = _join_shards(shards, existing)
     generation = before.generation + 1 if before else 0
-    recipe = plan["recipe"]
     manifest = Manifest(
         samples=len(numbers),
         variants=tuple(sorted({entry.variant for entry in entries})),
-        fields=fields,
+        fields=plan.fields,
         classes=classes,
         shards=entries,
         tables=(
@@ -64,9 +58,9 @@ def finish_cache(
             _write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
         ),
         skipped=tuple(sorted(skipped, key=lambda skip: skip.number)),
-        statistics=_statistics(new, before, fields, len(numbers), counts),
-        fingerprint=cache_fingerprint(fingerprint(recipe), entries),
-        recipe=recipe,
+        statistics=_statistics(new, before, plan.fields, len(numbers), counts),
+        fingerprint=cache_fingerprint(fingerprint(plan.full_recipe), entries),
+        recipe=plan.full_recipe,
         source=_source(plan, columns.get(LABEL), bool(classes)),
         created_by=versions(),
     )
@@ -74,15 +68,12 @@ def finish_cache(
     return manifest
 
 
-def _source(plan: Mapping[str, Any], labels: Any, has_classes: bool) -> dict[str, Any]:
+def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
     """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
-    source = dict(plan["source"])
-    if plan.get("left_out"):
-        source["left_out"] = plan["left_out"]
-    given = plan.get("labels", {})
-    read: dict[str, Any] = {"asked": given.get("asked", "auto")}
+    left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
+    read: dict[str, Any] = {"asked": plan.labels}
     if labels is None:
-        read |= {"kind": "none", "unused": list(given.get("unused", []))}
+        read |= {"kind": "none", "unused": list(plan.unused_labels)}
     elif labels.ndim == 1:
         read["kind"] = "classes"
     elif has_classes:
@@ -91,37 +82,23 @@ def _source(plan: Mapping[str, Any], labels: Any, has_classes: bool) -> dict[str
         known = labels[np.isfinite(labels)]
         read |= {"kind": "numbers", "columns": labels.shape[1]}
         read |= {"least": float(known.min()), "most": float(known.max())} if known.size else {}
-    return {**source, "labels": read}
+    return {**plan.source, **left_out, "labels": read}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that decide the records' bytes."""
-    return {
-        "tpucache": tpucache.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in _LIBRARIES},
-        **image_versions(),
-    }
-
-
-def sizes_of(samples: Sequence[Sample]) -> Rows:
-    """Return what samples take in their source: uint64 (n,)."""
-    return np.array([sample.bytes for sample in samples], np.uint64)
-
-
-def _new_note(shards: Sequence[SealedShard], before: Manifest | None) -> Note:
-    """Return the note of all blocks that are new, in order; those that stood before have theirs in the tables."""
+def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
+    """Return the info of all new blocks, in order; that of the blocks that a cache has already is in its tables."""
     old = {entry.block for entry in before.shards} if before else set()
-    notes = {shard.entry.block: shard.note for shard in shards if shard.entry.block not in old}
-    return join([notes[block] for block in sorted(notes)])
+    infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
+    return join_infos([infos[block] for block in sorted(infos)])
 
 
 def sample_columns(
-    listing: Listing, new: Note, numbers: Rows, table: Mapping[str, Column] | None = None
+    listing: Listing, new: ChunkInfo, numbers: Rows, table: Mapping[str, Column] | None = None
 ) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
     """Return the samples table, the classes, and the samples of each class.
 
-    `numbers` are those of all kept samples; `table` is what the first of them had before, `new` the note of the rest.
+    `numbers` are those of all kept samples. `table` has the columns of the first of them, which the existing cache has
+    already, and `new` is the info of the rest.
     """
     table = table if table is not None else {}
     places = numbers.astype(np.int64)
@@ -129,7 +106,7 @@ def sample_columns(
     columns: dict[str, Column] = {"number": numbers, "path": Strings.pack([sample.path for sample in samples])}
     columns[SIZE_COLUMN] = sizes_of(samples)
     labels = [sample.label for sample in samples]
-    if all(label is None for label in labels):  # only the samples themselves tell
+    if all(label is None for label in labels):  # only the samples themselves state them
         old: Any = table.get(LABEL, [])
         labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
     classes, counts = listing.classes, tuple[int, ...]()
@@ -174,13 +151,12 @@ def _plain_column(values: Sequence[Any]) -> Column:
     return Strings.pack(["" if value is None else str(value) for value in values])
 
 
-def _join(cache: Path, shards: Sequence[SealedShard], before: Manifest | None) -> tuple[tuple[ShardEntry, ...], Rows]:
+def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Rows]:
     """Return all shards, variant by variant, with their first samples, and the index over them."""
     rows = {(shard.entry.variant, shard.entry.block): (shard.entry, shard.rows) for shard in shards}
-    if before is not None:
-        old = Cache(cache, before)
-        for entry in before.shards:
-            rows[entry.variant, entry.block] = (entry, old.index_of(entry))
+    if existing is not None:
+        for entry in existing.manifest.shards:
+            rows[entry.variant, entry.block] = (entry, existing.index_of(entry))
     entries: list[ShardEntry] = []
     runs: list[Rows] = []
     first = 0
@@ -209,14 +185,16 @@ def _write_table(cache: Path, name: str, data: bytes) -> FileEntry:
 
 
 def _statistics(
-    new: Note, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
+    new: ChunkInfo, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
 ) -> Statistics:
     """Return the channels' mean and standard deviation from exact sums, so that no order of blocks shows in them."""
     if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
     pixels = samples * fields[0].shape[0] * fields[0].shape[1]
-    old = Note(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else Note()
-    whole = join([old, new])
+    old = (
+        ChunkInfo(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else ChunkInfo()
+    )
+    whole = join_infos([old, new])
     variances = [
         (square * pixels - total * total) / pixels**2 for total, square in zip(whole.sums, whole.squares, strict=True)
     ]

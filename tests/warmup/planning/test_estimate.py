@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tpucache.errors import BuildError, UnfinishedError
+from tpucache.errors import BuildError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
+from tpucache.store.writer import ShardWriter
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.planning.estimate import Estimate
-from tpucache.warmup.running import tasks as build
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
@@ -53,7 +53,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             real(path)
             return Disk(10**12, 0, megabytes * 1_000_000)
 
-        monkeypatch.setattr("tpucache.warmup.planning.estimate.shutil.disk_usage", usage)
+        monkeypatch.setattr("shutil.disk_usage", usage)
 
     return say
 
@@ -80,14 +80,14 @@ def test_no_run_needs_more_room_than_was_estimated(
     samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, told, used = tmp_path / "cache", list[Estimate](), list[int]()
-    real = build.ShardWriter.seal
+    real = ShardWriter.seal
 
     def seal(writer: Any, target: Path) -> Any:
         sealed = real(writer, target)
         used.append(sum(path.stat().st_blocks * 512 for path in cache.rglob("*")))
         return sealed
 
-    monkeypatch.setattr(build.ShardWriter, "seal", seal)
+    monkeypatch.setattr(ShardWriter, "seal", seal)
     build_cache(Arrays(samples, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
     assert max(used) <= told[0].bytes + told[0].spooled
 
@@ -116,11 +116,15 @@ def test_a_refused_addition_leaves_the_cache_as_it_was(
     assert digests(tmp_path) == before
 
 
+def _no_chunk(*_: object) -> None:
+    raise FileNotFoundError
+
+
 def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Callable[[int], None]) -> None:
     cache, told = tmp_path / "cache", list[Estimate]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpucache.warmup.running.scheduler.seal_shard", lambda *_: None)
-        with pytest.raises((UnfinishedError, BuildError)):
+        patch.setattr(ShardWriter, "append", _no_chunk)
+        with pytest.raises(BuildError, match="cannot be sealed"):
             build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1)
     assert list((cache / WORK_NAME).glob("chunk-*.bin"))
     free(10)

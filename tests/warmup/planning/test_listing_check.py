@@ -17,7 +17,6 @@ from tpucache.recipe import Recipe
 from tpucache.report.inspect import describe, describe_lines, label_text
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.warmup import tables as finish
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.repair import repair_cache
 from tpucache.warmup.sources import TableOptions, TableSource
@@ -217,7 +216,7 @@ def test_an_interrupted_run_is_not_finished_with_labels_read_otherwise(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finish.Manifest, "save", interrupt)
+        patch.setattr(Manifest, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, _RECIPE, jobs=1)
     with pytest.raises(SourceError, match="begun with --labels auto, now numbers"):

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tpucache.warmup.records.augment import PRESETS, augment, resolve
+from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.records.augment import PRESETS, augment
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -37,13 +38,14 @@ socket.socket.connect = refuse("connect")
 socket.socket.connect_ex = refuse("connect_ex")
 socket.getaddrinfo = refuse("getaddrinfo")
 import numpy as np
-from tpucache.warmup.records import augment
+from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.records.augment import augment
 torch_after = {"import": "torch" in sys.modules}
-definition = augment.resolve("strong", SIDE, SIDE)
+definition = resolve("strong", SIDE, SIDE)
 torch_after["resolve"] = "torch" in sys.modules
 image = np.random.default_rng(7).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 digests = {
-    repr(place): hashlib.sha256(augment.augment(image, definition, *place)).hexdigest() for place in reversed(PLACES)
+    repr(place): hashlib.sha256(augment(image, definition, *place)).hexdigest() for place in reversed(PLACES)
 }
 print(json.dumps({"asked": asked, "torch": torch_after, "digests": digests}))
 """

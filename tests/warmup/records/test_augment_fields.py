@@ -13,7 +13,8 @@ import pytest
 
 from tpucache.errors import RecipeError
 from tpucache.store.fields import Field
-from tpucache.warmup.records.augment import PRESETS, augment, augment_fields, resolve
+from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.records.augment import PRESETS, augment, augment_fields
 
 
 def _fields(record: dict[str, Any]) -> list[Field]:

@@ -32,7 +32,7 @@ _JPEGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_simplejpeg", lambda: None)
+    monkeypatch.setattr(decoding, "find_simplejpeg", lambda: None)
 
 
 def _jpeg(kind: str, image: Image.Image, encode: Any) -> bytes:

@@ -363,5 +363,5 @@ def test_with_both_libraries_nothing_is_slow() -> None:
 @pytest.fixture
 def pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have neither simplejpeg nor cykooz_resizer."""
-    monkeypatch.setattr("tpucache.warmup.records.decode._simplejpeg", lambda: None)
-    monkeypatch.setattr("tpucache.warmup.records.resize._cykooz_resizer", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.records.decode.find_simplejpeg", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.records.resize.find_cykooz_resizer", lambda: None)

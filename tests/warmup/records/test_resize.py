@@ -33,7 +33,7 @@ def _cases(draw: st.DrawFn) -> tuple[Pixels, tuple[float, float, float, float], 
 
 def _by_pillow(pixels: Pixels, box: Any, size: Any) -> Pixels:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resizing, "_cykooz_resizer", lambda: None)
+        patch.setattr(resizing, "find_cykooz_resizer", lambda: None)
         return resize(pixels, box, size)
 
 
@@ -51,7 +51,7 @@ def test_both_libraries_make_nearly_the_same(case: Any) -> None:
 def test_no_pixel_that_the_filter_sees_is_left_out(case: Any) -> None:
     whole = resize(*case)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resizing, "_LOBES", 1000)
+        patch.setattr(resizing, "LOBES", 1000)
         np.testing.assert_array_equal(resize(*case), whole)
 
 
@@ -62,7 +62,7 @@ def test_any_instructions_make_the_same_bits(shape: tuple[int, ...], monkeypatch
     expected = resize(pixels, box, size)
     plain = cykooz_resizer.Resizer()
     plain.cpu_extensions = cykooz_resizer.CpuExtensions.none
-    monkeypatch.setattr(resizing, "_kept", lambda library: plain)
+    monkeypatch.setattr(resizing, "thread_resizer", lambda library: plain)
     np.testing.assert_array_equal(resize(pixels, box, size), expected)
 
 
@@ -82,5 +82,5 @@ def test_the_version_is_of_what_resizes(monkeypatch: pytest.MonkeyPatch) -> None
     from importlib.metadata import version
 
     assert resizer_versions() == {"cykooz_resizer": version("cykooz-resizer")}
-    monkeypatch.setattr(resizing, "_cykooz_resizer", lambda: None)
+    monkeypatch.setattr(resizing, "find_cykooz_resizer", lambda: None)
     assert resizer_versions() == {"cykooz_resizer": ""}

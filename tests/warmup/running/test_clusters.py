@@ -15,8 +15,8 @@ import pytest
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.warmup.running.executor import Engine
-from tpucache.warmup.running.scheduler import Standing
+from tpucache.warmup.running.executor import Executor
+from tpucache.warmup.running.scheduler import BuildProgress
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -90,8 +90,8 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_what_stands_sta
     monkeypatch: pytest.MonkeyPatch,
     digests: Digests,
 ) -> None:
-    cache, told = tmp_path / "cache", list[Standing]()
-    engine = Engine("dask", scheduler=cluster.scheduler_address)
+    cache, told = tmp_path / "cache", list[BuildProgress]()
+    engine = Executor("dask", scheduler=cluster.scheduler_address)
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", allowed_failures)
     slow.touch()
     killed: list[int] = []
@@ -123,7 +123,7 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_what_stands_sta
 
 
 def test_a_scheduler_that_is_not_there_is_told(source: Path, slow: Path, tmp_path: Path) -> None:
-    engine = Engine("dask", scheduler="tcp://127.0.0.1:1")
+    engine = Executor("dask", scheduler="tcp://127.0.0.1:1")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(BuildError, match="no dask scheduler at tcp://127"),

@@ -16,11 +16,10 @@ from tpucache.errors import BuildError, RecipeError
 from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
 from tpucache.store.verify import verify_cache
-from tpucache.warmup import tables as finish
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.records import augment, presize
-from tpucache.warmup.running import context as job
+from tpucache.warmup.records.encode import SampleEncoder
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -58,13 +57,17 @@ def _forget() -> None:
     """Import the modules anew, as another process would."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("roll_by_test", "roller_by_test")]:
         del sys.modules[name]
-    augment._build.cache_clear()
+    augment.build_function.cache_clear()
 
 
 def _change(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     shutil.rmtree(folder / "roller_by_test" / "__pycache__", ignore_errors=True)
+
+
+def _negative(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: 255 - array for name, array in arrays.items()}
 
 
 def _interrupt(*_: Any, **__: Any) -> None:
@@ -74,7 +77,7 @@ def _interrupt(*_: Any, **__: Any) -> None:
 def _begin(source: Path, cache: Path, recipe: Recipe) -> None:
     """Build a cache but for its manifest."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish.Manifest, "save", _interrupt)
+        patch.setattr(Manifest, "save", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, recipe, jobs=1)
 
@@ -102,8 +105,8 @@ def test_variants_by_libraries_that_make_other_pixels_are_refused(
 ) -> None:
     cache = tmp_path / "cache"
     build_cache(source, cache, Recipe(size=16, codec=codec), jobs=1)
-    real = job.clean_fields
-    monkeypatch.setattr(job, "clean_fields", lambda *given: {name: 255 - a for name, a in real(*given).items()})
+    real = SampleEncoder.to_record
+    monkeypatch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
     monkeypatch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
     with pytest.raises(
         BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer.*99\.0.*use those"
@@ -117,8 +120,8 @@ def test_samples_by_libraries_that_make_other_pixels_are_refused(
     cache = tmp_path / "cache"
     build_cache(source, cache, Recipe(size=16), jobs=1)
     shutil.copy(min(source.rglob("*.jpg")), source / "cat" / "new.jpg")
-    real = job.clean_fields
-    monkeypatch.setattr(job, "clean_fields", lambda *given: {name: 255 - a for name, a in real(*given).items()})
+    real = SampleEncoder.to_record
+    monkeypatch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
     with pytest.raises(BuildError, match=r"the clean record comes out as something else"):
         build_cache(source, cache, Recipe(size=16), jobs=1)
 
@@ -128,9 +131,9 @@ def test_an_interrupted_run_is_not_finished_by_libraries_that_make_other_pixels(
 ) -> None:
     cache = tmp_path / "cache"
     _begin(source, cache, Recipe(size=16))
-    real = job.clean_fields
+    real = SampleEncoder.to_record
     with monkeypatch.context() as patch:
-        patch.setattr(job, "clean_fields", lambda *given: {name: 255 - a for name, a in real(*given).items()})
+        patch.setattr(SampleEncoder, "to_record", lambda encoder, arrays: real(encoder, _negative(arrays)))
         patch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
         with pytest.raises(BuildError, match=r"the clean record.*made with other versions.*cykooz_resizer"):
             build_cache(source, cache, Recipe(size=16), jobs=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpucache import Recipe, build_cache
-from tpucache.warmup.running.executor import Engine
+from tpucache.warmup.running.executor import Executor
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -25,7 +25,7 @@ def test_workers_that_are_kept_follow_the_run(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         monkeypatch.syspath_prepend(tmp_path / name / "modules")
-        places = list(Engine(jobs=2).run((place, ()) for _ in range(8)))
+        places = list(Executor(jobs=2).run((place, ()) for _ in range(8)))
         assert {(folder, *modules) for _, folder, modules in places} == {(str(tmp_path / name), *sys.path)}
         seen.append({process for process, _, _ in places})
     assert seen[0] & seen[1]  # or there was nothing to follow

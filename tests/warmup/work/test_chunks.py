@@ -11,7 +11,7 @@ from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
 from tpucache.warmup.sources.base import Item, Listing, Sample
-from tpucache.warmup.work.chunks import Note, join
+from tpucache.warmup.work.chunks import ChunkInfo, join_infos
 
 
 class Uneven:
@@ -44,8 +44,8 @@ def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tm
 @pytest.mark.parametrize("cut", range(5))
 def test_a_note_of_parts_is_the_note_of_the_whole(cut: int) -> None:
     items = [Item({}, number % 2, {"a": number} if number != 2 else {"b": "x"}) for number in range(4)]
-    whole, parts = Note(), (Note(), Note())
+    whole, parts = ChunkInfo(), (ChunkInfo(), ChunkInfo())
     for number, item in enumerate(items):
         whole.add(number, item)
         parts[number >= cut].add(number, item)
-    assert join(parts) == join([whole]) == whole
+    assert join_infos(parts) == join_infos([whole]) == whole

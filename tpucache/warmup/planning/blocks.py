@@ -1,4 +1,4 @@
-"""Samples -> blocks -> chunks. Blocks follow from samples and recipe alone, never from the number of workers."""
+"""Samples -> blocks -> chunks. Blocks depend on samples and recipe alone, never on the number of workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import Field
 from tpucache.warmup.sources.base import Listing, Sample
 
 # A cache below the shard size is still cut, so that several workers seal at its end.
 _MIN_BLOCKS: Final = 8
-_MIN_BLOCK_SAMPLES: Final = 64
+MIN_BLOCK_SAMPLES: Final = 64
 # What one task makes or reads at most: a second or two of work, little to lose by a kill.
 _CHUNK_BYTES: Final = 16 << 20
-_MIN_CHUNKS: Final = 64
+MIN_CHUNKS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
     if not samples:
         return []
     by_bytes = max(1, (recipe.shard_mb << 20) // record_bytes(fields))
-    by_count = max(_MIN_BLOCK_SAMPLES, -(-len(samples) // _MIN_BLOCKS))
+    by_count = max(MIN_BLOCK_SAMPLES, -(-len(samples) // _MIN_BLOCKS))
     count = -(-len(samples) // min(by_bytes, by_count))
     count = min(count, recipe.max_blocks or count)
     bounds = [len(samples) * number // count for number in range(count + 1)]
@@ -70,10 +71,36 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
     ]
 
 
+def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block]:
+    """Return what a finished cache lacks: the new variants of its blocks, and all variants of new samples' blocks.
+
+    The listing is numbered as in the cache.
+    """
+    manifest = cache.manifest
+    variants = tuple(variant for variant in range(recipe.variants + 1) if variant not in manifest.variants)
+    blocks = _blocks_of(cache, listing, variants) if variants else []
+    known = manifest.samples + len(manifest.skipped)
+    first = 1 + max((entry.block for entry in manifest.shards), default=-1)
+    return [*blocks, *plan_blocks(listing.samples[known:], manifest.fields, recipe, first)]
+
+
+def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
+    """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
+    numbers = cache.samples.numbers.tolist()
+    blocks = []
+    for entry in sorted(cache.manifest.shards, key=lambda entry: entry.block):
+        if entry.variant == cache.manifest.variants[0]:
+            part = numbers[entry.first : entry.first + entry.records]
+            samples = tuple(listing.samples[number] for number in part)
+            checksums = [] if entry.variant else cache.index_of(entry)["crc32"].tolist()
+            blocks.append(Block(entry.block, samples, variants, dict(zip(part, checksums, strict=False))))
+    return blocks
+
+
 def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
     """Cut a block of a cache of `samples` samples into chunks: no part of the layout, they only share out the work."""
     size = record_bytes(fields) * len(block.variants)
-    most = max(1, min(_CHUNK_BYTES // size, -(-samples // _MIN_CHUNKS)))
+    most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
     parts: list[list[Sample]] = []
     weight = 0
     for sample in block.samples:

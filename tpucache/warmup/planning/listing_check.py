@@ -1,11 +1,10 @@
-"""A source's listing beside the samples table of the cache that was made of it: what must not have changed."""
+"""A source's listing beside the samples table of the cache made of it: what must not have changed."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,10 +12,8 @@ import numpy as np
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
-from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable
 from tpucache.warmup.planning.numbering import SIZE_COLUMN
-from tpucache.warmup.sources.base import Column, Item, Label, Listing, Source
+from tpucache.warmup.sources.base import Item, Label, Listing, Source
 from tpucache.warmup.sources.cells import to_number
 
 _OWN: Final = ("number", "path", LABEL, SIZE_COLUMN)
@@ -27,28 +24,28 @@ _ADVICE: Final = (
 )
 
 
-def check_listing(source: Source, listing: Listing, cache: Path, manifest: Manifest) -> None:
+def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     """Raise SourceError when labels, classes, folds or other columns are not what a finished cache has.
 
     The listing is numbered as in the cache, by `number_samples`, which compares labels where both have them.
     """
-    table = Cache(cache, manifest).samples
+    table, folder = cache.samples, cache.directory
     numbers = table.numbers.tolist()
     position, item = _first_item(source, listing, numbers)
-    _check_labels(listing, cache, manifest, table, position, item)
+    _check_labels(listing, cache, position, item)
     for name, column in listing.columns.items():
         if name not in table:
-            raise SourceError(f"{cache} has no column {name!r}, and the source has one now. {_ADVICE}")
+            raise SourceError(f"{folder} has no column {name!r}, and the source has one now. {_ADVICE}")
         old, new = table[name], [column[number] for number in numbers]
         changed = [at for at, pair in enumerate(zip(old, new, strict=True)) if not _is_equal(*pair)]
         if changed:
             raise SourceError(
-                f"column {name!r} of {cache} has other values in the source now: {len(changed):,} samples differ, such "
-                f"as {table.paths[changed[0]]!r}, {old[changed[0]]} before and {new[changed[0]]} now. {_ADVICE}"
+                f"column {name!r} of {folder} has other values in the source now: {len(changed):,} samples differ, "
+                f"such as {table.paths[changed[0]]!r}, {old[changed[0]]} before and {new[changed[0]]} now. {_ADVICE}"
             )
     gone = [name for name in table if name not in _OWN and name not in listing.columns]
     if gone and not (item is not None and item.columns):  # samples do not have any of their own
-        raise SourceError(f"{cache} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
+        raise SourceError(f"{folder} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
 
 
 def _first_item(source: Source, listing: Listing, numbers: Sequence[int]) -> tuple[int, Item | None]:
@@ -59,25 +56,24 @@ def _first_item(source: Source, listing: Listing, numbers: Sequence[int]) -> tup
     return 0, None
 
 
-def _check_labels(
-    listing: Listing, cache: Path, manifest: Manifest, table: SampleTable, position: int, item: Item | None
-) -> None:
+def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | None) -> None:
+    table, folder, classes = cache.samples, cache.directory, cache.manifest.classes
     numbers = table.numbers.tolist()
     listed = next((label for number in numbers if (label := listing.samples[number].label) is not None), None)
     now = listed if listed is not None or item is None else item.label
     if table.labels is None and now is not None:
-        raise SourceError(f"{cache} was made without labels, and the source has some now. {_ADVICE}")
+        raise SourceError(f"{folder} was made without labels, and the source has some now. {_ADVICE}")
     if table.labels is None or listed is not None or item is None:
         return
     if now is None:
-        raise SourceError(f"{cache} was made with labels, and the source has none now. {_ADVICE}")
+        raise SourceError(f"{folder} was made with labels, and the source has none now. {_ADVICE}")
     before = table.labels[position].tolist()
     if not _is_label(now, before):
-        raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {cache}. {_ADVICE}")
+        raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
     # The samples' own labels are numbers: a class must keep its own.
-    known = listing.classes[: len(manifest.classes)] or tuple(map(str, range(len(manifest.classes))))
-    if isinstance(now, int) and known != manifest.classes:
-        raise SourceError(f"{cache} has the classes {manifest.classes}, and the source now has {known}. {_ADVICE}")
+    known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
+    if isinstance(now, int) and known != classes:
+        raise SourceError(f"{folder} has the classes {classes}, and the source now has {known}. {_ADVICE}")
 
 
 def _is_label(label: Label, before: Any) -> bool:
@@ -87,7 +83,7 @@ def _is_label(label: Label, before: Any) -> bool:
 
 
 def _is_equal(old: Any, new: Any) -> bool:
-    """Tell whether two cells hold the same, whether as a number or as the text of one."""
+    """Return whether two cells hold the same value, whether as a number or as the text of one."""
     if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
         return str(old) == str(new)
     first, second = _number(old), _number(new)
@@ -98,28 +94,3 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, str):
         return to_number(value)
     return value.item() if isinstance(value, np.generic) else value  # type: ignore[no-any-return]  # a number
-
-
-def label_candidates(columns: dict[str, Column], item: Item | None) -> list[str]:
-    """Return the names of columns and keys that could hold labels: those with such names, or else likely columns."""
-    own = {**item.columns, **item.fields} if item is not None else {}
-    named = [name for name in (*columns, *own) if _sounds_like_label(name)]
-    return named or [name for name, column in columns.items() if name != "fold" and _repeats(column)]
-
-
-_LABEL_NAMES: Final = frozenset(
-    ("label", "labels", "target", "targets", "class", "classes", "class_id", "class_name", "category", "diagnosis", "y")
-)
-
-
-def _sounds_like_label(name: str) -> bool:
-    name = name.lower()
-    return name in _LABEL_NAMES or name.endswith(("_label", "_labels", "_target", "_class"))
-
-
-def _repeats(column: Column) -> bool:
-    """Tell whether a column has few values, each often, or numbers that are not whole."""
-    if isinstance(column, np.ndarray) and column.dtype.kind == "f":
-        return True
-    values = list(map(str, column))
-    return 1 < len(set(values)) <= len(values) / 2

@@ -1,50 +1,53 @@
-"""A source beside the cache that was made of it: what stands keeps its numbers, what is new comes after it."""
+"""The numbers of a source's samples beside a cache made of it: old samples keep theirs, new ones follow."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.errors import SourceError
 from tpucache.store.cache import Cache
-from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable, Strings
-from tpucache.warmup.planning.blocks import Block
+from tpucache.store.samples import SampleTable
 from tpucache.warmup.sources.base import Column, Listing, Sample
 
-#: The column of the samples table that tells how large a sample was in its source.
+#: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"
 _NAMED: Final = 3
 
 
-def number_samples(listing: Listing, cache: Path, manifest: Manifest) -> Listing:
+def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
+    """Return how many bytes samples have in their source: uint64 (n,)."""
+    return np.array([sample.bytes for sample in samples], np.uint64)
+
+
+def number_samples(listing: Listing, cache: Cache) -> Listing:
     """Return a listing in which every sample of the cache, kept or skipped, has its old number, and new ones follow.
 
-    Raises SourceError when one of the cache's samples is gone, or has another size or label now.
+    Raises SourceError when one of the cache's samples is missing, or has another size or label now.
     """
-    table = Cache(cache, manifest).samples
+    table = cache.samples
     numbers = dict(zip(table.paths, table.numbers.tolist(), strict=True))
-    skipped = {skip.path: skip.number for skip in manifest.skipped}
+    skipped = {skip.path: skip.number for skip in cache.manifest.skipped}
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
-    gone = [path for path in (*numbers, *skipped) if path not in places]
-    if gone:
+    missing = [path for path in (*numbers, *skipped) if path not in places]
+    if missing:
         raise SourceError(
-            f"the source lacks {len(gone):,} of the samples that {cache} was made of: {named(gone)}. "
-            "Bring them back, or give another folder to build anew"
+            f"the source lacks {len(missing):,} of the samples that {cache.directory} was made of: "
+            f"{name_some(missing)}. Bring them back, or give another folder to build anew"
         )
-    _check_same(listing, cache, manifest, table, places)
+    _check_sizes_and_labels(listing, cache, places)
     old = {**numbers, **skipped}
     order = sorted(old, key=old.__getitem__)
     order += [sample.path for sample in listing.samples if sample.path not in old]
-    return _in_order(listing, [places[path] for path in order])
+    return _reordered(listing, [places[path] for path in order])
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return where the samples of a numbered listing stand in the source's own, as slices such as `5:155 0:5`."""
+    """Return where the samples of a numbered listing are in the source's own, as slices such as `5:155 0:5`."""
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     slices: list[list[int]] = []
     for sample in numbered.samples:
@@ -57,82 +60,27 @@ def order_of(numbered: Listing, listing: Listing) -> str:
 
 
 def put_in_order(listing: Listing, order: str) -> Listing:
-    """Return a source's own listing, numbered by what `order_of` told. Raises ValueError when it has other samples."""
+    """Return a source's own listing, numbered by what `order_of` returned.
+
+    Raises ValueError when it has other samples.
+    """
     slices = [tuple(map(int, part.split(":"))) for part in order.split()]
-    told = sum(stop - start for start, stop in slices)
-    if told != len(listing.samples):
-        raise ValueError(f"it has {len(listing.samples):,} samples, and had {told:,}")
+    count = sum(stop - start for start, stop in slices)
+    if count != len(listing.samples):
+        raise ValueError(f"it has {len(listing.samples):,} samples, and had {count:,}")
     places = [at for start, stop in slices for at in range(start, stop)]
-    if sorted(places) != list(range(told)):
+    if sorted(places) != list(range(count)):
         raise ValueError(f"{order!r} is no order of its samples")
-    return _in_order(listing, places)
-
-
-def _in_order(listing: Listing, places: Sequence[int]) -> Listing:
-    samples = [dataclasses.replace(listing.samples[at], number=number) for number, at in enumerate(places)]
-    taken = np.array(places, np.int64)
-    return Listing(samples, listing.classes, {name: _taken(c, taken) for name, c in listing.columns.items()})
-
-
-def old_blocks(listing: Listing, cache: Path, manifest: Manifest, variants: Sequence[int]) -> list[Block]:
-    """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
-    opened = Cache(cache, manifest)
-    numbers = opened.samples.numbers.tolist()
-    blocks = []
-    for entry in sorted(manifest.shards, key=lambda entry: entry.block):
-        if entry.variant == manifest.variants[0]:
-            part = slice(entry.first, entry.first + entry.records)
-            samples = tuple(listing.samples[number] for number in numbers[part])
-            checksums = [] if entry.variant else opened.index_of(entry)["crc32"].tolist()
-            blocks.append(
-                Block(entry.block, samples, tuple(variants), dict(zip(numbers[part], checksums, strict=False)))
-            )
-    return blocks
-
-
-def _check_same(
-    listing: Listing, cache: Path, manifest: Manifest, table: SampleTable, places: Mapping[str, int]
-) -> None:
-    samples = [listing.samples[places[path]] for path in table.paths]
-    sizes: Any = table.get(SIZE_COLUMN, [0] * len(samples))
-    resized = [s.path for s, size in zip(samples, np.asarray(sizes).tolist(), strict=True) if 0 < size != s.bytes > 0]
-    if resized:
-        raise SourceError(
-            f"{len(resized):,} samples have another size than when {cache} was made of them: {named(resized)}. "
-            "Bring them back as they were, or give another folder to build anew"
-        )
-    if table.labels is None or all(sample.label is None for sample in samples):
-        return
-    before = [_told(label, manifest.classes) for label in table.labels.tolist()]
-    now = [_told(sample.label, listing.classes) for sample in samples]
-    changed = [sample.path for sample, old, new in zip(samples, before, now, strict=True) if old != new]
-    if changed:
-        raise SourceError(
-            f"{len(changed):,} samples have another label than when {cache} was made of them: {named(changed)}. "
-            "Bring the labels back as they were, or give another folder to build anew"
-        )
-
-
-def _told(label: Any, classes: Sequence[str]) -> Any:
-    """Return a label as something that compares whatever classes are added beside it."""
-    if isinstance(label, int):
-        return classes[label] if label < len(classes) else label
-    return None if label is None else [float(np.float32(value)) for value in label]
-
-
-def _taken(column: Column, places: Any) -> Column:
-    if isinstance(column, (np.ndarray, Strings)):
-        return column[places] if isinstance(column, np.ndarray) else [column[at] for at in places.tolist()]
-    return [column[at] for at in places.tolist()]
+    return _reordered(listing, places)
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Say how a source differs from what a run was begun with, by its samples' paths and sizes."""
+    """Return how a source differs from the listing that a run started with, by its samples' paths and sizes."""
     sizes: Any = before[SIZE_COLUMN]
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
     new = {sample.path: sample.bytes for sample in samples}
-    told = [
-        f"{len(paths):,} {what}: {named(paths)}"
+    differences = [
+        f"{len(paths):,} {what}: {name_some(paths)}"
         for what, paths in (
             ("gone", [path for path in old if path not in new]),
             ("new", [path for path in new if path not in old]),
@@ -140,10 +88,49 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
         )
         if paths
     ]
-    return "; ".join(told) or "their order, labels or columns differ"
+    return "; ".join(differences) or "their order, labels or columns differ"
 
 
-def named(paths: Sequence[str]) -> str:
-    """Name the first few of many paths."""
+def name_some(paths: Sequence[str]) -> str:
+    """Return the first few of many paths as text."""
     more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
     return ", ".join(repr(path) for path in paths[:_NAMED]) + more
+
+
+def _reordered(listing: Listing, places: Sequence[int]) -> Listing:
+    samples = [dataclasses.replace(listing.samples[at], number=number) for number, at in enumerate(places)]
+    columns = {name: _taken(column, np.array(places, np.int64)) for name, column in listing.columns.items()}
+    return dataclasses.replace(listing, samples=samples, columns=columns)
+
+
+def _taken(column: Column, places: Any) -> Column:
+    return column[places] if isinstance(column, np.ndarray) else [column[at] for at in places.tolist()]
+
+
+def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str, int]) -> None:
+    table = cache.samples
+    samples = [listing.samples[places[path]] for path in table.paths]
+    sizes: Any = table.get(SIZE_COLUMN, [0] * len(samples))
+    resized = [s.path for s, size in zip(samples, np.asarray(sizes).tolist(), strict=True) if 0 < size != s.bytes > 0]
+    if resized:
+        raise SourceError(
+            f"{len(resized):,} samples have another size than when {cache.directory} was made of them: "
+            f"{name_some(resized)}. Bring them back as they were, or give another folder to build anew"
+        )
+    if table.labels is None or all(sample.label is None for sample in samples):
+        return
+    before = [_comparable(label, cache.manifest.classes) for label in table.labels.tolist()]
+    now = [_comparable(sample.label, listing.classes) for sample in samples]
+    changed = [sample.path for sample, old, new in zip(samples, before, now, strict=True) if old != new]
+    if changed:
+        raise SourceError(
+            f"{len(changed):,} samples have another label than when {cache.directory} was made of them: "
+            f"{name_some(changed)}. Bring the labels back as they were, or give another folder to build anew"
+        )
+
+
+def _comparable(label: Any, classes: Sequence[str]) -> Any:
+    """Return a label as something that compares equal whatever classes are added."""
+    if isinstance(label, int):
+        return classes[label] if label < len(classes) else label
+    return None if label is None else [float(np.float32(value)) for value in label]

@@ -20,8 +20,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -30,9 +29,9 @@ from numpy.random import SeedSequence
 
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
-from tpucache.store.fields import BOXES, IMAGE, Field
-from tpucache.warmup.code_digest import check_imported, code_digests
-from tpucache.warmup.records.encode import image_fields
+from tpucache.store.fields import IMAGE
+from tpucache.warmup.code_digest import check_imported
+from tpucache.warmup.records.arrays import image_fields
 from tpucache.warmup.records.seeding import loaded_generators, seeded_generators
 from tpucache.warmup.records.targets import from_targets, to_targets, with_targets
 
@@ -44,36 +43,9 @@ Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 PRESETS: Final = ("flip", "affine", "standard", "strong")
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
 #: The classes of presets, which draw from nothing but the generator that they are given.
-_OF_PRESETS: Final = frozenset(
+_PRESET_CLASSES: Final = frozenset(
     {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
 )
-_TRIALS: Final = 4
-
-
-def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
-    """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
-
-    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
-    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
-    (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
-    """
-    if name in PRESETS:
-        definition: dict[str, Any] = _plain(_albumentations().to_dict(_preset(name, height, width)))
-    elif name.endswith((".json", ".yaml", ".yml")):
-        definition = _read_file(Path(name))
-    elif ":" in name:
-        definition = {"callable": name, **code_digests(name)}
-    else:
-        raise RecipeError(
-            f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
-            "albumentations.to_dict, or module:name of a callable"
-        )
-    fields = fields or (Field(IMAGE, "raw", "|u1", (height, width, 3)),)
-    blank = {field.name: np.full(field.shape, -(field.name == BOXES), field.dtype) for field in fields}
-    augment_fields(blank, definition, 0, 0, 1)
-    if name not in PRESETS:
-        _check_reproducible(name, blank, definition)
-    return definition
 
 
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
@@ -97,7 +69,7 @@ def augment_fields(
     names = image_fields(clean)
     if not names:
         return dict(clean)
-    function = _build(json.dumps(definition, sort_keys=True), names, threading.get_ident())
+    function = build_function(json.dumps(definition, sort_keys=True), names, threading.get_ident())
     entropy = SeedSequence(seed, spawn_key=(number, variant))
     loaded = loaded_generators()
     try:
@@ -127,25 +99,10 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.ascontiguousarray(result[name]) for name in clean}
 
 
-def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
-    """Refuse an augmentation that makes something else of the same sample each time, as far as a few calls show it."""
-    if not image_fields(record):
-        return
-    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8)
-    passes = [
-        [augment_fields({**record, IMAGE: noise}, definition, 0, number, 1) for number in range(_TRIALS)]
-        for _ in range(2)
-    ]
-    for first, second in zip(*passes, strict=True):
-        if not all(np.array_equal(first[field], second[field]) for field in first):
-            raise RecipeError(
-                f"the augmentation {name} makes something else of the same image each time it is called: draw all "
-                "random numbers from the generator that it is given, and keep nothing from one call to the next"
-            )
-
-
 @functools.lru_cache(maxsize=256)
-def _build(definition: str, names: tuple[str, ...], thread: int) -> Callable[[dict[str, Array], SeedSequence], Any]:
+def build_function(
+    definition: str, names: tuple[str, ...], thread: int
+) -> Callable[[dict[str, Array], SeedSequence], Any]:
     """Return the function of a definition. Each `thread` has its own: a pipeline keeps its generator between calls."""
     content = json.loads(definition)
     function = _of_definition(content, names)
@@ -158,7 +115,7 @@ def _build(definition: str, names: tuple[str, ...], thread: int) -> Callable[[di
         with seeded_generators(shared):
             return draw_from_one(given, entropy)
 
-    return draw_from_one if _classes(content) <= _OF_PRESETS else draw_from_any
+    return draw_from_one if _classes(content) <= _PRESET_CLASSES else draw_from_any
 
 
 def _classes(definition: Any) -> set[str]:
@@ -205,7 +162,8 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
     return apply
 
 
-def _preset(name: str, height: int, width: int) -> Any:
+def preset(name: str, height: int, width: int) -> dict[str, Any]:
+    """Return the definition of a preset for images of a size, as albumentations describes it."""
     A = _albumentations()
     flip = A.HorizontalFlip(p=0.5)
     affine = A.Affine(
@@ -225,32 +183,8 @@ def _preset(name: str, height: int, width: int) -> Any:
         "standard": [flip, crop, colour],
         "strong": [flip, crop, affine, colour, erase],
     }
-    return A.Compose(pipelines[name])
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"the augmentation file {path} cannot be read: {error}") from error
-    try:
-        if path.suffix == ".json":
-            content = json.loads(text)
-        else:
-            import yaml
-
-            content = yaml.safe_load(text)
-        content = _plain(content)
-    except Exception as error:  # yaml's errors share no base with json's
-        raise RecipeError(f"{path} is no {path.suffix[1:]}: {error}") from error
-    if not isinstance(content, dict) or "transform" not in content:
-        raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
-    return content
-
-
-def _plain(content: Any) -> Any:
-    """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
-    return json.loads(json.dumps(content))
+    definition: dict[str, Any] = A.to_dict(A.Compose(pipelines[name]))
+    return definition
 
 
 @functools.cache

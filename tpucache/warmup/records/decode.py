@@ -171,7 +171,7 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
 
 def decoder_versions() -> dict[str, str]:
     """Return the versions of what decodes images, on which pixels depend; "" for what is not there."""
-    simplejpeg = _simplejpeg()
+    simplejpeg = find_simplejpeg()
     return {
         "pillow": PIL.__version__,
         "libjpeg": features.version("libjpeg_turbo") or features.version("jpg") or "",
@@ -203,7 +203,7 @@ def _undo(image: Image.Image) -> Callable[[Array], Array]:
 
 def _decode_jpeg(image: Image.Image, data: bytes, least: tuple[int, int] | None) -> Decoded | None:
     """Decode with simplejpeg; None where it is not installed or finds anything odd, on which Pillow has to decide."""
-    simplejpeg = _simplejpeg()
+    simplejpeg = find_simplejpeg()
     if simplejpeg is None:
         return None
     eighths = _eighths(image.size, least)
@@ -261,7 +261,7 @@ def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
 
 
 @functools.cache
-def _simplejpeg() -> Any:
+def find_simplejpeg() -> Any:
     """Return simplejpeg, or None where it is not installed."""
     try:
         import simplejpeg

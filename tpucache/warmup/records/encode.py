@@ -1,242 +1,60 @@
-"""One sample, as its source gives it -> the arrays of its record.
-
-The fields of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays of
-those names are arrays like any other.
-
-An image with an EXIF orientation is displayed otherwise than it is stored. What its fields lie on, the recipe's
-`coordinates` says: `displayed` for what was drawn on the image as viewers show it, `stored` for what counts the pixels
-in the file. Where it says nothing, a sample is refused for which that makes a difference.
-"""
+"""SampleEncoder: one sample -> its record in each variant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError
-from tpucache.recipe import Coordinates, Recipe
-from tpucache.store.codecs import CODECS
-from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
-from tpucache.warmup.records.decode import decode_turned_mask
-from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_back
-from tpucache.warmup.records.presize import View, presize_in_view
-from tpucache.warmup.sources.base import Item
-
-Array = npt.NDArray[Any]
-
-#: What is kept of an image, in the order of the record.
-IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
-
-_NO_BOX: Final = -1
-_UNSTATED: Final = (
-    "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
-    "viewers show it, or --coordinates stored"
-)
+from tpucache.recipe import Recipe
+from tpucache.store.codecs import encode
+from tpucache.store.fields import IMAGE, Field, RecordLayout
+from tpucache.warmup.records.arrays import clean_fields
+from tpucache.warmup.records.augment import augment_fields
+from tpucache.warmup.records.labels import LabelRule
+from tpucache.warmup.sources.base import Item, Sample, Source
 
 
-def image_fields(names: Container[str]) -> tuple[str, ...]:
-    """Return which of a record's fields are an image's, in the record's order: none when there is no image."""
-    return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
+class EncodedSample(NamedTuple):
+    """A sample as its source returns it, its clean arrays by field, and its record in each requested variant."""
+
+    item: Item
+    clean: dict[str, npt.NDArray[Any]]
+    records: list[bytes]
 
 
-def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
-    """Return the fields of every record of a source, going by one of its samples.
+@dataclass(frozen=True)
+class SampleEncoder:
+    """All that decides the bytes of a sample's records.
 
-    Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3); `mask`, lossless, uint8
-    (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then the other
-    arrays in the sample's order, as they are. Raises SourceError when a record cannot hold one of them.
+    `augmentation` is a definition as `resolve` returns it. `labels` is what labels in the samples must be, None where
+    they are ignored because the listing has labels. It is pickled to every worker.
     """
-    if not item.fields:
-        raise SourceError("the first sample has no fields: give it an image or arrays")
-    known = image_fields(item.fields)
-    makers: dict[str, Callable[[], Field]] = {
-        IMAGE: lambda: _image_field(recipe),
-        MASK: lambda: Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
-        BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
-        KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
-    }
-    others = [_array_field(name, value) for name, value in item.fields.items() if name not in known]
-    return (*(makers[name]() for name in known), *others)
 
+    source: Source
+    recipe: Recipe
+    augmentation: Mapping[str, Any]
+    fields: tuple[Field, ...]
+    labels: LabelRule | None = None
 
-def _image_field(recipe: Recipe) -> Field:
-    codec = CODECS[recipe.codec]
-    decoded_by: dict[str, Any] = {}
-    if codec.default_quality is not None:
-        decoded_by["quality"] = recipe.quality or codec.default_quality
-    if codec.chromas:
-        decoded_by["chroma"] = recipe.chroma or codec.chromas[0]
-    return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, 3), **decoded_by)
+    def encode(self, sample: Sample, variants: Sequence[int]) -> EncodedSample:
+        """Load and decode a sample once, and encode these variants of it. Raises SampleError, RecipeError."""
+        item = self.source.load(sample)
+        if self.labels is not None:
+            self.labels.check(item.label, sample.path)
+        clean = clean_fields(item, self.fields, self.recipe, sample.path)
+        records = []
+        for variant in variants:
+            arrays = clean
+            if variant:
+                arrays = augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
+            records.append(self.to_record(arrays))
+        return EncodedSample(item, clean, records)
 
-
-def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> dict[str, Array]:
-    """Return a sample's arrays, each of exactly its field's dtype and shape, in the fields' order.
-
-    The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
-    class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
-    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors.
-
-    Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
-    """
-    names = [field.name for field in fields]
-    for name in (*names, *item.fields):
-        if name not in item.fields:
-            raise SampleError(path, f"has no field {name!r}, as other samples have")
-        if name not in names:
-            raise SampleError(path, f"has a field {name!r}, unlike other samples")
-    clean: dict[str, Array] = {}
-    known = image_fields(names)
-    if known:
-        clean[IMAGE], view = presize_in_view(item.fields[IMAGE], recipe, path)
-    for field in fields:
-        value = item.fields[field.name]
-        if field.name not in known:
-            clean[field.name] = _array(field, value, path)
-        elif field.name == MASK:
-            clean[MASK] = _mask(value, view, recipe.coordinates, path)[..., None]
-        elif field.name == BOXES:
-            clean[BOXES] = _boxes(_numbers(field.name, value, path), view, recipe, path)
-        elif field.name == KEYPOINTS:
-            points = _numbers(field.name, value, path)
-            clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
-    return clean
-
-
-def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) as float32 (rows, 5), rows of -1 after the last."""
-    filled = np.full((rows, 5), _NO_BOX, np.float32)
-    filled[: len(boxes)] = boxes
-    return filled
-
-
-def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) clipped to left, top, right, bottom, without those of which nothing is left."""
-    clipped = boxes.astype(np.float32)
-    clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
-    clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
-    return clipped[(clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])]
-
-
-def within(
-    points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
-) -> npt.NDArray[np.bool_]:
-    """Return which points x, y (n, 2) lie in left, top, right, bottom.
-
-    Of two edges the right and bottom ones lie outside, or the others where that axis was `flipped`.
-    """
-    low, high = np.array(area[:2]), np.array(area[2:])
-    inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
-    return np.asarray(inside.all(axis=1))
-
-
-def mark_points(
-    points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
-) -> npt.NDArray[np.float32]:
-    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 or 0.
-
-    Visible ones on the right or bottom edge of left, top, right, bottom come just before it, so that the pixel that a
-    visible point lies in is always there.
-    """
-    last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
-    placed = np.where(visible[:, None], np.minimum(points, last), points)
-    return np.column_stack([placed, visible]).astype(np.float32)
-
-
-def _points(value: bytes | Array) -> int:
-    if isinstance(value, bytes) or value.ndim != 2 or value.shape[1] != 2 or not len(value):
-        raise SourceError(f"keypoints are an array (n, 2) of x, y, not {_kind(value)}")
-    return len(value)
-
-
-def _array_field(name: str, value: bytes | Array) -> Field:
-    if not FIELD_NAME.fullmatch(name):
-        raise SourceError(f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64")
-    if isinstance(value, bytes):
-        raise SourceError(f"field {name!r} is encoded bytes: only an image and its mask are decoded, give an array")
-    dtype = value.dtype.newbyteorder("<").str
-    if dtype not in DTYPES:
-        raise SourceError(f"field {name!r} is {value.dtype}: a record holds {', '.join(DTYPES)}; convert it")
-    if not value.size:
-        raise SourceError(f"field {name!r} is empty: an array of shape {value.shape}")
-    return Field(name, "raw", dtype, value.shape)
-
-
-def _kind(value: bytes | Array) -> str:
-    return "bytes" if isinstance(value, bytes) else f"{value.dtype} {value.shape}"
-
-
-def _array(field: Field, value: bytes | Array, path: str) -> Array:
-    dtype = np.dtype(field.dtype)
-    if isinstance(value, bytes) or value.dtype.newbyteorder("<") != dtype or value.shape != field.shape:
-        raise SampleError(path, f"field {field.name!r} is {_kind(value)}, in other samples {dtype} {field.shape}")
-    return np.ascontiguousarray(value, dtype)
-
-
-def _mask(value: bytes | Array, view: View, coordinates: Coordinates | None, path: str) -> Array:
-    """Return a mask (height, width) in view. Where `coordinates` is None, its size has to show what it lies on."""
-    stored, own = decode_turned_mask(value, path)
-    displayed = turn(stored, TURNS[own])
-    readings = {"stored": stored, "displayed": turn_back(displayed, view.turn)}
-    stated = readings if coordinates is None else {coordinates: readings[coordinates]}
-    fitting = [mask for mask in stated.values() if mask.shape == view.stored[::-1]]
-    if not fitting:
-        height, width = stored.shape if coordinates == "stored" else displayed.shape
-        size = view.stored if coordinates == "stored" or not view.turn.swap else view.stored[::-1]
-        image = " x ".join(map(str, size))
-        raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
-    if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
-        raise SampleError(path, f"a mask of this size may lie on the image as stored or as displayed; {_UNSTATED}")
-    return view.nearest(fitting[0])
-
-
-def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
-    """Return boxes or keypoints as finite float64."""
-    if isinstance(value, bytes) or value.dtype.kind not in "iuf":
-        raise SampleError(path, f"{name} are an array of numbers, not {_kind(value)}")
-    numbers = value.astype(np.float64)
-    if not np.isfinite(numbers).all():
-        raise SampleError(
-            path, f"{name} hold numbers that are not finite: leave them out, or put them out of the image"
-        )
-    return numbers
-
-
-def _coordinates(view: View, recipe: Recipe, path: str) -> Coordinates:
-    """Return what points lie on. Raises SampleError where that is not stated but makes a difference."""
-    if recipe.coordinates is None and view.turn != Turn():
-        raise SampleError(path, f"it has boxes or keypoints; {_UNSTATED}")
-    return recipe.coordinates or "stored"
-
-
-def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 4) or (n, 5) in view, as rows of the record."""
-    most = recipe.max_boxes
-    if not boxes.size:
-        return fill_boxes(np.empty((0, 5)), most)
-    if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
-        raise SampleError(path, f"boxes are (n, 4) or (n, 5), not {boxes.shape}")
-    wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
-    if wrong.size:
-        raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
-    coordinates = _coordinates(view, recipe, path)
-    corners = np.stack([view.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
-    classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
-    kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), view.area)
-    if len(kept) > most:
-        raise SampleError(path, f"holds {len(kept)} boxes, more than --max-boxes {most}")
-    return fill_boxes(kept, most)
-
-
-def _keypoints(
-    points: npt.NDArray[np.float64], view: View, recipe: Recipe, count: int, path: str
-) -> npt.NDArray[np.float32]:
-    """Return keypoints (n, 2) in view, as rows of the record."""
-    if points.shape != (count, 2):
-        raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
-    coordinates = _coordinates(view, recipe, path)
-    moved = view.points(points, coordinates).astype(np.float32)
-    visible = within(moved, view.area, view.turn[1:] if coordinates == "stored" else (False, False))
-    return mark_points(moved, visible, view.area)
+    def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+        """Return a sample's arrays as the bytes of its record."""
+        quality = {IMAGE: self.recipe.quality}
+        parts = [encode(field, arrays[field.name], quality.get(field.name)) for field in self.fields]
+        return RecordLayout(self.fields).join(parts)

@@ -19,7 +19,7 @@ from PIL import Image
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
-_LOBES: Final = 3  # of the filter, to either side
+LOBES: Final = 3  # of the filter, to either side
 _threads: Final = threading.local()
 
 
@@ -28,13 +28,13 @@ def resize(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
 
     `box` is (left, top, right, bottom), continuous and inside the image; `size` is (width, height).
     """
-    library = _cykooz_resizer()
+    library = find_cykooz_resizer()
     return _by_pillow(pixels, box, size) if library is None else _by_cykooz(library, pixels, box, size)
 
 
 def resizer_versions() -> dict[str, str]:
     """Return the version of what resizes images beside Pillow, on which pixels depend; "" where it is not there."""
-    return {"cykooz_resizer": version("cykooz-resizer") if _cykooz_resizer() else ""}
+    return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
 
 
 def _by_pillow(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
@@ -47,7 +47,7 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
     pixels = pixels[rows, columns]
     kind = library.PixelType.U8 if pixels.ndim == 2 else library.PixelType.U8x3
     target = library.ImageData(*size, kind)
-    _kept(library).resize(
+    thread_resizer(library).resize(
         library.ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes()),
         target,
         library.ResizeOptions(
@@ -63,12 +63,12 @@ def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[s
 
     The others need not be copied. Behind it: where among them it starts, and how many it takes.
     """
-    reach = _LOBES * max(1.0, (stop - start) / count) + 1
+    reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)
 
 
-def _kept(library: Any) -> Any:
+def thread_resizer(library: Any) -> Any:
     """Return this thread's resizer, which keeps its memory from one image to the next."""
     if not hasattr(_threads, "resizer"):
         _threads.resizer = library.Resizer()
@@ -76,7 +76,7 @@ def _kept(library: Any) -> Any:
 
 
 @functools.cache
-def _cykooz_resizer() -> Any:
+def find_cykooz_resizer() -> Any:
     """Return cykooz_resizer, or None where it is not installed."""
     try:
         import cykooz_resizer

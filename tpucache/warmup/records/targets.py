@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
-from tpucache.warmup.records.encode import clip_boxes, fill_boxes, mark_points
+from tpucache.warmup.records.arrays import clip_boxes, fill_boxes, mark_points
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
     boxes = albumentations.BboxParams(**{**limits, "format": "pascal_voc", "label_fields": None})
     keypoints = albumentations.KeypointParams("xy", remove_invisible=False)
     pipeline = copy.deepcopy(pipeline)
-    _mend(pipeline)
+    _fix_targets(pipeline)
     return albumentations.Compose([pipeline], bbox_params=boxes, keypoint_params=keypoints)
 
 
@@ -73,10 +73,10 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
     return result
 
 
-def _mend(pipeline: Any) -> None:
+def _fix_targets(pipeline: Any) -> None:
     """Keep each box and keypoint one, where albumentations would add mirror images, and masks under their image."""
     for transform in getattr(pipeline, "transforms", ()):
-        _mend(transform)
+        _fix_targets(transform)
     if type(pipeline).__module__.endswith(_RESIZING) and getattr(pipeline, "mask_interpolation", None) == _NEAREST:
         pipeline.mask_interpolation = _NEAREST_EXACT
     if hasattr(pipeline, "border_mode"):

@@ -1,6 +1,6 @@
-"""Engine: who runs the tasks. joblib's own workers here, a cluster of Dask, or through joblib one of Ray or Spark.
+"""Executor: who runs the tasks. joblib's own workers here, a cluster of Dask, or through joblib one of Ray or Spark.
 
-Dask is asked directly, because joblib 1.6 waits for ever for a task whose workers died (`_dask.py`, `_collect`).
+Dask is used directly, because joblib 1.6 waits for ever for a task whose workers died (`_dask.py`, `_collect`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Executor:
     """A backend of joblib's: "loky" (`jobs` processes here; None: all cores), "dask", "ray" or "spark".
 
     `scheduler` is the address of a Dask scheduler or a Ray cluster; every worker must see source and cache under the
@@ -92,20 +92,20 @@ class Engine:
             raise
         except BrokenProcessPool as error:
             raise BuildError(
-                "A worker process died, most likely for want of memory. What it had finished stands: "
+                "A worker process died, most likely for want of memory. What it had finished is kept: "
                 "run the same command again, with fewer --jobs."
             ) from error
         except Exception as error:  # a cluster's library raises whatever it raises
             if self.backend == "loky":
                 raise
             raise BuildError(
-                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. What it had finished stands: "
-                "mend the cluster and run it again."
+                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. What it had finished is kept: "
+                "repair the cluster and run it again."
             ) from error
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Keep a few tasks a worker under way. Dask gives a dead worker's tasks to others, a few times."""
-        with self._told():
+        with self._reaching_cluster():
             from distributed import Client, as_completed
 
             client = Client(self.scheduler)
@@ -122,7 +122,7 @@ class Engine:
         """Give tasks to joblib a round at a time: its other backends return nothing before everything is done."""
         jobs = self.jobs or -1
         with contextlib.ExitStack() as stack:
-            with self._told():
+            with self._reaching_cluster():
                 if self.backend == "ray":
                     import ray
                     from ray.util.joblib import register_ray
@@ -141,8 +141,8 @@ class Engine:
                 yield from workers(joblib.delayed(function)(*arguments) for function, arguments in part)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say what is missing where a cluster cannot be reached."""
+    def _reaching_cluster(self) -> Iterator[None]:
+        """Raise what is missing where a cluster cannot be reached."""
         try:
             yield
         except ImportError as error:

@@ -1,18 +1,18 @@
-"""Where samples come from: each source yields them in a stable order and loads one at a time."""
+"""Where samples come from: each source lists its samples in a stable order and loads one at a time."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.warmup.sources.base import Sample, Source
+from tpucache.warmup.sources import dataset, folder, table, tfrecord
+from tpucache.warmup.sources.base import Sample, Source, SourceKind
 from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import LabelKind, label_source
 from tpucache.warmup.sources.table import TableOptions, TableSource
-from tpucache.warmup.sources.tfrecord import NAMES, WILDCARD, TFRecordSource
+from tpucache.warmup.sources.tfrecord import TFRecordSource
 
 __all__ = [
     "DatasetSource",
@@ -27,29 +27,20 @@ __all__ = [
     "open_source",
 ]
 
-_CALLABLE: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-_POSSIBLE: Final = (
-    "give a folder of images, a .csv table of them, TFRecord files (one, or a pattern such as 'train-*.tfrec'), "
-    "or module:callable of a dataset"
-)
+#: All kinds of sources; the first that matches is opened.
+_KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, tfrecord.KIND, dataset.KIND)
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
-    """Return the source that a path, pattern or name stands for; `options` say what a table's columns mean.
+    """Return the source that a path, pattern or name means; `options` state what a table's columns mean.
 
-    Raises SourceError when it stands for none, UsageError for options of something that is no table.
+    Raises SourceError when it is no source, UsageError for options of something that is not a table.
     """
-    path = Path(source)
-    if path.is_file() and path.suffix.lower() == ".csv":
-        return TableSource(path, options)
-    if options not in (None, TableOptions()):
+    kind = next((kind for kind in _KINDS if kind.matches(source)), None)
+    if options not in (None, TableOptions()) and kind is not table.KIND:
         raise UsageError(f"{source} is no .csv file: leave out the options of a table, or give one")
-    if path.is_dir():
-        return FolderSource(path)
-    if path.exists() and not (path.is_file() and NAMES.search(path.name.removesuffix(".gz"))):
-        raise SourceError(f"{path} is a file of another kind: {_POSSIBLE}")
-    if path.exists() or WILDCARD.search(str(source)):
-        return TFRecordSource(path)
-    if _CALLABLE.fullmatch(str(source)):
-        return DatasetSource(str(source))
-    raise SourceError(f"{path} does not exist: {_POSSIBLE}")
+    if kind is not None:
+        return kind.open(source, options)
+    *others, last = (kind.description for kind in _KINDS)
+    problem = "is a file of another kind" if Path(source).exists() else "does not exist"
+    raise SourceError(f"{Path(source)} {problem}: give {', '.join(others)}, or {last}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -70,3 +71,15 @@ class Source(Protocol):
     def load(self, sample: Sample) -> Item:
         """Return a sample's content. Raises SampleError."""
         ...
+
+
+class SourceKind(NamedTuple):
+    """A kind of source that a user can name by a path, a pattern or a name.
+
+    `description` completes "give …" in errors. `matches` returns whether a user's text names such a source, and `open`
+    returns the source; its second argument is what the columns of a table mean, None for all other kinds.
+    """
+
+    description: str
+    matches: Callable[[str | Path], bool]
+    open: Callable[[str | Path, Any], Source]

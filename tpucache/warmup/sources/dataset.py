@@ -5,24 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from PIL import Image
 
 from tpucache.callables import load_callable
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.base import Array, Item, Label, Listing, Sample
+from tpucache.warmup.sources.base import Array, Item, Label, Listing, Sample, SourceKind
 from tpucache.warmup.sources.names import column_names, unique
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _LABELS: Final = ("label", "target", "labels", "targets")
 _PIXELS: Final = (IMAGE, MASK)
 _KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
 #: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
+_CALLABLE: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 
 
 class DatasetSource:
@@ -124,12 +129,17 @@ def _item(value: Any, path: str) -> Item:
 def _field(value: Any, key: str, path: str) -> bytes | Array:
     if key in _PIXELS and isinstance(value, bytes):
         return value
-    if key in _PIXELS and isinstance(value, Image.Image):
+    if key in _PIXELS and _is_pil_image(value):
         return _pixels(value, key, path)
     return _array(value, key, path)
 
 
-def _pixels(image: Image.Image, key: str, path: str) -> bytes | Array:
+def _is_pil_image(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # whoever made such an image has imported it
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _pixels(image: Image, key: str, path: str) -> bytes | Array:
     """Return an image's pixels as they are: what is not plain grey or RGB as a PNG."""
     if image.mode not in _PNG_MODES:
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {', '.join(_PNG_MODES)}")
@@ -171,3 +181,10 @@ def _label(value: Any, key: str, path: str) -> Label:
     if array.ndim == 0 and array.dtype.kind != "f":
         return int(array)
     return tuple(map(float, array.reshape(-1).tolist()))
+
+
+def _is_callable(source: str | Path) -> bool:
+    return _CALLABLE.fullmatch(str(source)) is not None and not Path(source).exists()
+
+
+KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda source, _: DatasetSource(str(source)))

@@ -11,7 +11,7 @@ from typing import Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga"
@@ -120,3 +120,6 @@ def _files(root: Path) -> Iterator[tuple[Path, int]]:
         yield from walk(root)
     except OSError as error:
         raise SourceError(f"{error.filename}: {error.strerror}") from error
+
+
+KIND: Final = SourceKind("a folder of images", lambda source: Path(source).is_dir(), lambda root, _: FolderSource(root))

@@ -14,7 +14,7 @@ import numpy as np
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.base import Column, Item, Listing, Sample
+from tpucache.warmup.sources.base import Column, Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.labels import read_labels
@@ -183,3 +183,10 @@ def _column(cells: Sequence[str]) -> Column:
     if any(isinstance(number, int) and float(number) != number for number in numbers):
         return cells
     return np.array(numbers, np.float64)
+
+
+def _is_table(source: str | Path) -> bool:
+    return Path(source).is_file() and Path(source).suffix.lower() == ".csv"
+
+
+KIND: Final = SourceKind("a .csv table of them", _is_table, TableSource)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.example import read_example
 
 #: What a TFRecord file is called; `-00000-of-00010` may follow.
-NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)
-WILDCARD: Final = re.compile(r"[*?[]")
+_NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)
+_WILDCARD: Final = re.compile(r"[*?[]")
 
 # A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
 _HEADER: Final = 12
@@ -31,7 +31,7 @@ class TFRecordSource:
     def __init__(self, pattern: str | Path) -> None:
         """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`; no record is read yet."""
         path = Path(pattern).absolute()
-        wild = [number for number, part in enumerate(path.parts) if WILDCARD.search(part)]
+        wild = [number for number, part in enumerate(path.parts) if _WILDCARD.search(part)]
         # Names are relative to the part without wildcards, so that further files never change them.
         first = wild[0] if wild and not path.is_file() else len(path.parts) - 1
         self._root = Path(*path.parts[:first])
@@ -85,7 +85,7 @@ def _find(root: Path, pattern: str) -> list[str]:
     found = [path] if path.is_file() else root.glob(pattern)
     names = [file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")]
     for name in names:
-        if not NAMES.search(name.name):
+        if not _NAMES.search(name.name):
             raise SourceError(
                 f"{root / name} is not called .tfrec, .tfrecord or .tfrecords: "
                 "give a pattern of such files alone, decompressed where they were compressed"
@@ -144,3 +144,17 @@ def _crc32c() -> Any:
     except ImportError as error:
         raise DependencyError("TFRecord files need google-crc32c: `pip install 'tpucache[tfrecord]'`") from error
     return google_crc32c
+
+
+def _is_tfrecord(source: str | Path) -> bool:
+    path = Path(source)
+    if path.exists():
+        return path.is_file() and _NAMES.search(path.name.removesuffix(".gz")) is not None
+    return _WILDCARD.search(str(source)) is not None
+
+
+KIND: Final = SourceKind(
+    "TFRecord files (one, or a pattern such as 'train-*.tfrec')",
+    _is_tfrecord,
+    lambda pattern, _: TFRecordSource(pattern),
+)

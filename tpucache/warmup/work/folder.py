@@ -1,4 +1,4 @@
-"""The folders a run works in: a cache, and the work folder inside it for as long as it is not finished."""
+"""The folders of a build: the cache, and the work folder inside it until the build is finished."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, DamageError, UsageError
+from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
+from tpucache.store.cache import Cache
 from tpucache.store.copying.claims import CLAIM_NAME
 from tpucache.store.copying.folders import check_apart
 from tpucache.store.format import MANIFEST_NAME, TABLE_NAME, WORK_NAME
@@ -70,12 +71,24 @@ def _make_folders(folder: Path) -> list[Path]:
     return missing
 
 
-def check_files(cache: Path, manifest: Manifest) -> None:
-    """Raise DamageError when a file of a finished cache is missing or has another size than its manifest says."""
-    wrong = []
-    for entry in manifest.files:
+def finished_cache(cache: Path) -> Cache | None:
+    """Return the finished cache in a folder, None where there is none.
+
+    Raises DamageError when a file is missing or has another size than the manifest says.
+    """
+    try:
+        opened = Cache.open(cache)
+    except NotACacheError:
+        return None
+    _check_files(opened)
+    return opened
+
+
+def _check_files(cache: Cache) -> None:
+    folder, wrong = cache.directory, []
+    for entry in cache.manifest.files:
         try:
-            size = (cache / entry.name).stat().st_size
+            size = (folder / entry.name).stat().st_size
         except FileNotFoundError:
             wrong.append(f"{entry.name} is missing")
             continue
@@ -84,7 +97,7 @@ def check_files(cache: Path, manifest: Manifest) -> None:
     if wrong:
         more = f" and {len(wrong) - 1:,} other files are damaged" if len(wrong) > 1 else ""
         raise DamageError(
-            f"{cache} is damaged: {wrong[0]}{more}. Run `python -m tpucache verify {cache} --repair SOURCE`, or "
+            f"{folder} is damaged: {wrong[0]}{more}. Run `python -m tpucache verify {folder} --repair SOURCE`, or "
             "copy it again"
         )
 
@@ -92,13 +105,13 @@ def check_files(cache: Path, manifest: Manifest) -> None:
 def disk_failure(place: Path, error: OSError) -> BuildError:
     """Return the error of a disk that is full or fails."""
     return BuildError(
-        f"{place} cannot be written: {error}. What is finished stands; make room or repair the disk, then run the same "
-        "command again to continue."
+        f"{place} cannot be written: {error}. What is finished is kept; make room or repair the disk, then run the "
+        "same command again to continue."
     )
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, though an orphaned worker may just be putting a last file there. Raises OSError."""
+    """Remove a folder, although a worker that outlived its run may still write a file there. Raises OSError."""
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
@@ -106,13 +119,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(work: Path) -> None:
-    """Remove what an interrupted run left half-written."""
+    """Remove the half-written files of an interrupted run."""
     for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
         leftover.unlink(missing_ok=True)
 
 
 def remove_old_tables(cache: Path, manifest: Manifest) -> None:
-    """Remove tables of generations that a cache's manifest does not name any more."""
+    """Remove tables that a cache's manifest no longer names."""
     listed = {entry.name for entry in manifest.tables}
     for path in cache.iterdir():
         if TABLE_NAME.fullmatch(path.name) and path.name not in listed:

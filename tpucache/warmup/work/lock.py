@@ -1,4 +1,4 @@
-"""RunLock: one run a cache; and how a worker learns that the run it works for is gone."""
+"""The lock of a work folder: one run a cache, and how a worker learns that its run is gone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hold(work: Path) -> Iterator[str]:
 
 
 def is_held(work: Path, run: str) -> bool:
-    """Tell whether a run still holds its work folder: not when it was killed, nor when another one goes on there."""
+    """Return whether a run still holds its work folder: not when it was killed, nor when another one continues it."""
     try:
         with (work / _NAME).open() as file:
             return file.read() == run and not _take(file.fileno(), fcntl.LOCK_SH)

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import Field
-from tpucache.warmup.records.encode import clean_fields, record_fields
+from tpucache.warmup.records.arrays import clean_fields, record_fields
 from tpucache.warmup.records.presize import view_of
 from tpucache.warmup.sources.base import Item
 

@@ -1,0 +1,111 @@
+"""What an augmentation means in full, as it is written into the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import RecipeError
+from tpucache.recipe import Recipe
+from tpucache.store.fields import BOXES, IMAGE, Field
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.records.arrays import image_fields
+from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
+from tpucache.warmup.versions import versions
+
+#: The libraries whose versions decide what a preset means.
+_PRESET_LIBRARIES: Final = ("tpucache", "albumentations")
+_TRIALS: Final = 4
+
+Array = npt.NDArray[Any]
+
+
+def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
+    """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
+
+    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
+    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
+    (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
+    """
+    if name in PRESETS:
+        definition: dict[str, Any] = _plain(preset(name, height, width))
+    elif name.endswith((".json", ".yaml", ".yml")):
+        definition = _read_file(Path(name))
+    elif ":" in name:
+        definition = {"callable": name, **code_digests(name)}
+    else:
+        raise RecipeError(
+            f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
+            "albumentations.to_dict, or module:name of a callable"
+        )
+    fields = fields or (Field(IMAGE, "raw", "|u1", (height, width, 3)),)
+    blank = {field.name: np.full(field.shape, -(field.name == BOXES), field.dtype) for field in fields}
+    augment_fields(blank, definition, 0, 0, 1)
+    if name not in PRESETS:
+        _check_reproducible(name, blank, definition)
+    return definition
+
+
+def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
+    """Return a recipe's augmentation in full, as JSON values: that of the finished cache where it cannot differ."""
+    if not recipe.variants:
+        return dict(before.recipe["augmentation"]) if before else {}
+    if before is not None and before.augmented and recipe.augment in PRESETS:
+        used = versions()
+        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(used[name] for name in _PRESET_LIBRARIES))
+        made = (before.recipe.get("augment"), before.recipe.get("size"))
+        if asked == (*made, *(before.created_by.get(name) for name in _PRESET_LIBRARIES)):
+            return dict(before.recipe["augmentation"])
+    old = before.recipe["augmentation"] if before is not None else {}
+    if old.get("callable") == recipe.augment:
+        now = {"callable": recipe.augment, **code_digests(recipe.augment)}
+        return now if code_changes(old, now) else dict(old)  # an earlier version may say less of the same code
+    return resolve(recipe.augment, recipe.height, recipe.width, fields)
+
+
+def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
+    """Refuse an augmentation that makes something else of the same sample each time, as far as a few calls show it."""
+    if not image_fields(record):
+        return
+    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8)
+    passes = [
+        [augment_fields({**record, IMAGE: noise}, definition, 0, number, 1) for number in range(_TRIALS)]
+        for _ in range(2)
+    ]
+    for first, second in zip(*passes, strict=True):
+        if not all(np.array_equal(first[field], second[field]) for field in first):
+            raise RecipeError(
+                f"the augmentation {name} makes something else of the same image each time it is called: draw all "
+                "random numbers from the generator that it is given, and keep nothing from one call to the next"
+            )
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the augmentation file {path} cannot be read: {error}") from error
+    try:
+        if path.suffix == ".json":
+            content = json.loads(text)
+        else:
+            import yaml
+
+            content = yaml.safe_load(text)
+        content = _plain(content)
+    except Exception as error:  # yaml's errors share no base with json's
+        raise RecipeError(f"{path} is no {path.suffix[1:]}: {error}") from error
+    if not isinstance(content, dict) or "transform" not in content:
+        raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
+    return content
+
+
+def _plain(content: Any) -> Any:
+    """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
+    return json.loads(json.dumps(content))

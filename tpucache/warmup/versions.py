@@ -1,0 +1,30 @@
+"""The versions of Python, of this package and of libraries that decide the bytes of records."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
+
+import tpucache
+from tpucache.warmup.records.presize import image_versions
+
+_LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
+
+
+def versions() -> dict[str, str]:
+    """Return the installed versions by name; "" for an optional library that is not installed."""
+    return {
+        "tpucache": tpucache.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+        **image_versions(),
+    }
+
+
+def version_differences(before: Mapping[str, Any]) -> list[str]:
+    """Name each version that differs now, as `pillow 12.0.0, now 12.1.0` or `simplejpeg none, now 1.9.0`."""
+    now = versions()
+    pairs = {name: (before.get(name) or "none", now.get(name) or "none") for name in {**before, **now}}
+    return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
