@@ -72,9 +72,9 @@ def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path
     (source / "ant").mkdir()  # a class that sorts before the others
     for number, path in enumerate(sorted((source / "dog").iterdir())[:5]):
         shutil.copy(path, source / "ant" / f"{number}.jpg")
-    told: list[BuildProgress] = []
-    manifest = build_cache(source, cache, recipe, jobs=2, report=told.append)
-    assert told[-1].total == 5
+    reports: list[BuildProgress] = []
+    manifest = build_cache(source, cache, recipe, jobs=2, report=reports.append)
+    assert reports[-1].total == 5
     assert standing.items() <= identities(cache).items()
     assert manifest.samples == 155
     assert manifest.classes == ("ant", "cat", "dog", "emu")
@@ -133,15 +133,15 @@ def test_a_sample_the_cache_has_is_not_skipped_when_variants_are_added(
 def test_what_was_begun_is_kept_when_the_finished_cache_is_asked_for(
     source: Path, jitter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, told = tmp_path / "cache", list[BuildProgress]()
+    cache, reports = tmp_path / "cache", list[BuildProgress]()
     build_cache(source, cache, Recipe(size=16), jobs=1)
     with monkeypatch.context() as patch:
         patch.setattr(Manifest, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
     build_cache(source, cache, Recipe(size=16), jobs=1)
-    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, report=told.append)
-    assert told[0].samples == 150
+    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, report=reports.append)
+    assert reports[0].samples == 150
     assert sorted(path.suffix for path in cache.iterdir()).count(".npy") == 1
 
 
@@ -193,8 +193,8 @@ def interrupt(*_: Any, **__: Any) -> None:
 def test_a_time_limit_stops_cleanly_and_the_next_run_continues(photos: Path, tmp_path: Path, digests: Digests) -> None:
     with pytest.raises(UnfinishedError, match=r"0 of 150 samples are finished.*same command again"):
         build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, time_limit=0)
-    told: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, report=told.append, time_limit=3600)
+    reports: list[BuildProgress] = []
+    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, report=reports.append, time_limit=3600)
     build_cache(photos, tmp_path / "whole", Recipe(size=16), jobs=1)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 

@@ -162,12 +162,12 @@ def test_other_codecs_are_stable_and_sound(write_photos: Any, tmp_path: Path, di
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
 
 
-def test_progress_is_told_from_what_stands_to_all_samples(photos: Path, tmp_path: Path) -> None:
-    told: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=told.append)
-    assert told[0] == BuildProgress(0, 150, 0, 0)
-    assert told[-1] == BuildProgress(150, 150, 0, 150 * _SIZE * _SIZE * 3)
-    assert [standing.samples for standing in told] == sorted(standing.samples for standing in told)
+def test_progress_is_reported_from_what_stands_to_all_samples(photos: Path, tmp_path: Path) -> None:
+    reports: list[BuildProgress] = []
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=reports.append)
+    assert reports[0] == BuildProgress(0, 150, 0, 0)
+    assert reports[-1] == BuildProgress(150, 150, 0, 150 * _SIZE * _SIZE * 3)
+    assert [standing.samples for standing in reports] == sorted(standing.samples for standing in reports)
 
 
 def test_a_bad_sample_stops_the_run_and_a_mended_source_finishes_it(
@@ -184,9 +184,9 @@ def test_a_bad_sample_stops_the_run_and_a_mended_source_finishes_it(
     standing = {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}
     assert len(standing) == 1
     bad.write_bytes(whole)
-    told: list[int] = []
-    build_cache(source, cache, _CLEAN, jobs=1, report=lambda standing: told.append(standing.samples))
-    assert 100 <= told[0] <= 120, "what was finished was built again"
+    reports: list[int] = []
+    build_cache(source, cache, _CLEAN, jobs=1, report=lambda progress: reports.append(progress.samples))
+    assert 100 <= reports[0] <= 120, "what was finished was built again"
     assert standing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
     assert digests(cache) == digests(clean)
 
@@ -197,11 +197,11 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
     harm = {3: b"", 60: b"no image at all", 61: (source / listing.samples[61].path).read_bytes()[:700]}
     for number, data in harm.items():
         (source / listing.samples[number].path).write_bytes(data)
-    told: list[int] = []
+    reports: list[int] = []
     manifest = build_cache(
-        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda standing: told.append(standing.skipped)
+        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda standing: reports.append(standing.skipped)
     )
-    assert told[-1] == 3
+    assert reports[-1] == 3
     assert [(skip.number, skip.path) for skip in manifest.skipped] == [(n, listing.samples[n].path) for n in harm]
     reasons = [skip.reason for skip in manifest.skipped]
     assert "empty" in reasons[0]
@@ -511,7 +511,7 @@ def test_what_is_slow_for_want_of_a_library_is_said_once(
     assert "pip install cykooz-resizer" in message
 
 
-def test_additions_by_other_versions_are_told_of(
+def test_additions_by_other_versions_are_reported(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)

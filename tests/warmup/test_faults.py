@@ -223,7 +223,7 @@ def outcome(run: Callable[[str, Path], None], jitter: str, cache: Path) -> BaseE
 
 @pytest.mark.parametrize("mode", ["full disk", "kill"])
 @pytest.mark.parametrize("name", RUNS)
-def test_whatever_fails_is_told_and_the_next_run_ends_in_the_same_bytes(
+def test_whatever_fails_is_reported_and_the_next_run_ends_in_the_same_bytes(
     name: str, mode: Mode, jitter: str, tmp_path: Path, digests: Digests
 ) -> None:
     prepare, run, floor = RUNS[name]

@@ -85,7 +85,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("kilobytes", [40, 300, 900, 1700, 2310])
-def test_a_disk_that_fills_up_is_told_and_with_room_again_the_run_goes_on(
+def test_a_disk_that_fills_up_is_reported_and_with_room_again_the_run_continues(
     source: Path, whole: Path, disk: SmallDisk, kilobytes: int, jobs: int, digests: Digests
 ) -> None:
     disk.mount(f"size={kilobytes}k")
@@ -102,7 +102,7 @@ def test_a_disk_that_fills_up_is_told_and_with_room_again_the_run_goes_on(
     assert digests(cache) == digests(whole)
 
 
-def test_too_little_room_is_told_before_anything_is_built(
+def test_too_little_room_is_reported_before_anything_is_built(
     source: Path, disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disk.mount("size=1m")
@@ -116,7 +116,7 @@ def test_too_little_room_is_told_before_anything_is_built(
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("limit", ["chunk", "shard", "last shard"])
-def test_a_file_that_may_not_grow_is_told_and_without_the_limit_the_run_goes_on(
+def test_a_file_that_may_not_grow_is_reported_and_without_the_limit_the_run_continues(
     source: Path, whole: Path, tmp_path: Path, limit: str, jobs: str, digests: Digests
 ) -> None:
     first = (whole / "v00-00000.lmdb").stat().st_size

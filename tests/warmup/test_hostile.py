@@ -1,4 +1,4 @@
-"""A folder of every bad and odd input, warmed up whole: what is good is cached, the rest is told, nothing breaks."""
+"""A folder of every bad and odd input, warmed up whole: what is good is cached, the rest reported, nothing breaks."""
 
 from __future__ import annotations
 

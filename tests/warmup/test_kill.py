@@ -139,10 +139,10 @@ def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests
 
 def _finish(source: Path, cache: Path) -> int:
     """Finish a killed run in this process; return how many samples stood."""
-    told: list[int] = []
+    reports: list[int] = []
     recipe = Recipe(size=_SIZE, variants=1, augment="slow_by_test:slowly", shard_mb=1)
-    build_cache(source, cache, recipe, jobs=1, report=lambda standing: told.append(standing.samples))
-    return told[0] if told else 150  # a finished cache has nothing to tell
+    build_cache(source, cache, recipe, jobs=1, report=lambda progress: reports.append(progress.samples))
+    return reports[0] if reports else 150  # a finished cache has nothing to tell
 
 
 @pytest.mark.parametrize("moment", range(_KILLS))

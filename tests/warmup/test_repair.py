@@ -289,11 +289,11 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
         patch.setattr(os, "fsync", dying)
         with pytest.raises(Killed):
             repair_cache(source, cache, jobs=1)
-    told: list[int] = []
-    repair_cache(source, cache, jobs=1, report=lambda standing: told.append(standing.samples))
+    reports: list[int] = []
+    repair_cache(source, cache, jobs=1, report=lambda progress: reports.append(progress.samples))
     assert digests(cache) == digests(grown)
     if 4 <= step <= 9:
-        assert told[0] > 0, "what was finished was built again"
+        assert reports[0] > 0, "what was finished was built again"
 
 
 def test_an_addition_that_is_not_finished_continues_after_a_repair(
@@ -313,9 +313,9 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     repair_cache(source, cache, jobs=1)
     assert verify_cache(cache) == []
     assert (cache / ".warmup" / "plan.json").exists()
-    told: list[int] = []
-    build_cache(source, cache, recipe, jobs=1, report=lambda standing: told.append(standing.samples))
-    assert told[0] == Manifest.load(cache).samples, "what was added was built again"
+    reports: list[int] = []
+    build_cache(source, cache, recipe, jobs=1, report=lambda progress: reports.append(progress.samples))
+    assert reports[0] == Manifest.load(cache).samples, "what was added was built again"
     assert digests(cache) == digests(whole)
 
 

@@ -49,7 +49,7 @@ def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def check_imported(definition: Mapping[str, Any]) -> None:
-    """Raise RecipeError when this process has imported other code than a definition says.
+    """Raise RecipeError when this process has imported other code than a definition names.
 
     It has where a file was changed since: in a notebook, or in a worker that is used again.
     """
@@ -133,7 +133,7 @@ def _file(spec: ModuleSpec | None) -> Path | None:
 
 
 def _is_local(module: str, path: Path) -> bool:
-    """Tell whether a module is somebody's own: neither installed, nor Python's or this package's."""
+    """Return whether a module is the user's own: neither installed, nor Python's or this package's."""
     if module.partition(".")[0] == "tpucache" or any(part in _INSTALLED for part in path.parts):
         return False
     return not any(path.is_relative_to(folder) for folder in _standard_folders())

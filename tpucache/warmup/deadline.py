@@ -1,4 +1,4 @@
-"""Deadline: when a run has to stop, whatever it is doing."""
+"""Deadline: when a run has to stop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Deadline:
     def interrupting(self, activity: str) -> Iterator[None]:
         """Interrupt, in the main thread, what cannot check the time itself and writes nothing; it has two seconds.
 
-        Raises UnfinishedError, which says what took so long.
+        Raises UnfinishedError, which names what took so long.
         """
         if self.at is None or threading.current_thread() is not threading.main_thread():
             yield

@@ -52,7 +52,7 @@ def repair_cache(
 ) -> list[Damage]:
     """Build again exactly what is damaged in a cache, from the source it was made of, and return what was damaged.
 
-    The manifest says how. A file is put in its place once it has the manifest's SHA-256, and all others stay
+    The manifest describes how. A file is put in its place once it has the manifest's SHA-256, and all others stay
     untouched; an interrupted repair is finished by the next one. `engine` runs the work elsewhere than in `jobs` local
     processes. `progress` is called after each shard that was verified, and `report` with the progress of the building.
 
@@ -191,8 +191,7 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
         raise SourceError(f"{lost}: {error}. Bring the source back as it was") from error
     if listing_sha256(listing) != manifest.source.get("sha256"):
         raise SourceError(
-            f"{lost}; which ones, the damaged {manifest.table.name} cannot tell any more. "
-            "Bring the source back as it was"
+            f"{lost}; which ones is lost with the damaged {manifest.table.name}. Bring the source back as it was"
         )
     return listing
 

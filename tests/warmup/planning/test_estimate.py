@@ -61,11 +61,11 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 # Just under, at and over what a leaf page holds one, two or five of, and what fills pages of its own.
 @pytest.mark.parametrize("size", [8, 768, 2021, 2022, 2023, 3072, 4079, 4080, 4081, 4096, 12_288, 49_152])
 def test_the_estimate_is_what_lmdb_takes(size: int, tmp_path: Path) -> None:
-    told: list[Estimate] = []
-    manifest = build_cache(Arrays(400, size), tmp_path / "cache", Recipe(size=8), jobs=1, announce=told.append)
+    reports: list[Estimate] = []
+    manifest = build_cache(Arrays(400, size), tmp_path / "cache", Recipe(size=8), jobs=1, announce=reports.append)
     taken = sum(entry.bytes for entry in manifest.shards)
     pages = 4 * 4096 * len(manifest.shards)  # of a file's own
-    assert taken - pages - 0.02 * taken <= told[0].bytes <= 1.02 * taken
+    assert taken - pages - 0.02 * taken <= reports[0].bytes <= 1.02 * taken
 
 
 def test_a_small_cache_is_not_refused_for_room_that_it_does_not_need(
@@ -79,7 +79,7 @@ def test_a_small_cache_is_not_refused_for_room_that_it_does_not_need(
 def test_no_run_needs_more_room_than_was_estimated(
     samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, told, used = tmp_path / "cache", list[Estimate](), list[int]()
+    cache, reports, used = tmp_path / "cache", list[Estimate](), list[int]()
     real = ShardWriter.seal
 
     def seal(writer: Any, target: Path) -> Any:
@@ -88,8 +88,8 @@ def test_no_run_needs_more_room_than_was_estimated(
         return sealed
 
     monkeypatch.setattr(ShardWriter, "seal", seal)
-    build_cache(Arrays(samples, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
-    assert max(used) <= told[0].bytes + told[0].spooled
+    build_cache(Arrays(samples, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
+    assert max(used) <= reports[0].bytes + reports[0].spooled
 
 
 def test_a_refusal_leaves_nothing_behind_so_that_its_advice_can_be_followed(
@@ -121,7 +121,7 @@ def _no_chunk(*_: object) -> None:
 
 
 def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Callable[[int], None]) -> None:
-    cache, told = tmp_path / "cache", list[Estimate]()
+    cache, reports = tmp_path / "cache", list[Estimate]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "append", _no_chunk)
         with pytest.raises(BuildError, match="cannot be sealed"):
@@ -129,8 +129,8 @@ def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Ca
     assert list((cache / WORK_NAME).glob("chunk-*.bin"))
     free(10)
     with pytest.raises(BuildError, match=r"needs about 24.*run the same command again; what is finished is kept"):
-        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
-    assert told[0].records == 0
+        build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
+    assert reports[0].records == 0
     free(30)
-    build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=told.append)
-    assert dataclasses.replace(told[1], free=0) == dataclasses.replace(told[0], free=0)
+    build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
+    assert dataclasses.replace(reports[1], free=0) == dataclasses.replace(reports[0], free=0)

@@ -219,7 +219,7 @@ def test_an_interrupted_run_is_not_finished_with_labels_read_otherwise(
         patch.setattr(Manifest, "save", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, _RECIPE, jobs=1)
-    with pytest.raises(SourceError, match="begun with --labels auto, now numbers"):
+    with pytest.raises(SourceError, match="started with --labels auto, now numbers"):
         build_cache(source, cache, _RECIPE, jobs=1, labels="numbers")
     assert build_cache(source, cache, _RECIPE, jobs=1).classes == tuple(map(str, range(8)))
 

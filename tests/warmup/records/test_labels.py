@@ -39,7 +39,7 @@ _ODD = {
 
 
 @pytest.mark.parametrize(("usual", "odd", "classes", "reason"), _ODD.values(), ids=_ODD)
-def test_an_odd_label_is_told_at_its_sample_and_can_be_skipped(
+def test_an_odd_label_is_reported_at_its_sample_and_can_be_skipped(
     usual: Label, odd: Label, classes: tuple[str, ...], reason: str, tmp_path: Path
 ) -> None:
     source = Labelled([usual] * 7 + [odd] + [usual] * 4, classes)

@@ -348,7 +348,7 @@ def test_by_pillow_alone_a_photograph_is_as_near(fit: Any, smooth_image: Any, en
 
 
 @pytest.mark.usefixtures("pillow_alone")
-def test_what_pillow_does_more_slowly_is_told_with_its_remedy() -> None:
+def test_what_pillow_does_more_slowly_is_reported_with_its_remedy() -> None:
     decoding, resizing = slow_parts()
     assert "pip install simplejpeg" in decoding
     assert "pip install cykooz-resizer" in resizing

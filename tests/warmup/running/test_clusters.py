@@ -90,7 +90,7 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_what_stands_sta
     monkeypatch: pytest.MonkeyPatch,
     digests: Digests,
 ) -> None:
-    cache, told = tmp_path / "cache", list[BuildProgress]()
+    cache, reports = tmp_path / "cache", list[BuildProgress]()
     engine = Executor("dask", scheduler=cluster.scheduler_address)
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", allowed_failures)
     slow.touch()
@@ -117,12 +117,12 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_what_stands_sta
         slow.unlink()
     assert killed
     assert (cache / "manifest.json").exists() == bool(allowed_failures)
-    build_cache(source, cache, _RECIPE, engine=engine, report=told.append)
-    assert allowed_failures or told[0].samples > 0, "what was finished was built again"
+    build_cache(source, cache, _RECIPE, engine=engine, report=reports.append)
+    assert allowed_failures or reports[0].samples > 0, "what was finished was built again"
     assert digests(cache) == digests(local)
 
 
-def test_a_scheduler_that_is_not_there_is_told(source: Path, slow: Path, tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_there_is_reported(source: Path, slow: Path, tmp_path: Path) -> None:
     engine = Executor("dask", scheduler="tcp://127.0.0.1:1")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),

@@ -146,7 +146,7 @@ def test_a_bad_sample_fails_its_chunk_and_leaves_nothing(context: BuildContext, 
     assert [path.name for path in context.work.iterdir()] == ["lock"]
 
 
-def test_skipped_samples_are_told_and_the_others_are_as_without_them(context: BuildContext, block: Block) -> None:
+def test_skipped_samples_are_reported_and_the_others_are_as_without_them(context: BuildContext, block: Block) -> None:
     whole = build(context, block)
     gone = dataclasses.replace(block.samples[3], path="cat/gone.jpg")
     rest = dataclasses.replace(block, samples=(*block.samples[:3], gone, *block.samples[4:]))

@@ -169,7 +169,7 @@ def test_a_row_lists_its_files_sizes_and_loads_them(tmp_path: Path) -> None:
         source.load(second)
 
 
-def test_a_mask_that_is_missing_is_told_from_its_image(tmp_path: Path) -> None:
+def test_a_mask_that_is_missing_is_reported_from_its_image(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(b"image")
     source = TableSource(_write(tmp_path, "path,mask\n1.jpg,m.png\n"), TableOptions(mask_col="mask"))
     with pytest.raises(SampleError, match=r"'1\.jpg': its mask 'm\.png' cannot be read"):

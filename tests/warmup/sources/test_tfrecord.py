@@ -326,7 +326,7 @@ def test_reading_goes_on_after_memory_was_collected() -> None:
 
 
 @pytest.mark.parametrize("module", ["google_crc32c", "google.protobuf"])
-def test_a_missing_library_is_told_with_what_to_install(
+def test_a_missing_library_is_reported_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     path = _write(tmp_path / "a.tfrec", _example({"image": [JPEG]}))

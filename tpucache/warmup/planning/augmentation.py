@@ -65,12 +65,14 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
     old = before.recipe["augmentation"] if before is not None else {}
     if old.get("callable") == recipe.augment:
         now = {"callable": recipe.augment, **code_digests(recipe.augment)}
-        return now if code_changes(old, now) else dict(old)  # an earlier version may say less of the same code
+        return (
+            now if code_changes(old, now) else dict(old)
+        )  # an earlier version may have recorded less of the same code
     return resolve(recipe.augment, recipe.height, recipe.width, fields)
 
 
 def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
-    """Refuse an augmentation that makes something else of the same sample each time, as far as a few calls show it."""
+    """Raise RecipeError when a few calls on the same samples do not return the same arrays."""
     if not image_fields(record):
         return
     noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8)

@@ -1,11 +1,11 @@
-"""One sample, as its source gives it -> the arrays of its record.
+"""One sample, as its source returns it -> the arrays of its record.
 
 The fields of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays of
 those names are arrays like any other.
 
-An image with an EXIF orientation is displayed otherwise than it is stored. What its fields lie on, the recipe's
-`coordinates` says: `displayed` for what was drawn on the image as viewers show it, `stored` for what counts the pixels
-in the file. Where it says nothing, a sample is refused for which that makes a difference.
+An image with an EXIF orientation is displayed otherwise than it is stored. The recipe's `coordinates` states which of
+the two its fields refer to: `displayed` for what was drawn on the image as viewers show it, `stored` for pixels of the
+file. Without it, a sample is refused where that makes a difference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def image_fields(names: Container[str]) -> tuple[str, ...]:
 
 
 def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
-    """Return the fields of every record of a source, going by one of its samples.
+    """Return the fields of every record of a source, judged by one of its samples.
 
     Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3); `mask`, lossless, uint8
     (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then the other
@@ -205,7 +205,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(view: View, recipe: Recipe, path: str) -> Coordinates:
-    """Return what points lie on. Raises SampleError where that is not stated but makes a difference."""
+    """Return what points refer to. Raises SampleError where that is not stated but makes a difference."""
     if recipe.coordinates is None and view.turn != Turn():
         raise SampleError(path, f"it has boxes or keypoints; {_UNSTATED}")
     return recipe.coordinates or "stored"

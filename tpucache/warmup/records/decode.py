@@ -170,7 +170,7 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
 
 
 def decoder_versions() -> dict[str, str]:
-    """Return the versions of what decodes images, on which pixels depend; "" for what is not there."""
+    """Return the versions of the decoders that pixels depend on; "" for one that is not installed."""
     simplejpeg = find_simplejpeg()
     return {
         "pillow": PIL.__version__,

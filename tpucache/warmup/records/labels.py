@@ -1,26 +1,11 @@
-"""The labels that samples tell themselves, which must make one column of the samples table."""
+"""LabelRule: labels that are in the samples themselves must make one column of the samples table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tpucache.errors import SampleError
 from tpucache.warmup.sources.base import Label
-
-
-def labels_asked(source: Mapping[str, Any]) -> Any:
-    """Return what `labels` was when a cache was built, by what its manifest says of the source."""
-    read = source.get("labels")
-    return read.get("asked", "auto") if isinstance(read, dict) else "auto"
-
-
-def labels_unused(source: Mapping[str, Any]) -> list[str]:
-    """Return what could have been labels of a cache without any, by what its manifest says of the source."""
-    read = source.get("labels")
-    unused = read.get("unused") if isinstance(read, dict) else None
-    return [name for name in unused if isinstance(name, str)] if isinstance(unused, list) else []
 
 
 @dataclass(frozen=True)
@@ -31,7 +16,7 @@ class LabelRule:
     classes: int = 0
 
     def check(self, label: Label, path: str) -> None:
-        """Raise SampleError for another label: found when all is built, it would cost all that was built."""
+        """Raise SampleError for another label. Noticed only at the end, it would make all that was built useless."""
         if _kind(label) != _kind(self.like):
             raise SampleError(path, f"has {_kind(label)}, the first sample has {_kind(self.like)}")
         if isinstance(label, int) and label < 0:

@@ -1,14 +1,14 @@
-"""Images of any size -> uint8 RGB of the recipe's size, and where their pixels come to lie.
+"""Images of any size -> uint8 RGB of the recipe's size, and where their pixels end up.
 
 What happens to an image, in this order:
 
-- decode: as `decode.py` says, the policy on every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
+- decode: as `decode.py` describes for every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
   (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes it whole.
 - fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
 - orient: by the EXIF tag.
 
-Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, which
-reckons in the image as stored, at whatever scale it is decoded.
+Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, in
+coordinates of the image as stored, at whatever scale it is decoded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCALED_DECODE_FACTOR: Final = 2
 
 
 class Placement(NamedTuple):
-    """How an image comes to its size: which box (left, top, right, bottom) is resized, to what (width, height)."""
+    """How an image gets its size: which box (left, top, right, bottom) is resized, to what (width, height)."""
 
     box: tuple[float, float, float, float]
     size: tuple[int, int]
@@ -40,7 +40,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """How an image comes to its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
+    """How an image gets into its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
 
     `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
     (width, height).
@@ -120,12 +120,12 @@ def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pix
 
 
 def image_versions() -> dict[str, str]:
-    """Return the versions of what decodes and resizes, on which pixels depend; "" for what is not there."""
+    """Return the versions of the libraries that pixels depend on; "" for one that is not installed."""
     return {**decoder_versions(), **resizer_versions()}
 
 
 def slow_parts() -> list[str]:
-    """Say what takes longer than it must because a library is not installed: a line for each."""
+    """Return a line for each part that is slow because a library is not installed."""
     lines = {
         "simplejpeg": "JPEG files are decoded by Pillow: `pip install simplejpeg` decodes them faster",
         "cykooz_resizer": "images are resized by Pillow: `pip install cykooz-resizer` does it several times faster",
@@ -145,7 +145,7 @@ def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> V
 
 
 def placement(box: tuple[float, float, float, float], target: tuple[int, int], fit: Fit) -> Placement:
-    """Return how the image area `box` comes to `target` (width, height).
+    """Return how the image area `box` is resized to `target` (width, height).
 
     The geometry is that of Pillow's `ImageOps.fit` (crop) and `ImageOps.pad`, so the crop is to the sub-pixel.
     """

@@ -33,7 +33,7 @@ def resize(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
 
 
 def resizer_versions() -> dict[str, str]:
-    """Return the version of what resizes images beside Pillow, on which pixels depend; "" where it is not there."""
+    """Return the version of cykooz_resizer, which pixels depend on; "" where it is not installed."""
     return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
 
 

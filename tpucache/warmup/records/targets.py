@@ -31,7 +31,7 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
     """Return an albumentations pipeline that takes a record's boxes and keypoints, too; the given one stays as it is.
 
     It is a Compose around a copy, not in place of it: all that the pipeline was given stays, and its draws with it.
-    What it says of boxes other than their format, such as `min_visibility`, goes on to hold.
+    Its own parameters of boxes other than their format, such as `min_visibility`, are kept.
     """
     own = getattr(pipeline, "processors", {}).get("bboxes")
     limits = own.params.to_dict_private() if own else {}
@@ -74,7 +74,7 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
 
 
 def _fix_targets(pipeline: Any) -> None:
-    """Keep each box and keypoint one, where albumentations would add mirror images, and masks under their image."""
+    """Keep boxes and keypoints single, where albumentations would add mirror images, and masks under their image."""
     for transform in getattr(pipeline, "transforms", ()):
         _fix_targets(transform)
     if type(pipeline).__module__.endswith(_RESIZING) and getattr(pipeline, "mask_interpolation", None) == _NEAREST:

@@ -1,4 +1,4 @@
-"""What a source is, and what it gives."""
+"""What a source is, and what it returns."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Column = Sequence[str] | Array
 class Sample:
     """One sample of a source.
 
-    `number` is its key, `path` its name, which tells it from every other; `bytes` is how much it takes in the source
-    (0: not known), by which a changed one is noticed.
+    `number` is its key, `path` its unique name, and `bytes` its size in the source (0: not known), by which a change is
+    noticed.
     """
 
     number: int
@@ -52,8 +52,8 @@ class Item:
     `fields` are by name: `image` as encoded bytes or uint8 (height, width, 3) or (height, width); `mask`, over the
     image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left, top, right, bottom in the image's
     pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and arrays of any other name, kept as
-    they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1); whether of the image as displayed or as
-    stored says the recipe's `coordinates`. `label` and `columns` are what only the sample itself tells.
+    they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the image as displayed or as stored,
+    which the recipe's `coordinates` states. `label` and `columns` are what is known only once the sample is read.
     """
 
     fields: Mapping[str, bytes | Array]

@@ -43,7 +43,7 @@ class DatasetSource:
         self._name = name
 
     def list(self) -> Listing:
-        """Return all items as samples, called by the dataset's `paths` where it has them, else by number.
+        """Return all items as samples, named by the dataset's `paths` where it has them, else by number.
 
         Class names are its `classes`. Raises UsageError when the callable cannot be imported, SourceError when it
         returns no such dataset.
@@ -59,7 +59,7 @@ class DatasetSource:
         numbers = _numbers(self._name)
         try:
             value = dataset[numbers[sample.path] if numbers else int(sample.path)]
-        except Exception as error:  # somebody's dataset raises whatever it raises
+        except Exception as error:  # a user's dataset raises anything
             raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
         if not isinstance(value, tuple):
             return _item(value, sample.path)
@@ -73,7 +73,7 @@ def _dataset(name: str) -> Any:
     make = load_callable(name)
     try:
         dataset = make()
-    except Exception as error:  # somebody's code raises whatever it raises
+    except Exception as error:  # a user's code raises anything
         raise SourceError(f"{name} raised {type(error).__name__}: {error}") from error
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise SourceError(
@@ -161,7 +161,7 @@ def _array(value: Any, key: str, path: str) -> Array:
         raise SampleError(path, f"{key!r} is a {type(value).__name__}: {_KEPT}")
     try:
         array = np.asarray(numpy() if callable(numpy) else value)
-    except Exception as error:  # somebody's tensor raises whatever it raises
+    except Exception as error:  # a user's tensor raises anything
         raise SampleError(path, f"{key!r} makes no array: {type(error).__name__}: {error}") from error
     if array.dtype.kind not in "biuf":
         raise SampleError(path, f"{key!r} is a {type(value).__name__} of dtype {array.dtype}: {_KEPT}")

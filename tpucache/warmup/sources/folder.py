@@ -70,7 +70,7 @@ class FolderSource:
 def read_file(path: Path, name: str) -> bytes:
     """Return the bytes of the file of the sample called `name`. Raises SampleError when they cannot be read."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
             raise SampleError(name, "is no regular file")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
@@ -93,7 +93,7 @@ def left_out_text(left_out: Mapping[str, int]) -> str:
 def _files(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield files relative to the root, and their sizes, without hidden names, junk and links that lead back up.
 
-    A link that leads nowhere is a sample, of no bytes: that it cannot be read is told with its name.
+    A link that leads nowhere is a sample of 0 bytes: the error when it is read names it.
     """
     above: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""A source whose labels are read as the user says, whatever they look like."""
+"""A source whose labels are read as the user states, whatever they look like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that tell their bearers apart, and that a samples table or a record can have."""
+"""Unique names, and names that a samples table or a record can have."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def field_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Return names that tell their bearers apart: the second of one name has `#2` after it, and so on."""
+    """Return unique names: the second of one name has `#2` after it, and so on."""
     used: Counter[str] = Counter()
     result = []
     for name in names:

@@ -68,7 +68,7 @@ class TableSource:
     def list(self) -> Listing:
         """Return all rows as samples, with every column that is not a path or label as it is.
 
-        `labels.py` says what labels are. Raises SourceError for a table that does not hold what it should.
+        `read_labels` describes the labels. Raises SourceError for a table that does not hold what it should.
         """
         table = read_table(self._path)
         files = _files(table, self._options)
@@ -104,7 +104,7 @@ class TableSource:
         return Item(fields)
 
     def _bytes(self, files: _Files, number: int) -> int:
-        """Return the size of a row's files; one that is missing has none: loading it says so."""
+        """Return the size of a row's files; a missing file counts as 0, and is an error when it is loaded."""
         total = 0
         for name in (files.images[number], files.masks[number] if files.masks else ""):
             try:
@@ -116,7 +116,7 @@ class TableSource:
 
 @dataclass(frozen=True)
 class _Files:
-    """What loading needs to know of every row, by its number; `lacks` says why some cannot be loaded."""
+    """What loading needs to know of every row, by its number; `lacks` has the reasons why some cannot be loaded."""
 
     rows: dict[str, int]
     images: list[str]
@@ -145,7 +145,7 @@ def _files(table: Table, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return what loading needs to know of a table; its size and time of change tell a changed one."""
+    """Return what loading needs to know of a table. The size and time of change are part of the cache's key."""
     return _files(read_table(path), options)
 
 

@@ -106,7 +106,7 @@ def _bounds_of(path: Path) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=64)
 def _bounds(path: Path, size: int, changed: int) -> npt.NDArray[np.int64]:
-    """Walk a file from length to length; its size and time of change tell a changed one."""
+    """Walk a file from length to length. The size and time of change are part of the cache's key."""
     bounds = [0]
     with path.open("rb") as file:
         while (start := bounds[-1]) < size:
@@ -122,7 +122,7 @@ def _bounds(path: Path, size: int, changed: int) -> npt.NDArray[np.int64]:
 
 
 def _what_else(start: int, header: bytes) -> str:
-    """Say what a header without a matching checksum is."""
+    """Return what is wrong with a header that does not match its checksum."""
     gzip = header[:2] == b"\x1f\x8b"
     zlib = header[0] == 0x78 and int.from_bytes(header[:2], "big") % 31 == 0
     if start == 0 and (gzip or zlib):

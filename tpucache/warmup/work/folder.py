@@ -31,7 +31,7 @@ def cache_folder(cache: Path) -> Iterator[None]:
             raise BuildError(
                 f"{cache} is being copied, or was not copied to its end: finish that, or give another folder"
             )
-        if not _is_begun(cache) and any(cache.iterdir()):
+        if not _is_cache(cache) and any(cache.iterdir()):
             raise BuildError(
                 f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
             )
@@ -49,7 +49,7 @@ def check_source(source: str | Path, cache: Path) -> None:
 
     What was made there by an earlier version may be finished and added to.
     """
-    if not Path(source).is_dir() or _is_begun(cache):
+    if not Path(source).is_dir() or _is_cache(cache):
         return
     try:
         check_apart(Path(source), cache)
@@ -60,7 +60,7 @@ def check_source(source: str | Path, cache: Path) -> None:
         ) from error
 
 
-def _is_begun(cache: Path) -> bool:
+def _is_cache(cache: Path) -> bool:
     return (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
 
 

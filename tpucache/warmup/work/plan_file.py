@@ -71,19 +71,21 @@ def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]
     table = SampleTable(work / _LISTING_NAME, saved["source"]["samples"])
     if saved["source"] != now["source"]:
         raise SourceError(
-            f"{cache} was begun from {saved['source']['samples']} samples, the source now has {len(samples)}; "
+            f"{cache} was started from {saved['source']['samples']} samples, the source now has {len(samples)}; "
             f"{sample_difference(table, samples)}. "
             "Bring the source back as it was to continue, or give another folder to build anew."
         )
     labels = saved.get("labels", {}).get("asked", "auto")
     if labels != plan.labels:
         raise SourceError(
-            f"{cache} was begun with --labels {labels}, now {plan.labels}: give the same options to continue"
+            f"{cache} was started with --labels {labels}, now {plan.labels}: give the same options to continue"
         )
     if (saved["before"], saved["fields"]) != (now["before"], now["fields"]):
-        raise BuildError(f"{cache} is another cache than when this was begun: remove {work} to give up what was begun")
+        raise BuildError(
+            f"{cache} is another cache than when this was started: remove {work} to give up what was started"
+        )
     if other := version_differences(saved["versions"]):
-        _log.warning("%s was begun with other versions, whose records may differ: %s", cache, "; ".join(other))
+        _log.warning("%s was started with other versions, whose records may differ: %s", cache, "; ".join(other))
     sizes: Any = table[SIZE_COLUMN]
     changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
     return changed, tuple(other)
@@ -94,8 +96,8 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
     changed += [f"{name} {saved[name]}, now {now[name]}" for name in EXTENT if saved[name] != now[name]]
     if changed:
         raise RecipeError(
-            f"{work.parent} was begun with another recipe: {'; '.join(changed)}. Give the same options to continue, "
-            f"another folder to build anew, or remove {work} to give up what was begun."
+            f"{work.parent} was started with another recipe: {'; '.join(changed)}. Give the same options to continue, "
+            f"another folder to build anew, or remove {work} to give up what was started."
         )
 
 
