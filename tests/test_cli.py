@@ -28,6 +28,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, capsys, monkeypatch):
     for name, value in (("rounds", 1), ("seconds", 0.05)):
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
@@ -79,6 +80,7 @@ def test_a_bad_sample_is_named_or_listed(photos, tmp_path, capsys):
     assert skipped["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -149,6 +151,7 @@ def installed_command(folder: Path) -> Path:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safe", [False, True])
 @pytest.mark.parametrize("module", [False, True], ids=["tpucache", "python -m tpucache"])
 def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(photos, tmp_path, module, safe):
@@ -173,6 +176,7 @@ def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
     named = tmp_path / "named"
     shutil.copytree(photos / "ant", named / "日本")

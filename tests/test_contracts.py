@@ -14,6 +14,8 @@ import pytest
 
 import tpucache
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("importlinter")
 try:
     import tomllib

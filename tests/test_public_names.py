@@ -124,6 +124,7 @@ def test_reading_records_loads_numpy_alone() -> None:
     assert loaded_after("from tpucache import Manifest, Recipe, verify_cache", *names) == ["numpy"]
 
 
+@pytest.mark.slow
 def test_loading_needs_no_lmdb_and_no_image_library() -> None:
     names = ("numpy", "torch", "lmdb", "PIL", "albumentations", "torch_xla", "tpucache.warmup")
     assert loaded_after("from tpucache import CachedDataset, CachedLoader", *names) == ["numpy", "torch"]

@@ -21,6 +21,7 @@ def predict(*arguments):
     return main(["predict", *map(str, arguments), "--backend", "eager"])
 
 
+@pytest.mark.slow
 def test_predict_tells_what_it_did(cache, run, tmp_path, capsys):
     output = tmp_path / "new" / "out.csv"
     assert predict(run, run, cache, "-o", output, "--variants", "0,2", "--json") == 0

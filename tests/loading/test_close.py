@@ -82,6 +82,7 @@ def test_a_closed_loader_frees_its_buffers_and_ends_what_iterates(cache):
     loader.dataset[0]
 
 
+@pytest.mark.slow
 def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(cache, tmp_path):
     folder = Path(shutil.copytree(cache, tmp_path / "copy"))
     program = (

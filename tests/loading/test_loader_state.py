@@ -98,6 +98,7 @@ def test_a_state_of_another_window_is_refused(cache: Path, window: int) -> None:
         loader.load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("shuffle", [True, "block"])
 def test_an_epoch_continues_in_its_order_when_variants_were_added(

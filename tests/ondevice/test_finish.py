@@ -22,6 +22,7 @@ def cache(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("variant", [0, "epoch"])
 def test_packed_batches_are_finished_to_the_hosts_images(cache: Path, in_memory: bool, variant: int) -> None:

@@ -137,6 +137,7 @@ def test_the_sheet_gives_way_where_files_are_many(stored, monkeypatch, caplog):
         make_bundle(stored, METADATA)
 
 
+@pytest.mark.slow
 def test_the_card_tells_what_it_is_and_how_to_read_it(stored):
     folder = make_bundle(stored, METADATA).folder
     card = (folder / "README.md").read_text()

@@ -15,6 +15,8 @@ from tpucache.publish.bundle import Metadata, make_bundle
 from tpucache.publish.transfer import fetch_cache
 from tpucache.store.copying.claims import CLAIM_NAME
 
+pytestmark = pytest.mark.slow
+
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 WORDS = ["--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC0-1.0"]
 

@@ -21,6 +21,7 @@ from tpucache.publish import wheel
 PACKAGE = Path(tpucache.__file__).parent
 
 
+@pytest.mark.slow
 def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
     path = wheel.write_wheel(tmp_path)
     assert path.name == f"tpucache-{tpucache.__version__}-py3-none-any.whl"

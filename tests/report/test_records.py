@@ -22,6 +22,7 @@ def test_records_are_those_that_a_dataset_reads(codec, plain_cache, tmp_path):
         assert records.label(position) == label.item()
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_lmdb_is_needed(drawn):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'lmdb', 'albumentations']))\n"

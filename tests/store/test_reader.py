@@ -122,6 +122,7 @@ def test_a_pickled_reader_is_small_and_reads(cache: Path, records: Records) -> N
     assert [bytes(copied.read(row)) for row in index] == [*records[0], *records[1]]
 
 
+@pytest.mark.slow
 def test_at_most_256_files_stay_open(many: tuple[Path, list[ShardEntry], Rows]) -> None:
     directory, entries, rows = many
     reader = ShardReader(directory, entries)
@@ -147,6 +148,7 @@ def test_the_files_read_last_are_those_kept_open(
     assert entries[1].name not in kept
 
 
+@pytest.mark.slow
 def test_one_scatter_keeps_to_256_files_too(
     many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from tpucache.training.predictions import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
 
+pytestmark = pytest.mark.slow
+
 QUICK = RunOptions(replay=False)
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=50, lr=0.01)
 

@@ -18,6 +18,8 @@ from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
+pytestmark = pytest.mark.slow
+
 QUICK = RunOptions(replay=False)
 FULL = TrainSettings(
     model="cnn",

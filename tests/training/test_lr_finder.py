@@ -20,6 +20,8 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
 from tpucache.training.settings import TrainSettings
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = TrainSettings(model="cnn", batch_size=30, accumulate=2, ema=0.9, augment=AugmentSettings(flip=True))
 
 

@@ -15,6 +15,8 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.cli import main
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 OPTIONS = [
     *("--valid", "0.2", "--model", "tiny_models:tiny", "--epochs", "2", "--batch-size", "16", "--lr", "0.02"),

@@ -20,6 +20,8 @@ from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.running.scheduler import BuildProgress
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 
 

@@ -37,6 +37,8 @@ from tpucache.warmup.running.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item, Listing
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 32

@@ -23,6 +23,8 @@ from tpucache.warmup import repair
 from tpucache.warmup.sources import TableOptions, TableSource
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 Harm = Callable[[Path], None]
 

@@ -15,6 +15,8 @@ from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
+pytestmark = pytest.mark.slow
+
 COMMAND = "--backend eager --model tiny_models:tiny --epochs 1 --valid 0.2 --batch-size 48"  # two steps
 
 

@@ -10,6 +10,8 @@ from stopping import Killed, Moment, differences, results, run_once, stop_once
 
 from tpucache.training.device import EagerDevice
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole(cache, tmp_path_factory):

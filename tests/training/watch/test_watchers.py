@@ -19,6 +19,8 @@ from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import save_curves
 from tpucache.training.watch.tensorboard import TensorBoard
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = TrainSettings(model="cnn", epochs=2, batch_size=16, lr=0.02)
 
 

@@ -103,6 +103,7 @@ _EDITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "reason"), _EDITS.values(), ids=_EDITS)
 @pytest.mark.parametrize("adds", [False, True], ids=["finished", "added to"])
 def test_a_table_that_was_edited_is_refused(

@@ -46,6 +46,7 @@ def _psnr(image: Pixels, reference: Pixels) -> float:
     return float(np.inf if error == 0 else 10 * np.log10(255**2 / error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("shape", _SHAPES)
 @pytest.mark.parametrize("size", [64, (48, 96), (97, 31)], ids=str)

@@ -21,6 +21,8 @@ from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.records import augment, presize
 from tpucache.warmup.records.encode import SampleEncoder
 
+pytestmark = pytest.mark.slow
+
 Digests = Callable[[Path], dict[str, str]]
 
 _MODULE = """

@@ -83,6 +83,7 @@ def plain(shard: BuiltShard | None) -> object:
     return shard.entry, shard.rows.dtype, shard.rows.tolist(), shard.info
 
 
+@pytest.mark.slow
 def test_eight_variants_cost_one_decode(context: BuildContext, block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded, real = [], Image.open
     monkeypatch.setattr(Image, "open", lambda *parts: (decoded.append(1), real(*parts))[1])

@@ -318,6 +318,7 @@ def test_a_protobuf_that_crashes_is_not_used(monkeypatch: pytest.MonkeyPatch, ve
         _read({"image": [JPEG]})
 
 
+@pytest.mark.slow
 def test_reading_goes_on_after_memory_was_collected() -> None:
     data = _example({"ids": [1, 2], "weight": [0.5, 1.0], "label": [1]})
     for _ in range(3):

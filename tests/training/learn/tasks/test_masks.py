@@ -38,6 +38,7 @@ def all_masks(dataset):
     return np.stack([dataset[number]["mask"].numpy()[..., 0] for number in range(len(dataset))])
 
 
+@pytest.mark.slow
 def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, monkeypatch):
     task, read, scatter = make_task("mask", CLASSES), [], ShardReader.scatter
     expected = task.weights("balanced", task.count(all_masks(masks)))
