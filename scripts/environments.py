@@ -52,7 +52,7 @@ class Environment:
 
 
 class Environments:
-    """The environments in one folder. None stands for the one that this process runs in."""
+    """The environments in one folder. None means the one that this process runs in."""
 
     def __init__(self, folder: Path, logs: Path | None = None) -> None:
         self._folder = folder.absolute()

@@ -111,7 +111,7 @@ def test_memory_has_the_limit_of_its_container_where_there_is_one(kernel):
     assert measure_memory(meminfo, cgroup).limit == 2 * GB
 
 
-def test_memory_that_is_not_told_is_zero(tmp_path):
+def test_memory_that_is_not_reported_is_zero(tmp_path):
     assert measure_memory(tmp_path / "none", tmp_path) == Memory(0, None, 0)
 
 

@@ -140,8 +140,8 @@ def test_the_order_of_the_parts_is_not_part_of_the_fingerprint() -> None:
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_differences_name_the_parts_that_changed(change: dict[str, Any]) -> None:
-    told = differences(Recipe().to_dict(), Recipe(**change).to_dict())
-    assert [line.split()[0] for line in told] == sorted(change)
+    lines = differences(Recipe().to_dict(), Recipe(**change).to_dict())
+    assert [line.split()[0] for line in lines] == sorted(change)
 
 
 def test_a_difference_tells_before_and_now() -> None:

@@ -21,9 +21,9 @@ def test_every_command_has_help_with_an_example(command, capsys):
 def test_preview_draws_a_sheet(cache, tmp_path, capsys):
     path = tmp_path / "sheet.png"
     assert main(["preview", str(cache), "-o", str(path), "--samples", "4", "--class", "bee", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     with Image.open(path) as sheet:
-        assert sheet.size == (told["width"], told["height"])
+        assert sheet.size == (report["width"], report["height"])
     assert main(["preview", str(cache), "-o", str(path), "--seed", "3"]) == 0
     assert str(path) in capsys.readouterr().out
 
@@ -76,5 +76,5 @@ def test_doctor_tells_what_is_there_and_ends_well(capsys):
     for part in ("cores", "memory", "/dev/shm", "TPU", "libraries", "numpy", "mounts"):
         assert part in text
     assert main(["doctor", "--no-xla", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"cores", "memory", "shm", "disk", "tpu", "xla", "libraries", "decoders", "mounts", "advice"} <= set(told)
+    report = json.loads(capsys.readouterr().out)
+    assert {"cores", "memory", "shm", "disk", "tpu", "xla", "libraries", "decoders", "mounts", "advice"} <= set(report)

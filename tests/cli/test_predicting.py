@@ -34,13 +34,13 @@ def test_predict_tells_what_it_did(cache, run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "told"),
+    ("options", "status", "message"),
     [(["--variants", "9"], 2, "variants"), (["--cores", "8"], 2, "1 core"), (["--batch-size", "7"], 0, "")],
 )
-def test_options_that_do_not_fit_end_in_one_line(cache, run, tmp_path, capsys, options, status, told):
+def test_options_that_do_not_fit_end_in_one_line(cache, run, tmp_path, capsys, options, status, message):
     assert predict(run, cache, "-o", tmp_path / "out.csv", *options) == status
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert "Traceback" not in err
 
 

@@ -46,7 +46,7 @@ def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
     assert "this was a dry run" in out
 
 
-def test_without_the_client_the_command_is_told(stored, tmp_path, capsys):
+def test_without_the_client_the_command_is_printed(stored, tmp_path, capsys):
     assert main(["publish", str(stored), *WORDS, "--public", "--out", str(tmp_path / "out"), "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
@@ -59,7 +59,7 @@ def test_without_the_client_the_command_is_told(stored, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (WORDS[:4], "--license is one of CC0-1.0, "),
         ([*WORDS[:4], "--license", "MIT"], "'MIT' is none of them"),
@@ -68,13 +68,13 @@ def test_without_the_client_the_command_is_told(stored, tmp_path, capsys):
         (WORDS[2:], "--id"),
     ],
 )
-def test_what_kaggle_would_refuse_is_a_usage_error(stored, words, told, capsys):
+def test_what_kaggle_would_refuse_is_a_usage_error(stored, words, message, capsys):
     try:
         status = main(["publish", str(stored), *words])
     except SystemExit as stop:
         status = stop.code
     assert status == 2
-    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
     assert not stored.with_name("stored.publish").exists()
 
 

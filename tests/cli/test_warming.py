@@ -62,7 +62,7 @@ def test_files_that_are_no_images_by_their_names_are_reported(
     assert "2 .heic" in caplog.text
 
 
-def test_what_was_repaired_is_told(
+def test_what_was_repaired_is_printed(
     photos: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(cache, tmp_path / "copy")
@@ -70,9 +70,9 @@ def test_what_was_repaired_is_told(
     (copy / name).unlink()
     command = ["verify", str(copy), "--repair", str(photos), "--jobs", "1"]
     assert main(command) == 0
-    told = capsys.readouterr()
-    assert f"{name} is missing\n{name} is repaired\n" in told.out
-    assert "repair: " in told.err
+    printed = capsys.readouterr()
+    assert f"{name} is missing\n{name} is repaired\n" in printed.out
+    assert "repair: " in printed.err
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["repaired"] == []
     (copy / name).unlink()

@@ -46,11 +46,11 @@ def section(text: str, name: str) -> str:
 
 
 def regenerated(text: str, data: bytes, rows) -> str:
-    told = "\n".join(
+    lines = "\n".join(
         f"offset {row['offset']}  length {row['length']}  crc32 {row['crc32']:#010x}  shard {row['shard']}"
         for row in rows
     )
-    for name, body in (("hexdump", hexdump(data)), ("rows", told)):
+    for name, body in (("hexdump", hexdump(data)), ("rows", lines)):
         block = f"<!-- {name} -->\n```text\n{body}\n```\n<!-- /{name} -->"
         text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, text, flags=re.DOTALL)
     return text

@@ -1,4 +1,4 @@
-"""The loop in docs/loop.md runs as it stands there, on plain torch and on XLA."""
+"""The loop in docs/loop.md runs unchanged, on plain torch and on XLA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example in docs/integrations runs as it stands, and sees every image that it should."""
+"""Every example in docs/integrations runs unchanged, and sees every image that it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainers that save a loader's state go on in the middle of an epoch with exactly the samples not yet seen."""
+"""Trainers that save a loader's state continue in the middle of an epoch with exactly the samples not yet seen."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_folder_without_a_manifest_is_no_cache(tmp_path):
         CachedDataset(tmp_path)
 
 
-def test_a_damaged_index_is_told_of_when_opening(cache, tmp_path):
+def test_a_damaged_index_is_an_error_when_opening(cache, tmp_path):
     copied = shutil.copytree(cache, tmp_path / "copy")
     with (copied / "index.npy").open("ab") as file:
         file.write(b"\0")

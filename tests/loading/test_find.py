@@ -101,7 +101,7 @@ def test_a_cache_of_the_name_that_cannot_be_used_is_reported(cache, tmp_path, ca
     assert f"cannot be used: {broken}" in caplog.text
 
 
-def test_what_is_not_a_cache_is_told_of(tmp_path):
+def test_a_folder_that_is_not_a_cache_is_an_error(tmp_path):
     (tmp_path / SLUG).mkdir()
     (tmp_path / SLUG / "manifest.json").write_text("{}")
     with pytest.raises(NotACacheError, match="this is not a tpucache manifest"):
@@ -109,10 +109,10 @@ def test_what_is_not_a_cache_is_told_of(tmp_path):
 
 
 def test_none_at_all_is_explained(tmp_path):
-    with pytest.raises(NotACacheError) as told:
+    with pytest.raises(NotACacheError) as caught:
         find_cache("kaggle:nothing-here", [tmp_path, tmp_path / "gone"])
     for part in ("kaggle:nothing-here", str(tmp_path), "gone (not there)", "TPUCACHE_PATH", "Add the dataset"):
-        assert part in str(told.value)
+        assert part in str(caught.value)
 
 
 def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch, caplog):

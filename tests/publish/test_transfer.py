@@ -87,7 +87,7 @@ def cut_off(limit):
 
 
 @pytest.mark.parametrize("scheme", ["memory", "http", "http without ranges"])
-def test_a_fetch_that_was_cut_off_goes_on_in_the_middle_of_a_file(scheme, cache, tmp_path, served, memory, caplog):
+def test_a_fetch_that_was_cut_off_continues_in_the_middle_of_a_file(scheme, cache, tmp_path, served, memory, caplog):
     url = memory if scheme == "memory" else served.url
     push_cache(cache, memory)
     served.ranges = scheme == "http"
@@ -108,7 +108,7 @@ def test_a_fetch_that_was_cut_off_goes_on_in_the_middle_of_a_file(scheme, cache,
         assert len(fetched) * 10_000 < total
 
 
-def test_a_process_killed_in_mid_fetch_goes_on(cache, tmp_path, served):
+def test_a_fetch_continues_after_its_process_was_killed(cache, tmp_path, served):
     code = (
         "import sys, time\n"
         "from tpucache.publish import remote, transfer\n"
@@ -126,7 +126,7 @@ def test_a_process_killed_in_mid_fetch_goes_on(cache, tmp_path, served):
     assert contents(target) == contents(cache)
 
 
-def test_a_push_that_was_cut_off_goes_on_and_sends_nothing_twice(cache, memory, monkeypatch):
+def test_a_push_that_was_cut_off_continues_and_sends_nothing_twice(cache, memory, monkeypatch):
     total = Manifest.load(cache).total_bytes
     with pytest.raises(KeyboardInterrupt):
         push_cache(cache, memory, cut_off(total // 2))

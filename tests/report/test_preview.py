@@ -57,7 +57,7 @@ def test_unlabelled_samples_and_values_are_shown_too(labels, plain_cache, tmp_pa
     assert preview_cache(plain_cache(tmp_path / "cache", labels=labels, classes=(), variants=1), 5).width > 300
 
 
-def test_a_cache_without_images_is_told_apart(tokens):
+def test_a_cache_without_images_is_refused(tokens):
     with pytest.raises(UsageError, match="holds no image to show, only the fields tokens"):
         preview_cache(tokens)
 

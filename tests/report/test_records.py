@@ -33,7 +33,7 @@ def test_neither_torch_nor_lmdb_is_needed(drawn):
     assert done.returncode == 0, done.stderr
 
 
-def test_without_pillow_its_name_is_told(plain):
+def test_without_pillow_the_error_names_it(plain):
     code = (
         "import sys; sys.modules['PIL'] = None\n"
         "import tpucache\n"
@@ -66,7 +66,7 @@ def test_samples_of_one_class_are_chosen_by_its_name(plain, drawn, hostile):
     assert Records(drawn).choose(9, class_name="ant") == [0, 2, 4]  # several classes a sample
 
 
-def test_an_unknown_class_is_told_with_the_nearest_names(plain):
+def test_an_unknown_class_is_an_error_with_the_nearest_names(plain):
     with pytest.raises(UsageError, match=r"no class 'ants': it has 4, such as 'ant'"):
         Records(plain).choose(1, class_name="ants")
 

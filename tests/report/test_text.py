@@ -23,7 +23,7 @@ def test_text_of_any_characters_becomes_one_line_that_prints(text):
         assert shown == text
 
 
-def test_line_ends_and_reversals_are_told_as_escapes():
+def test_line_ends_and_reversals_are_shown_as_escapes():
     assert printable("a\nb\u202ec\udcff") == r"a\nb\u202ec\udcff"
 
 
@@ -57,12 +57,12 @@ def test_only_the_ellipsis_is_left_where_nothing_fits():
         (np.array([0.5, -3]), "0.5, -3"),
     ],
 )
-def test_a_label_is_told_by_the_names_of_its_classes_or_its_values(label, text):
+def test_a_label_is_shown_by_the_names_of_its_classes_or_its_values(label, text):
     assert describe_label(label, CLASSES) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (4.9e8, "490.0 MB")])
-def test_sizes_are_told_in_the_unit_that_fits(count, text):
+def test_sizes_are_shown_in_the_unit_that_fits(count, text):
     assert size_text(count) == text
 
 

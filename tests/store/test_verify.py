@@ -142,7 +142,7 @@ def test_each_of_two_swapped_shards_tells_which_it_holds(cache: Path, one: int, 
     assert set(names(damages)) == {SHARDS[one], SHARDS[other]}
 
 
-def test_all_damage_is_told_tables_first_then_shards_in_order(cache: Path) -> None:
+def test_all_damage_is_reported_tables_first_then_shards_in_order(cache: Path) -> None:
     (cache / SHARDS[5]).unlink()
     os.truncate(cache / SHARDS[2], 100)
     (cache / SHARDS[0]).unlink()
@@ -221,11 +221,11 @@ def test_a_table_without_usable_numbers_is_named(cache: Path, replace_table: Rep
     assert "samples.npz" in names(verify_cache(cache))
 
 
-def test_progress_is_told_each_shard_once(cache: Path) -> None:
-    told: list[str] = []
+def test_progress_reports_each_shard_once(cache: Path) -> None:
+    reported: list[str] = []
     (cache / SHARDS[2]).unlink()
-    verify_cache(cache, lambda entry: told.append(entry.name))
-    assert sorted(told) == SHARDS
+    verify_cache(cache, lambda entry: reported.append(entry.name))
+    assert sorted(reported) == SHARDS
 
 
 def test_nothing_is_changed_by_looking(cache: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_record_of_three_bytes_and_one_of_three_megabytes_share_a_shard(target
     assert [value for _, value in plain_lmdb(target)] == list(records.values())
 
 
-def test_the_seal_tells_the_size_and_the_hashes_of_what_stands(target: Path) -> None:
+def test_sealing_returns_the_size_and_the_hashes_of_the_file(target: Path) -> None:
     records = {3: b"ab", 4: b"", 9: bytes(5000)}
     sealed = seal(target, records)
     data = target.read_bytes()

@@ -199,18 +199,18 @@ def test_data_that_does_not_fit_is_refused_before_the_first_step(cache, photos, 
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("nn.Sequential(nn.Flatten(), nn.Linear(768, 7))", "7"),
         ("nn.Sequential(nn.Flatten(), nn.Linear(99, outputs))", "cannot take"),
         ("nn.Conv2d(3, outputs, 3)", "labels ask for 4"),
     ],
 )
-def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypatch, code, told):
+def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypatch, code, message):
     (tmp_path / "unfit.py").write_text(f"from torch import nn\n\ndef build(outputs):\n    return {code}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "unfit", raising=False)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         train(tmp_path, TrainSettings(model="unfit:build", batch_size=4), CachedDataset(cache), None, EagerDevice())
 
 

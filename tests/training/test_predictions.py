@@ -181,7 +181,7 @@ def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_pa
         Predictor([folds[0], tmp_path / "run"], EagerDevice())
 
 
-def test_a_folder_without_a_finished_epoch_is_told_of(tmp_path):
+def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
     with pytest.raises(TrainingError, match="holds no run"):
         Predictor([tmp_path], EagerDevice())
     (tmp_path / "last.pt").write_bytes(b"")

@@ -19,7 +19,7 @@ def mutate(content: bytes, rng: random.Random) -> bytes:
 
 
 def _flip(content: bytes, rng: random.Random) -> bytes:
-    """Flip one to sixteen bits, more often than not in the first bytes, where the sizes stand."""
+    """Flip one to sixteen bits, more often than not in the first bytes, where the sizes are."""
     changed = bytearray(content)
     for _ in range(rng.randint(1, 16)):
         if changed:

@@ -1,4 +1,4 @@
-"""Samples and variants are added to a finished cache: nothing that stands is built again, or touched."""
+"""Samples and variants are added to a finished cache: no existing shard is built again, or touched."""
 
 from __future__ import annotations
 

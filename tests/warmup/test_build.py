@@ -164,15 +164,15 @@ def test_other_codecs_are_stable_and_sound(write_photos: Any, tmp_path: Path, di
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
 
 
-def test_progress_is_reported_from_what_stands_to_all_samples(photos: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_from_finished_samples_to_all(photos: Path, tmp_path: Path) -> None:
     reports: list[BuildProgress] = []
     build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=reports.append)
     assert reports[0] == BuildProgress(0, 150, 0, 0)
     assert reports[-1] == BuildProgress(150, 150, 0, 150 * _SIZE * _SIZE * 3)
-    assert [standing.samples for standing in reports] == sorted(standing.samples for standing in reports)
+    assert [existing.samples for existing in reports] == sorted(existing.samples for existing in reports)
 
 
-def test_a_bad_sample_stops_the_run_and_a_mended_source_finishes_it(
+def test_a_bad_sample_stops_the_run_and_a_corrected_source_finishes_it(
     photos: Path, clean: Path, tmp_path: Path, digests: Digests
 ) -> None:
     source, cache = _copy(photos, tmp_path), tmp_path / "cache"
@@ -183,13 +183,13 @@ def test_a_bad_sample_stops_the_run_and_a_mended_source_finishes_it(
         build_cache(source, cache, _CLEAN, jobs=1)
     assert caught.value.path == bad.relative_to(source).as_posix()
     assert not (cache / "manifest.json").exists()
-    standing = {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}
-    assert len(standing) == 1
+    existing = {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}
+    assert len(existing) == 1
     bad.write_bytes(whole)
     reports: list[int] = []
     build_cache(source, cache, _CLEAN, jobs=1, report=lambda progress: reports.append(progress.samples))
     assert 100 <= reports[0] <= 120, "what was finished was built again"
-    assert standing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
+    assert existing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
     assert digests(cache) == digests(clean)
 
 
@@ -201,7 +201,7 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
         (source / listing.samples[number].path).write_bytes(data)
     reports: list[int] = []
     manifest = build_cache(
-        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda standing: reports.append(standing.skipped)
+        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda existing: reports.append(existing.skipped)
     )
     assert reports[-1] == 3
     assert [(skip.number, skip.path) for skip in manifest.skipped] == [(n, listing.samples[n].path) for n in harm]
@@ -299,14 +299,14 @@ def test_another_recipe_or_source_is_refused_while_unfinished_too(
 ) -> None:
     source, cache = _copy(photos, tmp_path), tmp_path / "cache"
     interrupt_after_a_shard(source, cache, _CLEAN)
-    standing = {**digests(cache), ".warmup/lock": "names the run that held it last"}
+    existing = {**digests(cache), ".warmup/lock": "names the run that held it last"}
     with pytest.raises(RecipeError, match="seed 0, now 9"):
         build_cache(source, cache, Recipe(size=_SIZE, seed=9), jobs=1)
     extra = source / "cat" / "extra.jpg"
     shutil.copy(next((source / "cat").iterdir()), extra)
     with pytest.raises(SourceError, match=r"150 samples, the source now has 151; 1 new: 'cat/extra.jpg'"):
         build_cache(source, cache, _CLEAN, jobs=1)
-    assert {**digests(cache), ".warmup/lock": standing[".warmup/lock"]} == standing
+    assert {**digests(cache), ".warmup/lock": existing[".warmup/lock"]} == existing
     extra.unlink()
     build_cache(source, cache, _CLEAN, jobs=1)
     assert digests(cache) == digests(clean)
@@ -339,7 +339,7 @@ def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str,
         build_cache(source, tmp_path / "cache", recipe, jobs=1)
 
 
-def test_a_finished_cache_is_returned_as_it_stands(photos: Path, clean: Path, digests: Digests) -> None:
+def test_a_finished_cache_is_returned_unchanged(photos: Path, clean: Path, digests: Digests) -> None:
     before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()}
     manifest = build_cache(photos, clean, _CLEAN, jobs=1)
     assert manifest == Manifest.load(clean)
@@ -374,7 +374,7 @@ def test_a_cache_that_lacks_a_file_or_a_part_of_one_is_not_taken_for_finished(
 
 
 @pytest.mark.parametrize("preset", ["flip", "standard", "strong"])
-def test_a_finished_cache_of_a_preset_is_returned_as_it_stands(
+def test_a_finished_cache_of_a_preset_is_returned_unchanged(
     write_photos: Any, tmp_path: Path, digests: Digests, preset: str
 ) -> None:
     source, cache = write_photos(tmp_path / "photos", 3), tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""A disk that is full in the middle of a warmup: what stands stays, and with room again the next run ends the same."""
+"""A disk that is full in the middle of a warmup: finished work is kept, and with room again the next run ends alike."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _finish(source: Path, cache: Path) -> int:
     reports: list[int] = []
     recipe = Recipe(size=_SIZE, variants=1, augment="slow_by_test:slowly", shard_mb=1)
     build_cache(source, cache, recipe, jobs=1, report=lambda progress: reports.append(progress.samples))
-    return reports[0] if reports else 150  # a finished cache has nothing to tell
+    return reports[0] if reports else 150  # a finished cache reports nothing
 
 
 @pytest.mark.parametrize("moment", range(_KILLS))
@@ -260,7 +260,7 @@ def test_a_run_killed_while_it_names_a_file_leaves_nothing_behind_once_finished(
     assert digests(cache) == uninterrupted[0]
 
 
-def test_workers_of_a_killed_run_go_on_with_no_sample(source: Path, warmup: Any, tmp_path: Path) -> None:
+def test_workers_of_a_killed_run_begin_no_other_sample(source: Path, warmup: Any, tmp_path: Path) -> None:
     """Else they may write into a cache that is begun anew in the same place, or that another run finishes."""
     gate, arrived = tmp_path / "gate", tmp_path / "gate.arrived"
     with warmup(tmp_path / "cache", seconds_a_sample="0", gate=str(gate)) as process:
@@ -272,6 +272,6 @@ def test_workers_of_a_killed_run_go_on_with_no_sample(source: Path, warmup: Any,
         process.kill()
         process.wait()
         gate.touch()
-        time.sleep(1.5)  # a worker that goes on shows at once
+        time.sleep(1.5)  # a worker that continues shows at once
         assert arrived.read_text() == "xx"
         assert not list((tmp_path / "cache").glob("*.lmdb"))

@@ -140,8 +140,8 @@ def test_samples_that_came_later_do_not_matter(
     assert digests(cache) == digests(grown)
 
 
-class Told:
-    """Arrays whose labels and scores only they themselves tell."""
+class SelfLabelled:
+    """Arrays whose labels and scores are known only once they are loaded."""
 
     def list(self) -> Listing:
         return Listing([Sample(number, f"{number}") for number in range(150)])
@@ -152,11 +152,11 @@ class Told:
 
 
 @pytest.mark.parametrize("name", ["samples.npz", "v00-00001.lmdb", INDEX_NAME])
-def test_what_only_the_samples_tell_is_read_again(tmp_path: Path, name: str, digests: Digests) -> None:
-    build_cache(Told(), tmp_path, Recipe(size=8), jobs=1)
+def test_labels_known_only_from_samples_are_read_again(tmp_path: Path, name: str, digests: Digests) -> None:
+    build_cache(SelfLabelled(), tmp_path, Recipe(size=8), jobs=1)
     before = digests(tmp_path)
     (tmp_path / name).unlink()
-    repair_cache(Told(), tmp_path, jobs=1)
+    repair_cache(SelfLabelled(), tmp_path, jobs=1)
     assert digests(tmp_path) == before
 
 

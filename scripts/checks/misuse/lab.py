@@ -269,7 +269,7 @@ class Lab:
         return self.start(*words, before=before).wait()
 
     def start(self, *words: object, before: Callable[[], object] | None = None) -> Running:
-        """Start it, and go on."""
+        """Start it, and continue."""
         return Running(self.folder, words, before)
 
     def warmup(self, source: object, cache: object, *words: object, before: Any = None) -> Done:

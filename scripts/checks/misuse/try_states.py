@@ -13,7 +13,7 @@ from tpucache import CachedDataset, CachedLoader, UsageError
 
 
 def numbers(loader: CachedLoader, batches: int | None = None) -> list[int]:
-    """Return the numbers of the photographs that a loader gives, told by their pixels alone."""
+    """Return the numbers of the photographs that a loader gives, recognised by their pixels alone."""
     known = {pixels(n).tobytes(): n for n in range(COUNT)} | {(255 - pixels(n)).tobytes(): n for n in range(COUNT)}
     found = []
     for count, (images, _) in enumerate(loader, 1):

@@ -1,4 +1,4 @@
-"""Staging copies a cache whole, goes on where it stopped, and refuses what is damaged or does not fit."""
+"""Staging copies a cache whole, continues where it stopped, and refuses what is damaged or does not fit."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tpucache.store.verify import is_whole, verify_cache
 
 
 def test_a_staged_cache_is_whole_and_is_used_again(cache, tmp_path):
-    told = []
-    target = stage_cache(cache, tmp_path, lambda *done: told.append(done))
+    reported = []
+    target = stage_cache(cache, tmp_path, lambda *done: reported.append(done))
     assert target.parent == tmp_path
     assert verify_cache(target) == []
-    assert told[0][0] == 0
-    assert told[-1][0] == told[-1][1] > 0
+    assert reported[0][0] == 0
+    assert reported[-1][0] == reported[-1][1] > 0
     times = {path: path.stat().st_mtime_ns for path in target.iterdir()}
     assert stage_cache(cache, tmp_path) == target
     assert {path: path.stat().st_mtime_ns for path in target.iterdir()} == times
 
 
-def test_an_interrupted_copy_goes_on(cache, tmp_path, monkeypatch):
+def test_an_interrupted_copy_continues(cache, tmp_path, monkeypatch):
     copied = []
     copy = stage.copy_file
 

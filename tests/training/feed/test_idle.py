@@ -89,7 +89,7 @@ def test_what_compiles_after_the_warm_up_is_counted(world):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "text"),
     [
         ({"steps": 0}, "Too few steps"),
         ({"compiles": 3}, "3 graphs"),
@@ -99,8 +99,8 @@ def test_what_compiles_after_the_warm_up_is_counted(world):
         ({}, "The device limits the run"),
     ],
 )
-def test_one_sentence_says_what_limits_the_run(changed, told):
-    assert re.search(told, replace(PACE, **changed).advice())
+def test_one_sentence_says_what_limits_the_run(changed, text):
+    assert re.search(text, replace(PACE, **changed).advice())
 
 
 def test_a_replay_that_is_slower_than_the_run_is_no_idleness():

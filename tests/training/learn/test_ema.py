@@ -66,7 +66,7 @@ def test_the_model_has_the_average_within_the_context_and_its_own_after_it():
     assert not torch.equal(model[0].weight, ema.state_dict()["average"]["0.weight"])
 
 
-def test_a_loaded_average_goes_on_bit_by_bit():
+def test_a_loaded_average_continues_bit_by_bit():
     whole, halves = make_model(), make_model()
     first, second = Ema(whole, 0.9), Ema(halves, 0.9)
     torch.manual_seed(1)

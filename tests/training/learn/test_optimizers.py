@@ -72,7 +72,7 @@ def test_all_state_is_there_before_the_first_step_and_after_it(kind, names):
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_state_saved_and_loaded_goes_on_bit_by_bit(kind):
+def test_state_saved_and_loaded_continues_bit_by_bit(kind):
     whole, halves = make_model(), make_model()
     optimizer = make_optimizer(whole, kind, 0.1, 0.01)
     run(whole, optimizer, 3, lambda *_: None)

@@ -27,8 +27,8 @@ _RECIPE = Recipe(size=8)
 
 
 @dataclass(frozen=True)
-class Told:
-    """Arrays that tell their labels themselves."""
+class SelfLabelled:
+    """Arrays that come with their labels."""
 
     labels: Sequence[Label]
     classes: tuple[str, ...] = ()
@@ -136,19 +136,21 @@ def test_a_table_in_another_order_and_with_rows_added_is_the_same(folder: Path, 
 
 
 def test_class_names_of_a_dataset_that_change_places_are_refused(tmp_path: Path) -> None:
-    build_cache(Told([0, 1, 0], ("cat", "dog")), tmp_path / "cache", _RECIPE, jobs=1)
+    build_cache(SelfLabelled([0, 1, 0], ("cat", "dog")), tmp_path / "cache", _RECIPE, jobs=1)
     for classes in (("dog", "cat"), ("cat",), ()):
         for labels in ([0, 1, 0], [0, 1, 0, 0]):
             with pytest.raises(SourceError, match="has the classes"):
-                build_cache(Told(labels, classes), tmp_path / "cache", _RECIPE, jobs=1)
-    assert build_cache(Told([0, 1, 0, 2], ("cat", "dog", "emu")), tmp_path / "cache", _RECIPE, jobs=1).samples == 4
+                build_cache(SelfLabelled(labels, classes), tmp_path / "cache", _RECIPE, jobs=1)
+    assert (
+        build_cache(SelfLabelled([0, 1, 0, 2], ("cat", "dog", "emu")), tmp_path / "cache", _RECIPE, jobs=1).samples == 4
+    )
 
 
 @pytest.mark.parametrize("now", [[1, 1], [None, None], [(0.0,), (1.0,)]], ids=["other", "none", "numbers"])
-def test_labels_that_samples_tell_are_compared_too(tmp_path: Path, now: list[Label]) -> None:
-    build_cache(Told([0, 1]), tmp_path / "cache", _RECIPE, jobs=1)
+def test_labels_of_loaded_samples_are_compared_too(tmp_path: Path, now: list[Label]) -> None:
+    build_cache(SelfLabelled([0, 1]), tmp_path / "cache", _RECIPE, jobs=1)
     with pytest.raises(SourceError, match="label"):
-        build_cache(Told(now), tmp_path / "cache", _RECIPE, jobs=1)
+        build_cache(SelfLabelled(now), tmp_path / "cache", _RECIPE, jobs=1)
 
 
 def test_nothing_is_refused_that_did_not_change(folder: Path, tmp_path: Path) -> None:
@@ -156,9 +158,9 @@ def test_nothing_is_refused_that_did_not_change(folder: Path, tmp_path: Path) ->
         table(folder, "kind"),
         table(folder, "age", "split"),
         table(folder),
-        Told([(0.5, float("nan"))] * 3),
-        Told([None] * 3, columns={"site": "a", "weight": 1.5}),
-        Told([1, 0], columns={"site": "a"}),
+        SelfLabelled([(0.5, float("nan"))] * 3),
+        SelfLabelled([None] * 3, columns={"site": "a", "weight": 1.5}),
+        SelfLabelled([1, 0], columns={"site": "a"}),
     ]
     for number, source in enumerate(sources):
         cache = tmp_path / str(number)
@@ -211,7 +213,7 @@ def test_a_repair_reads_labels_as_they_were_read(folder: Path, tmp_path: Path, d
 def test_an_interrupted_run_is_not_finished_with_labels_read_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, cache = Told([3, 7, 5]), tmp_path / "cache"
+    source, cache = SelfLabelled([3, 7, 5]), tmp_path / "cache"
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -236,7 +238,7 @@ _NOT: dict[str, tuple[list[Label], str]] = {
 @pytest.mark.parametrize(("labels", "asked"), _NOT.values(), ids=_NOT)
 def test_labels_that_are_not_what_was_asked_are_refused(tmp_path: Path, labels: list[Label], asked: Any) -> None:
     with pytest.raises(SourceError, match="has the label"):
-        build_cache(Told(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=asked)
+        build_cache(SelfLabelled(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=asked)
 
 
 def test_names_that_are_no_numbers_are_refused_as_numbers(folder: Path, tmp_path: Path) -> None:
@@ -247,8 +249,8 @@ def test_names_that_are_no_numbers_are_refused_as_numbers(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(("labels", "kind"), [([1, 0, 2], "numbers"), ([(2.0,), (0.0,)], "classes")], ids=str)
-def test_labels_that_samples_tell_are_read_as_asked(tmp_path: Path, labels: list[Label], kind: Any) -> None:
-    manifest = build_cache(Told(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=kind)
+def test_labels_of_loaded_samples_are_read_as_asked(tmp_path: Path, labels: list[Label], kind: Any) -> None:
+    manifest = build_cache(SelfLabelled(labels), tmp_path / "cache", _RECIPE, jobs=1, labels=kind)
     found = Cache(tmp_path / "cache", manifest).samples.labels
     assert found is not None
     assert found.ndim == (2 if kind == "numbers" else 1)
@@ -259,12 +261,12 @@ def test_what_could_be_labels_is_warned_of_where_there_are_none(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     build_cache(table(folder), tmp_path / "a", _RECIPE, jobs=1)
-    build_cache(Told([None] * 3, columns={"fine_label": 3, "weight": 1.0}), tmp_path / "b", _RECIPE, jobs=1)
+    build_cache(SelfLabelled([None] * 3, columns={"fine_label": 3, "weight": 1.0}), tmp_path / "b", _RECIPE, jobs=1)
     first, second = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "no labels, and 'kind', 'split' could be" in first
     assert "no labels, and 'fine_label' could be" in second
     build_cache(table(folder, "kind"), tmp_path / "c", _RECIPE, jobs=1)
-    build_cache(Told([1, 2], columns={"fine_label": 3}), tmp_path / "d", _RECIPE, jobs=1)
+    build_cache(SelfLabelled([1, 2], columns={"fine_label": 3}), tmp_path / "d", _RECIPE, jobs=1)
     assert len(caplog.records) == 2
 
 
@@ -279,7 +281,7 @@ def test_a_dataset_may_call_its_label_target_or_label_in_singular_or_plural(
 
 @pytest.mark.parametrize("labels", [1, "all", [], {"kind": 3, "unused": 4, "asked": []}, {"unused": [[]]}], ids=str)
 def test_what_a_hostile_manifest_says_of_labels_is_no_error(labels: Any, tmp_path: Path) -> None:
-    manifest = build_cache(Told([None] * 2), tmp_path / "cache", _RECIPE, jobs=1)
+    manifest = build_cache(SelfLabelled([None] * 2), tmp_path / "cache", _RECIPE, jobs=1)
     assert isinstance(manifest.source, dict)
     for kind in ({}, {"kind": "numbers"}, {"kind": "none"}):
         manifest.source["labels"] = {**labels, **kind} if isinstance(labels, dict) else labels

@@ -144,7 +144,7 @@ def test_flips_of_two_variants_of_a_sample_occur_independently(two_flips: Path, 
 
 
 def test_flips_of_given_samples_stay_what_they_are(two_flips: Path, image: Pixels) -> None:
-    """The caches that stand were made with this stream of random numbers."""
+    """Existing caches were made with this stream of random numbers."""
     definition = resolve(str(two_flips), _SIDE, _SIDE)
     found = ""
     for number in range(12):

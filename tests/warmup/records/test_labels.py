@@ -1,4 +1,4 @@
-"""Labels that samples tell themselves: one that is unlike the others costs its sample, never the whole build."""
+"""Labels that come with the loaded sample: one that is unlike the others costs its sample, never the whole build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpucache.warmup.sources.base import Item, Label, Listing, Sample
 
 @dataclass(frozen=True)
 class Labelled:
-    """Arrays that tell these labels, under class names or none."""
+    """Arrays that come with these labels, under class names or none."""
 
     labels: Sequence[Label]
     classes: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def test_an_odd_label_is_reported_at_its_sample_and_can_be_skipped(
 
 
 @pytest.mark.parametrize("usual", [1, (0.5, 1.0), None], ids=["class", "vector", "none"])
-def test_what_is_added_has_labels_like_those_that_stand(usual: Label, tmp_path: Path) -> None:
+def test_added_samples_have_labels_like_existing_ones(usual: Label, tmp_path: Path) -> None:
     build_cache(Labelled([usual] * 5), tmp_path / "cache", Recipe(size=8), jobs=1)
     more = Labelled([usual] * 6 + [(1.0, 2.0, 3.0), usual])
     with pytest.raises(SampleError, match="'6': has a label of length 3, the first sample has"):

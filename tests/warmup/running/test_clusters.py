@@ -80,7 +80,7 @@ def test_a_dask_cluster_writes_the_bytes_of_a_local_run(
 
 
 @pytest.mark.parametrize("allowed_failures", [3, 0])
-def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_what_stands_stays(
+def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_is_kept(
     allowed_failures: int,
     source: Path,
     local: Path,

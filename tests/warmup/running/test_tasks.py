@@ -1,4 +1,4 @@
-"""The two tasks: a chunk is decoded once for all variants, and shards are sealed of chunks that stand and are whole."""
+"""The two tasks: a chunk is decoded once for all variants, and shards are sealed of complete chunks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_receipt_returns_the_shard_as_it_was_sealed(context: BuildContext, blo
 
 
 @pytest.mark.parametrize("harm", ["missing", "short"])
-def test_a_receipt_does_not_stand_for_a_shard_that_does_not(context: BuildContext, block: Block, harm: str) -> None:
+def test_a_receipt_does_not_count_without_its_shard(context: BuildContext, block: Block, harm: str) -> None:
     build(context, block)
     path = context.shards / "v02-00002.lmdb"
     if harm == "missing":
@@ -167,7 +167,7 @@ def test_no_shard_is_sealed_while_a_chunk_is_missing(context: BuildContext, bloc
 
 
 @pytest.mark.parametrize("harm", ["note cut", "note of zeros", "records cut", "records gone"])
-def test_a_chunk_torn_by_a_power_cut_does_not_stand(context: BuildContext, block: Block, harm: str) -> None:
+def test_a_chunk_torn_by_a_power_cut_is_not_used(context: BuildContext, block: Block, harm: str) -> None:
     for chunk in chunks_of(block):
         build_chunk(context, chunk)
     path = context.work / ("chunk-00002-000001.json" if "note" in harm else "chunk-00002-000001-v0003.bin")

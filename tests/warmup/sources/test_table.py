@@ -287,9 +287,7 @@ def test_options_that_cannot_be_meant_are_refused(options: Any) -> None:
         TableOptions(**options)
 
 
-def test_a_path_to_a_csv_file_stands_for_its_table_wherever_one_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_to_a_csv_file_is_accepted_wherever_a_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path, "path,y\n1.jpg,a\n", "Train.CSV")
     (tmp_path / "1.jpg").write_bytes(b"image")
     monkeypatch.chdir(tmp_path)

@@ -175,7 +175,7 @@ def test_a_flipped_bit_is_found_in_the_lengths_by_listing_and_in_the_data_by_loa
         damaged = bytearray(whole)
         damaged[at] ^= 1 << at % 8
         path.write_bytes(damaged)
-        os.utime(path, ns=(at, at))  # the clock of the file system may be too coarse to tell
+        os.utime(path, ns=(at, at))  # the clock of the file system may be too coarse to show it
         source = TFRecordSource(path)
         if at < second + 12:
             with pytest.raises(SourceError, match=rf"offset {second}: no record begins here"):
@@ -319,7 +319,7 @@ def test_a_protobuf_that_crashes_is_not_used(monkeypatch: pytest.MonkeyPatch, ve
 
 
 @pytest.mark.slow
-def test_reading_goes_on_after_memory_was_collected() -> None:
+def test_reading_continues_after_garbage_collection() -> None:
     data = _example({"ids": [1, 2], "weight": [0.5, 1.0], "label": [1]})
     for _ in range(3):
         gc.collect()

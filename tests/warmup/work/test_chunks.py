@@ -1,4 +1,4 @@
-"""Notes: what only samples tell is kept in order, and what some lack stays absent."""
+"""Metadata of chunks: what is known only of loaded samples is kept in order, and what some lack stays absent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tm
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_a_note_of_parts_is_the_note_of_the_whole(cut: int) -> None:
+def test_metadata_of_parts_is_the_metadata_of_all(cut: int) -> None:
     items = [Item({}, number % 2, {"a": number} if number != 2 else {"b": "x"}) for number in range(4)]
     whole, parts = ChunkInfo(), (ChunkInfo(), ChunkInfo())
     for number, item in enumerate(items):

@@ -28,9 +28,9 @@ _MIDDLE: Final = np.float32(0.5)
 
 
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
-    """Return an albumentations pipeline that takes a record's boxes and keypoints, too; the given one stays as it is.
+    """Return an albumentations pipeline that takes a record's boxes and keypoints, too; the given one is not changed.
 
-    It is a Compose around a copy, not in place of it: all that the pipeline was given stays, and its draws with it.
+    It is a Compose around a copy, not in place of it, so that its own settings and its draws are the same.
     Its own parameters of boxes other than their format, such as `min_visibility`, are kept.
     """
     own = getattr(pipeline, "processors", {}).get("bboxes")

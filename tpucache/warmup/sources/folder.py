@@ -31,7 +31,7 @@ class FolderSource:
         self._root = Path(root).absolute()
 
     def list(self) -> Listing:
-        """Return all samples; a subfolder of the root is a class, whatever lies deeper belongs to it.
+        """Return all samples; a subfolder of the root is a class, with all images at any depth below it.
 
         Files of other types are counted as left out, but for hidden ones and what Windows adds to folders.
 

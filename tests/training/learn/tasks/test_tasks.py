@@ -1,4 +1,4 @@
-"""Each task's loss is torch's, by hand where torch has none; what does not fit is told in words."""
+"""Each task's loss is torch's, by hand where torch has none; what does not fit is refused with a reason."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_settings_that_cannot_be_meant_are_refused():
         make_task("classes", 2).targets(torch.zeros(2, dtype=torch.int64), 1.0)
 
 
-def test_the_task_is_told_by_the_labels(cache, photos, tmp_path, monkeypatch):
+def test_the_labels_decide_the_task(cache, photos, tmp_path, monkeypatch):
     dataset = CachedDataset(cache)
     assert infer_task(dataset) == "classes"
     assert count_outputs("classes", dataset) == 4
