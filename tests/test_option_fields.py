@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,17 +19,30 @@ class Settings:
     kind: Literal["auto"] | Literal["soft", "hard"] = option("auto", "of which kind")
     name: str = option("a", "one of a list", choices=["a", "b"])
     folder: str | Path | None = option(None, "where to")
+    marks: tuple[str, ...] = option((), "any number", flag="mark")
     inner: int = 0
+
+
+@dataclass(frozen=True)
+class Name:
+    first: str = option(MISSING, "has to be given")
 
 
 def test_options_are_the_fields_with_help_and_know_their_types_and_choices():
     found = options_of(Settings)
-    assert list(found) == ["size", "limit", "kind", "name", "folder"]
+    assert list(found) == ["size", "limit", "kind", "name", "folder", "marks"]
     assert (found["size"].types, found["size"].default, found["size"].metavar) == ((int,), 4, "N")
     assert found["limit"].types == (float,)
     assert found["kind"].choices == ("auto", "soft", "hard")
     assert found["name"].choices == ("a", "b")
     assert found["folder"].types == (str, Path)
+    assert (found["folder"].flag, found["marks"].flag) == ("--folder", "--mark")
+
+
+def test_an_option_without_a_default_has_to_be_given():
+    assert options_of(Name)["first"].default is MISSING
+    with pytest.raises(TypeError, match="first"):
+        Name()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 
 import tpucache
 from tpucache import CachedDataset, Manifest, Recipe, UsageError, build_cache
-from tpucache.publish.bundle import Metadata, make_bundle
+from tpucache.publish.bundle import make_bundle
+from tpucache.publish.options import Metadata
 from tpucache.publish.publish import prepare
 from tpucache.publish.rules import breaches
 from tpucache.publish.sheet import contact_sheet

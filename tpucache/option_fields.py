@@ -1,7 +1,7 @@
 """Options: fields of a dataclass that carry their help and limits, from which the command line makes its own options.
 
 A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. Its
-choices are those of its type, a Literal.
+choices are those of its type, a Literal; of a tuple, each use of the command line's option adds one value.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """One field with its help: of `types`, or one of `choices`, or None where that is its default."""
+    """One field with its help: of `types`, or one of `choices`, or None where that is its default.
+
+    The default of a field that has to be given is `dataclasses.MISSING`. `flag` is its option on the command line.
+    """
 
     name: str
+    flag: str
     default: Any
     help: str
     metavar: str | None
@@ -40,13 +44,20 @@ class Option:
 
 
 def option(
-    default: Any, text: str, *, metavar: str | None = None, minimum: int | None = None, choices: Sequence[str] = ()
+    default: Any,
+    text: str,
+    *,
+    metavar: str | None = None,
+    minimum: int | None = None,
+    choices: Sequence[str] = (),
+    flag: str | None = None,
 ) -> Any:
     """Return a dataclass field with this default and help; `minimum` is the least number it may be.
 
-    `choices` are for a type that does not have them itself.
+    Without a default, `dataclasses.MISSING`, it has to be given. `choices` are for a type that does not have them
+    itself. `flag` is what the command line's option is called if not like the field.
     """
-    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, tuple(choices))})
+    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, tuple(choices), flag)})
 
 
 def options_of(settings: type) -> dict[str, Option]:
@@ -55,9 +66,10 @@ def options_of(settings: type) -> dict[str, Option]:
     found = {}
     for item in dataclasses.fields(settings):
         if _KEY in item.metadata:
-            text, metavar, minimum, given = item.metadata[_KEY]
+            text, metavar, minimum, given, flag = item.metadata[_KEY]
             types, choices = _kinds(hints[item.name])
-            found[item.name] = Option(item.name, item.default, text, metavar, minimum, types, given or choices)
+            flag = f"--{flag or item.name.replace('_', '-')}"
+            found[item.name] = Option(item.name, flag, item.default, text, metavar, minimum, types, given or choices)
     return found
 
 

@@ -14,10 +14,17 @@ from tpucache.cli import main, make_parser
 from tpucache.cli.options import from_options
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.option_fields import options_of
+from tpucache.publish.options import Metadata, PublishOptions
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
+from tpucache.warmup.options import BuildOptions, WorkerOptions
+from tpucache.warmup.sources import TableOptions
 
-LINES = {"warmup": ["photos", "cache"], "train": ["cache", "--run", "run"]}
+LINES = {
+    "warmup": ["photos", "cache"],
+    "train": ["cache", "--run", "run"],
+    "publish": ["cache", "--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC-BY-4.0"],
+}
 COMMANDS = [
     "warmup",
     "verify",
@@ -32,7 +39,16 @@ COMMANDS = [
     "push",
     "doctor",
 ]
-DECLARED = [("warmup", Recipe), ("train", TrainSettings), ("train", AugmentSettings), ("train", RunOptions)]
+DECLARED = [
+    ("warmup", Recipe),
+    ("warmup", WorkerOptions),
+    ("warmup", BuildOptions),
+    ("warmup", TableOptions),
+    ("train", TrainSettings),
+    ("train", AugmentSettings),
+    ("train", RunOptions),
+    ("publish", PublishOptions),
+]
 each_dataclass = pytest.mark.parametrize(("command", "kind"), DECLARED)
 
 
@@ -54,8 +70,23 @@ def test_help_default_and_choices_of_an_option_are_those_of_its_field(command, k
     assert len(options_of(kind)) >= 3
     for name, option in options_of(kind).items():
         assert known[name].help == option.help
-        assert known[name].default == option.default
+        default = known[name].default
+        assert (tuple(default) if isinstance(default, list) else default) == option.default
         assert tuple(known[name].choices or ()) == option.choices
+
+
+def test_what_has_to_be_given_is_required_under_its_own_name(capsys):
+    given = make_parser().parse_args(["publish", *LINES["publish"]])
+    assert from_options(Metadata, given) == Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
+    with pytest.raises(SystemExit) as stop:
+        main(["publish", "cache"])
+    assert stop.value.code == 2
+    assert "the following arguments are required: --id, --title" in capsys.readouterr().err
+
+
+def test_an_option_of_several_values_takes_each_of_its_uses():
+    given = make_parser().parse_args(["warmup", *LINES["warmup"], "--label-col", "x", "--label-col", "y"])
+    assert from_options(TableOptions, given) == TableOptions(label_cols=("x", "y"))
 
 
 @each_dataclass

@@ -15,7 +15,8 @@ from PIL import Image
 
 from tpucache import CachedDataset, PublishError, Recipe, StoreError, UsageError, build_cache, verify_cache
 from tpucache.publish import rules
-from tpucache.publish.bundle import Metadata, make_bundle
+from tpucache.publish.bundle import make_bundle
+from tpucache.publish.options import Metadata
 from tpucache.publish.wheel import wheel_name
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import open_source

@@ -9,7 +9,8 @@ import pytest
 from tpucache import BuildError, Manifest, PublishError, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.kaggle import MAX_FILES, TARGET_SHARDS
-from tpucache.publish.bundle import Metadata, make_bundle
+from tpucache.publish.bundle import make_bundle
+from tpucache.publish.options import Metadata
 from tpucache.publish.rules import breaches
 from tpucache.store.verify import verify_cache
 

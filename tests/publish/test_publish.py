@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpucache import DamageError, PublishError
-from tpucache.publish.bundle import Metadata
 from tpucache.publish.client import left_out, parse_listing
+from tpucache.publish.options import Metadata, PublishOptions
 from tpucache.publish.publish import prepare, send
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
@@ -32,7 +32,7 @@ def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
 
 def test_one_that_exists_gets_a_new_version(bundle, kaggle):
     send(bundle)
-    result = send(bundle, message="more of it", public=True)
+    result = send(bundle, PublishOptions(message="more of it", public=True))
     assert result.command == f"kaggle datasets version -p {bundle.folder} -m 'more of it'"
     assert send(bundle).command.endswith(f"-m '150 samples x 4 variants, {fingerprint(bundle)}'")
 
@@ -44,7 +44,7 @@ def fingerprint(bundle):
 
 
 def test_public_is_asked_for_only_where_wanted(bundle, kaggle):
-    send(bundle, public=True)
+    send(bundle, PublishOptions(public=True))
     assert f"datasets, create, -p, {bundle.folder}, --public" in kaggle.calls
 
 
@@ -68,11 +68,11 @@ def test_a_client_that_rounds_sizes_is_believed_the_names(bundle, kaggle):
 
 def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
     kaggle.wait(3)
-    assert send(bundle, patience=60).uploaded
+    assert send(bundle, PublishOptions(patience=60)).uploaded
     assert sum("status" in call for call in kaggle.calls) == 5
     kaggle.wait(1000)
     with pytest.raises(PublishError, match="still prepares it"):
-        send(bundle, patience=0)
+        send(bundle, PublishOptions(patience=0))
 
 
 @pytest.mark.parametrize(("mode", "reason"), [("fails", "status 1"), ("refuses", "title is already in use")])
@@ -93,7 +93,7 @@ def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd)
 
 
 def test_without_a_client_or_on_a_dry_run_nothing_is_uploaded(bundle, kaggle, monkeypatch):
-    assert not send(bundle, dry_run=True).uploaded
+    assert not send(bundle, PublishOptions(dry_run=True)).uploaded
     assert kaggle.calls == []
     monkeypatch.setenv("PATH", "/nowhere")
     result = send(bundle)

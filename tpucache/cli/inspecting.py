@@ -7,7 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tpucache.cli.options import add_cache, add_command, add_reading, in_memory, natural, positive, rate, staged
+from tpucache.cli.options import (
+    add_cache,
+    add_command,
+    add_json,
+    add_reading,
+    in_memory,
+    natural,
+    positive,
+    rate,
+    staged,
+)
 from tpucache.cli.terminal import show
 
 
@@ -97,7 +107,7 @@ def add(commands: Any) -> None:
     add_reading(command)
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command = add_command(commands, doctor, "--json")
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    add_json(command)
     command.add_argument("--no-xla", action="store_true", help="do not start XLA in another process to ask it")
 
 

@@ -6,8 +6,9 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Container, Mapping
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tpucache.cli.terminal import PROG
 from tpucache.errors import UsageError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tpucache.loading.records.reader import InMemory
 
 Settings = TypeVar("Settings")
+
+#: What may be answered to --in-memory, as CachedDataset takes it.
+_IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -56,8 +60,8 @@ def add_options(
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
-            flag = f"--{each.name.replace('_', '-')}"
-            group.add_argument(flag, help=each.help, **_keywords(each, (parsers or {}).get(each.name)))
+            keywords = _keywords(each, (parsers or {}).get(each.name))
+            group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
@@ -72,6 +76,10 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
         return {"action": "store_true"}
     if each.choices:
         return {"choices": each.choices, "default": each.default}
+    if each.default is MISSING:
+        return {"required": True, "metavar": each.metavar}
+    if isinstance(each.default, tuple):
+        return {"action": "append", "default": [*each.default], "metavar": each.metavar}
     kind = parser or (at_least(each.minimum) if each.minimum is not None else each.types[-1])
     return {"type": kind, "default": each.default, "metavar": each.metavar}
 
@@ -84,6 +92,11 @@ def add_cache(command: argparse.ArgumentParser) -> None:
         type=cache,
         help="the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
     )
+    add_json(command)
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add --json."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -104,7 +117,7 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     add_options(command, TrainSettings, only=["threads"])
     command.add_argument(
         "--in-memory",
-        choices=["auto", "yes", "no"],
+        choices=[*_IN_MEMORY],
         default="auto",
         help="keep each record in memory once it is read; auto: if all of them take at most a third of what is free",
     )
@@ -134,8 +147,7 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
 
 def in_memory(options: argparse.Namespace) -> InMemory:
     """Return the answer to --in-memory as CachedDataset takes it."""
-    answers: dict[str, InMemory] = {"auto": "auto", "yes": True, "no": False}
-    return answers[options.in_memory]
+    return _IN_MEMORY[options.in_memory]
 
 
 def cache(text: str) -> Path:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, seconds
+from tpucache.cli.options import add_cache, add_command, add_json, add_options, from_options, seconds
 from tpucache.cli.terminal import show
+from tpucache.publish.options import Metadata, PublishOptions
 
 if TYPE_CHECKING:
     from tpucache.progress import Progress
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 def publish(options: argparse.Namespace) -> int:
     """Publish a cache as a Kaggle Dataset."""
     from tpucache.progress import Progress
-    from tpucache.publish.bundle import Metadata
     from tpucache.publish.publish import prepare, send
     from tpucache.store.manifest import Manifest
 
-    metadata = Metadata(options.id, options.title, options.license)
+    metadata = from_options(Metadata, options)
     manifest = Manifest.load(options.cache)
     with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
         bundle = prepare(options.cache, metadata, options.out, lambda entry: progress.advance(entry.bytes))
@@ -31,14 +31,7 @@ def publish(options: argparse.Namespace) -> int:
         for line in [*_listing(bundle, public=options.public), f"command  {command}"]:
             print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
 
-    result = send(
-        bundle,
-        message=options.message,
-        public=options.public,
-        dry_run=options.dry_run,
-        patience=options.patience,
-        announce=announce,
-    )
+    result = send(bundle, from_options(PublishOptions, options), announce)
     lines = {
         "uploaded": f"uploaded, and all {len(bundle.files)} files arrived",
         "dry": "nothing was uploaded: this was a dry run",
@@ -122,20 +115,12 @@ def add(commands: Any) -> None:
         commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
     )
     add_cache(command)
-    command.add_argument("--id", required=True, metavar="OWNER/SLUG", help="owner and name of the Kaggle dataset")
-    command.add_argument("--title", required=True, help="title, 6 to 50 characters")
-    command.add_argument(
-        "--license", metavar="NAME", help="a license as Kaggle names it; leave it out to see the names"
-    )
-    command.add_argument("--message", metavar="TEXT", help="message of a new version; default: what the cache contains")
-    command.add_argument("--public", action="store_true", help="make a new dataset public")
-    command.add_argument("--out", metavar="DIR", help="the folder to upload; CACHE.publish if not given")
-    command.add_argument("--dry-run", action="store_true", help="make the folder and check it, upload nothing")
-    command.add_argument("--patience", type=seconds, default=600.0, metavar="10m", help="time for Kaggle to process it")
+    add_options(command, Metadata)
+    add_options(command, PublishOptions, parsers={"patience": seconds})
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
     command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
-    command.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    add_json(command)
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
     command.add_argument(

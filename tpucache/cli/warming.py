@@ -6,25 +6,24 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_options, from_options, positive, seconds, size
+from tpucache.cli.options import add_cache, add_command, add_options, from_options, seconds, size
 from tpucache.cli.terminal import complain, say, show
+from tpucache.recipe import Recipe
+from tpucache.warmup.options import BuildOptions, WorkerOptions
+from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
     from tpucache.progress import Progress
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
     from tpucache.warmup.running.scheduler import BuildProgress
-    from tpucache.warmup.sources import TableOptions
-
-_TABLE_OPTIONS: Final = ("path_col", "label_col", "label_sep", "suffix", "root", "mask_col", "fold_col")
 
 
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.recipe import Recipe
     from tpucache.report.inspect import label_text, left_out
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.planning.estimate import Estimate
@@ -47,7 +46,7 @@ def warmup(options: argparse.Namespace) -> int:
 
     try:
         manifest = build_cache(
-            open_source(options.source, _table(options)),
+            open_source(options.source, from_options(TableOptions, options)),
             options.cache,
             recipe,
             on_error=options.on_error,
@@ -85,7 +84,7 @@ def verify(options: argparse.Namespace) -> int:
     from tpucache.store.verify import verify_cache
 
     if options.repair is None:
-        if any(getattr(options, name) for name in _TABLE_OPTIONS):
+        if from_options(TableOptions, options) != TableOptions():
             raise UsageError("what a table's columns mean is for --repair: name the .csv with it")
         manifest = Manifest.load(options.cache)
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
@@ -125,7 +124,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     try:
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as verifying:
             damages = repair_cache(
-                open_source(options.repair, _table(options)),
+                open_source(options.repair, from_options(TableOptions, options)),
                 options.cache,
                 jobs=options.jobs,
                 report=building.report,
@@ -138,7 +137,6 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 def add(commands: Any) -> None:
     """Add warmup and verify."""
-    from tpucache.recipe import Recipe
 
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2")
     command.add_argument(
@@ -148,70 +146,20 @@ def add(commands: Any) -> None:
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
     add_options(command, Recipe, parsers={"size": size})
-    command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
+    add_options(command, WorkerOptions)
+    add_options(command, BuildOptions, parsers={"time_limit": seconds})
     _add_table(command)
-    command.add_argument(
-        "--labels",
-        choices=["auto", "classes", "numbers", "multilabel"],
-        default="auto",
-        help="what the labels are; auto: whole numbers and text are classes, other numbers are numbers",
-    )
-    command.add_argument(
-        "--time-limit",
-        type=seconds,
-        metavar="8h",
-        help="stop before this time; run again to continue",
-    )
-    command.add_argument("--target", choices=["kaggle"], help="keep within Kaggle's limits: 20 GB and 44 shards")
-    command.add_argument(
-        "--backend", choices=["loky", "dask", "ray", "spark"], default="loky", help="which library runs the work"
-    )
-    command.add_argument("--scheduler", metavar="ADDRESS", help="address of a Dask scheduler or a Ray cluster")
-    command.add_argument(
-        "--on-error", choices=["fail", "skip"], default="fail", help="stop at a bad sample, or list it and continue"
-    )
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
-    command.add_argument("--jobs", type=positive, metavar="N", help="worker processes; all cores if not given")
+    add_options(command, WorkerOptions, only=["jobs"])
     _add_table(command)
 
 
 def _add_table(command: argparse.ArgumentParser) -> None:
-    """Add what the columns of a table mean: what `_table` reads."""
+    """Add what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
-    table.add_argument("--path-col", metavar="NAME", help="paths of the images; path, file, image, id … if not given")
-    table.add_argument(
-        "--label-col",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="labels; repeat it for several labels",
-    )
-    table.add_argument("--label-sep", metavar="TEXT", help="separator of several names in one label column")
-    table.add_argument("--suffix", default="", metavar=".jpg", help="text to add to each path")
-    table.add_argument(
-        "--root",
-        type=Path,
-        metavar="DIR",
-        help="folder of the paths; the table's own if not given",
-    )
-    table.add_argument("--mask-col", metavar="NAME", help="paths of masks")
-    table.add_argument("--fold-col", metavar="NAME", help="fold numbers, for train --valid fold=N")
-
-
-def _table(options: argparse.Namespace) -> TableOptions:
-    from tpucache.warmup.sources import TableOptions
-
-    return TableOptions(
-        path_col=options.path_col,
-        label_cols=tuple(options.label_col),
-        label_sep=options.label_sep,
-        suffix=options.suffix,
-        root=options.root,
-        mask_col=options.mask_col,
-        fold_col=options.fold_col,
-    )
+    add_options(table, TableOptions)
 
 
 class _Progress:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tpucache.errors import PublishError, StoreError
 from tpucache.kaggle import COMPANIONS
 from tpucache.publish import rules
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, write_card
+from tpucache.publish.options import Metadata
 from tpucache.publish.owned import check_bundle, claim_bundle, metadata_text, sign_metadata
 from tpucache.publish.sheet import contact_sheet
 from tpucache.publish.wheel import wheel_bytes, wheel_name
@@ -22,25 +23,6 @@ from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 
 _log: Final = logging.getLogger("tpucache")
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """What Kaggle needs to know about a dataset. Raises UsageError for what Kaggle does not accept."""
-
-    dataset_id: str
-    title: str
-    license_name: str
-
-    def __post_init__(self) -> None:
-        rules.check_id(self.dataset_id)
-        object.__setattr__(self, "title", rules.check_title(self.title))
-        rules.check_license(self.license_name)
-
-    def to_dict(self, description: str) -> dict[str, Any]:
-        """Return the content of dataset-metadata.json."""
-        names = {"title": self.title, "id": self.dataset_id, "description": description}
-        return {**names, "licenses": [{"name": self.license_name}]}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import DamageError, PublishError
-from tpucache.publish.bundle import Bundle, Metadata, make_bundle
+from tpucache.publish.bundle import Bundle, make_bundle
 from tpucache.publish.client import KaggleClient, create_command, left_out, version_command
+from tpucache.publish.options import Metadata, PublishOptions
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import verify_cache
 
@@ -58,22 +59,16 @@ def prepare(
 
 
 def send(
-    bundle: Bundle,
-    *,
-    message: str | None = None,
-    public: bool = False,
-    dry_run: bool = False,
-    patience: float = 600.0,
-    announce: Callable[[str], None] = lambda command: None,
+    bundle: Bundle, options: PublishOptions | None = None, announce: Callable[[str], None] = lambda command: None
 ) -> Published:
     """Upload a folder by Kaggle's client, as a new dataset or its next version, and check what arrived.
 
-    Without the client on PATH, or with `dry_run`, nothing is uploaded. `announce` is called with the command before it
-    is run. `patience` is how many seconds Kaggle may take to have the files ready. Raises PublishError when the client
-    is not signed in, fails, or leaves a file out.
+    Without the client on PATH, or on a dry run, nothing is uploaded. `announce` is called with the command before it is
+    run. Raises PublishError when the client is not signed in, fails, or leaves a file out.
     """
-    command = create_command(bundle.folder, public=public)
-    client = None if dry_run else KaggleClient.find()
+    options = options or PublishOptions()
+    command = create_command(bundle.folder, public=options.public)
+    client = None if options.dry_run else KaggleClient.find()
     if client is None:
         announce(shlex.join(command))
         return Published(bundle, shlex.join(command), False)
@@ -83,10 +78,10 @@ def send(
         announce(shlex.join(command))
         raise PublishError(f"{error}; then `{shlex.join(command)}`") from error
     if not new:
-        command = version_command(bundle.folder, message or _message(Manifest.load(bundle.folder)))
+        command = version_command(bundle.folder, options.message or _message(Manifest.load(bundle.folder)))
     announce(shlex.join(command))
     client.upload(command)
-    _await_arrival(client, bundle, patience, new=new)
+    _await_arrival(client, bundle, options.patience, new=new)
     return Published(bundle, shlex.join(command), True)
 
 

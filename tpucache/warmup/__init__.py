@@ -12,6 +12,7 @@ from tpucache.lazy import lazy_names
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.warmup.build import build_cache
+    from tpucache.warmup.options import LabelKind
     from tpucache.warmup.planning.estimate import Estimate
     from tpucache.warmup.repair import repair_cache
     from tpucache.warmup.running.executor import Executor
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tpucache.warmup.sources import (
         DatasetSource,
         FolderSource,
-        LabelKind,
         Sample,
         Source,
         TableOptions,
@@ -37,7 +37,7 @@ _HOMES: Final = {
     "Executor": "tpucache.warmup.running.executor",
     "FolderSource": "tpucache.warmup.sources",
     "Item": "tpucache.warmup.sources.base",
-    "LabelKind": "tpucache.warmup.sources",
+    "LabelKind": "tpucache.warmup.options",
     "Listing": "tpucache.warmup.sources.base",
     "Recipe": "tpucache.recipe",
     "Sample": "tpucache.warmup.sources",

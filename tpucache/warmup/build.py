@@ -7,14 +7,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from tpucache.errors import SourceError, UsageError
+from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.options import BuildOptions, LabelKind, OnError, Target
 from tpucache.warmup.planning.estimate import Estimate, estimate
 from tpucache.warmup.planning.limits import check_kaggle_bytes, check_kaggle_files, check_room, kaggle_blocks
 from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
@@ -24,7 +25,7 @@ from tpucache.warmup.running.consistency import check_records, known_records
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
-from tpucache.warmup.sources import LabelKind, label_source, open_source
+from tpucache.warmup.sources import label_source, open_source
 from tpucache.warmup.sources.base import Source
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
@@ -39,8 +40,6 @@ from tpucache.warmup.work.folder import (
 from tpucache.warmup.work.lock import hold
 from tpucache.warmup.work.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
 
-Target = Literal["kaggle"] | None
-
 _ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
 _ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
@@ -54,10 +53,10 @@ def build_cache(
     recipe: Recipe | None = None,
     *,
     jobs: int | None = None,
-    on_error: Literal["fail", "skip"] = "fail",
-    time_limit: float | None = None,
-    target: Target = None,
-    labels: LabelKind = "auto",
+    on_error: OnError = BuildOptions.on_error,
+    time_limit: float | None = BuildOptions.time_limit,
+    target: Target = BuildOptions.target,
+    labels: LabelKind = BuildOptions.labels,
     engine: Executor | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
     announce: Callable[[Estimate], None] | None = None,
@@ -82,7 +81,7 @@ def build_cache(
     if isinstance(source, (str, Path)):
         check_source(source, cache)
         source = open_source(source)
-    _check_options(on_error, target)
+    BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
     source = label_source(source, labels)
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
@@ -172,13 +171,6 @@ class _Build:
         check_room(expected, cache, advice)
         if self.target == "kaggle":
             check_kaggle_bytes(expected, cache)
-
-
-def _check_options(on_error: str, target: str | None) -> None:
-    if on_error not in ("fail", "skip"):
-        raise UsageError(f'on_error is "fail" or "skip", not {on_error!r}')
-    if target not in (None, "kaggle"):
-        raise UsageError(f'target is "kaggle" or left out, not {target!r}')
 
 
 def _warn_of_slow_parts(plan: Plan) -> None:

@@ -244,7 +244,7 @@ def test_labels_that_are_not_what_was_asked_are_refused(tmp_path: Path, labels: 
 def test_names_that_are_no_numbers_are_refused_as_numbers(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'0000\.jpg': has the label 'cat', which is no number"):
         build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1, labels="numbers")
-    with pytest.raises(TpucacheError, match="labels are one of auto, classes, numbers, multilabel"):
+    with pytest.raises(TpucacheError, match="labels is one of auto, classes, numbers, multilabel"):
         build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1, labels="ages")  # type: ignore[arg-type]  # a user's
 
 

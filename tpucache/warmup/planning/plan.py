@@ -12,6 +12,7 @@ from tpucache.errors import RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE, Field
+from tpucache.warmup.options import BuildOptions, LabelKind
 from tpucache.warmup.planning.augmentation import full_augmentation
 from tpucache.warmup.planning.blocks import Block, listing_sha256, missing_blocks, plan_blocks
 from tpucache.warmup.planning.labels import find_unused_labels, first_label, label_rule, saved_unused_labels
@@ -22,7 +23,6 @@ from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Listing, Source
 from tpucache.warmup.sources.folder import left_out_text
-from tpucache.warmup.sources.labelled import LabelKind
 from tpucache.warmup.versions import version_differences
 
 _log: Final = logging.getLogger("tpucache")
@@ -60,7 +60,7 @@ class Plan:
         return {"samples": len(listing.samples), "sha256": listing_sha256(listing), "order": self.order}
 
 
-def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = "auto") -> Plan:
+def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
     """Plan a new cache. Raises RecipeError, SourceError."""
     first = _first_item(source, listing)
     fields = record_fields(first, recipe)
@@ -80,7 +80,9 @@ def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKi
     )
 
 
-def plan_addition(source: Source, listing: Listing, recipe: Recipe, cache: Cache, labels: LabelKind = "auto") -> Plan:
+def plan_addition(
+    source: Source, listing: Listing, recipe: Recipe, cache: Cache, labels: LabelKind = BuildOptions.labels
+) -> Plan:
     """Plan what a finished cache lacks of a recipe and a source. Raises RecipeError, SourceError."""
     manifest = cache.manifest
     # Before an augmentation of another size is tried on this cache's records.

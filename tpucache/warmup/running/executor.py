@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import joblib
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
-from tpucache.errors import BuildError, DependencyError, TpucacheError, UsageError
+from tpucache.errors import BuildError, DependencyError, TpucacheError
+from tpucache.warmup.options import WorkerOptions
 
-Backend = Literal["loky", "dask", "ray", "spark"]
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 #: Tasks a worker of Ray or Spark is given at once: their results come back together.
@@ -54,25 +54,8 @@ class _Place:
         return function(*arguments)
 
 
-@dataclass(frozen=True)
-class Executor:
-    """A backend of joblib's: "loky" (`jobs` processes here; None: all cores), "dask", "ray" or "spark".
-
-    `scheduler` is the address of a Dask scheduler or a Ray cluster; every worker must see source and cache under the
-    same paths. `jobs` is then how many tasks run at once; None: as many as there are workers. Raises UsageError.
-    """
-
-    backend: Backend = "loky"
-    jobs: int | None = None
-    scheduler: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.backend not in get_args(Backend):
-            raise UsageError(f"backend is one of {', '.join(get_args(Backend))}, not {self.backend!r}")
-        if self.jobs is not None and self.jobs < 1:
-            raise UsageError(f"jobs is at least 1, not {self.jobs}")
-        if self.scheduler and self.backend not in ("dask", "ray"):
-            raise UsageError(f"a scheduler's address is for dask and ray, not for {self.backend}")
+class Executor(WorkerOptions):
+    """Runs the tasks with the workers of its options."""
 
     def run(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Yield each task's result as it comes, taking tasks as workers become free.

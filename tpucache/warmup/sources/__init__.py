@@ -10,14 +10,13 @@ from tpucache.warmup.sources import dataset, folder, table, tfrecord
 from tpucache.warmup.sources.base import Sample, Source, SourceKind
 from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
-from tpucache.warmup.sources.labelled import LabelKind, label_source
+from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecord import TFRecordSource
 
 __all__ = [
     "DatasetSource",
     "FolderSource",
-    "LabelKind",
     "Sample",
     "Source",
     "TFRecordSource",

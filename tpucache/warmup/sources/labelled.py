@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from tpucache.errors import SampleError, UsageError
+from tpucache.warmup.options import LabelKind
 from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source
 from tpucache.warmup.sources.cells import to_number
-
-#: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
-LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
 
 
 def label_source(source: Source, kind: LabelKind) -> Source:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.option_fields import option
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Column, Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.cells import Table, read_table, to_number
@@ -33,13 +34,13 @@ class TableOptions:
     `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. Raises UsageError.
     """
 
-    path_col: str | None = None
-    label_cols: tuple[str, ...] = ()
-    label_sep: str | None = None
-    suffix: str = ""
-    root: str | Path | None = None
-    mask_col: str | None = None
-    fold_col: str | None = None
+    path_col: str | None = option(None, "paths of the images; path, file, image, id … if not given", metavar="NAME")
+    label_cols: tuple[str, ...] = option((), "labels; repeat it for several labels", metavar="NAME", flag="label-col")
+    label_sep: str | None = option(None, "separator of several names in one label column", metavar="TEXT")
+    suffix: str = option("", "text to add to each path", metavar=".jpg")
+    root: str | Path | None = option(None, "folder of the paths; the table's own if not given", metavar="DIR")
+    mask_col: str | None = option(None, "paths of masks", metavar="NAME")
+    fold_col: str | None = option(None, "fold numbers, for train --valid fold=N", metavar="NAME")
 
     def __post_init__(self) -> None:
         if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):

@@ -1,0 +1,48 @@
+"""How a cache is built, as opposed to what is in it: the options of a warmup that are no part of its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tpucache.errors import UsageError
+from tpucache.option_fields import check_options, option
+
+#: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
+LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
+Backend = Literal["loky", "dask", "ray", "spark"]
+OnError = Literal["fail", "skip"]
+Target = Literal["kaggle"] | None
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How samples are read, what a bad one does, and when to stop. Raises UsageError."""
+
+    labels: LabelKind = option(
+        "auto", "what the labels are; auto: whole numbers and text are classes, other numbers are numbers"
+    )
+    time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
+    target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
+    on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Who does the work: joblib's "loky" (`jobs` processes here; None: all cores), "dask", "ray" or "spark".
+
+    `scheduler` is the address of a Dask scheduler or a Ray cluster; every worker must see source and cache under the
+    same paths. `jobs` is then how many tasks run at once; None: as many as there are workers. Raises UsageError.
+    """
+
+    backend: Backend = option("loky", "which library runs the work")
+    jobs: int | None = option(None, "worker processes; all cores if not given", metavar="N", minimum=1)
+    scheduler: str | None = option(None, "address of a Dask scheduler or a Ray cluster", metavar="ADDRESS")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.scheduler and self.backend not in ("dask", "ray"):
+            raise UsageError(f"a scheduler's address is for dask and ray, not for {self.backend}")
