@@ -116,11 +116,13 @@ def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(phot
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_with_status_three(number, monkeypatch, capsys):
     monkeypatch.setattr("tpucache.store.manifest.Manifest.load", lambda _: os.kill(os.getpid(), number))
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
     try:
         assert main(["inspect", "anywhere"]) == 3
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     (line,) = capsys.readouterr().err.splitlines()
     assert "run the same command again" in line
 
