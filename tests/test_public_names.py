@@ -33,6 +33,7 @@ ERRORS = [
     "DependencyError",
     "FormatError",
     "NotACacheError",
+    "OutOfRangeError",
     "PublishError",
     "RecipeError",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tpucache.lazy import lazy_names
+from tpucache.version import __version__
 
 if TYPE_CHECKING:
     from tpucache.errors import (
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         DependencyError as DependencyError,
         FormatError as FormatError,
         NotACacheError as NotACacheError,
+        OutOfRangeError as OutOfRangeError,
         PublishError as PublishError,
         RecipeError as RecipeError,
         SampleError as SampleError,
@@ -39,12 +41,10 @@ if TYPE_CHECKING:
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.repair import repair_cache
 
-__version__ = "0.1.0"
-
 # Errors are public in `tpucache.errors`; here they can be imported, too, as they always could.
 _ERRORS: Final = (
-    "BuildError DamageError DependencyError FormatError NotACacheError PublishError RecipeError SampleError "
-    "SourceError StoreError TpucacheError TrainingError UnfinishedError UsageError"
+    "BuildError DamageError DependencyError FormatError NotACacheError OutOfRangeError PublishError RecipeError "
+    "SampleError SourceError StoreError TpucacheError TrainingError UnfinishedError UsageError"
 )
 _HOMES: Final = {
     "CachedDataset": "tpucache.loading.dataset",

@@ -2,6 +2,7 @@
 
 TpucacheError
 ├── UsageError              an argument with a value that is not allowed (also a ValueError)
+│   └── OutOfRangeError     an index outside of the samples (also an IndexError)
 ├── DependencyError         an optional library is missing or unfit (also an ImportError)
 ├── RecipeError             a recipe or an augmentation that cannot be built, or one that changed
 ├── SourceError             a source that cannot be read as asked
@@ -27,6 +28,10 @@ class TpucacheError(Exception):
 
 class UsageError(TpucacheError, ValueError):
     """An argument has a value that is not allowed."""
+
+
+class OutOfRangeError(UsageError, IndexError):
+    """An index lies outside of the samples; also an IndexError, which ends Python's iteration over a sequence."""
 
 
 class DependencyError(TpucacheError, ImportError):

@@ -73,7 +73,7 @@ def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos
     stored = tmp_path / "stored"
     build_cache(photos, stored, Recipe(size=8), jobs=1)
     with monkeypatch.context() as patch:
-        patch.setattr("tpucache.__version__", "0.0.1")
+        patch.setattr("tpucache.version.__version__", "0.0.1")
         first = make_bundle(stored, METADATA)
     assert "tpucache-0.0.1-py3-none-any.whl" in first.files
     (first.folder / ".index.npy.7.tmp").write_bytes(b"what a killed process left")

@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tpucache import __version__
 from tpucache.cli import inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
+from tpucache.version import __version__
 
 #: The exit status of each kind of error; the first that fits counts.
 _STATUS: Final = ((UsageError, 2), (UnfinishedError, 3), (TpucacheError, 1))

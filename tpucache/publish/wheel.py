@@ -18,7 +18,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Final
 
-import tpucache
+from tpucache import version
 from tpucache.errors import DependencyError
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.device import BACKENDS
@@ -33,7 +33,7 @@ _ROOTS: Final = ("tpucache", "tpucache.__main__", *(f"tpucache.training.device.{
 
 def wheel_name() -> str:
     """Return the file name of this tpucache's wheel."""
-    return f"{_NAME}-{tpucache.__version__}-py3-none-any.whl"
+    return f"{_NAME}-{version.__version__}-py3-none-any.whl"
 
 
 def write_wheel(folder: str | Path) -> Path:
@@ -50,10 +50,10 @@ def wheel_bytes() -> bytes:
     well. Format: the binary distribution format of the Python packaging guide, version 1.0. Raises DependencyError
     when tpucache was never installed, OSError.
     """
-    info = f"{_NAME}-{tpucache.__version__}.dist-info"
+    info = f"{_NAME}-{version.__version__}.dist-info"
     files = dict(_package_files()) | {f"{info}/{name}": data for name, data in _metadata_files()}
     files[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: {_NAME} {tpucache.__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        f"Wheel-Version: 1.0\nGenerator: {_NAME} {version.__version__}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     ).encode()
     record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
@@ -69,7 +69,7 @@ def wheel_bytes() -> bytes:
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
     """Yield the package's own files: its modules, and the mark that it is typed."""
-    package = Path(tpucache.__file__).parent
+    package = Path(version.__file__).parent
     paths = [package / "py.typed", *_modules(package).values()]
     for path in sorted(path for path in paths if path.is_file()):
         yield f"{_NAME}/{path.relative_to(package).as_posix()}", path.read_bytes()
@@ -114,7 +114,7 @@ def _metadata_files() -> Iterator[tuple[str, bytes]]:
         )
     metadata = found.read_text("METADATA") or ""
     # An editable installation keeps stating the version it was installed at.
-    yield "METADATA", re.sub(r"(?m)^Version: .*$", f"Version: {tpucache.__version__}", metadata, count=1).encode()
+    yield "METADATA", re.sub(r"(?m)^Version: .*$", f"Version: {version.__version__}", metadata, count=1).encode()
     yield from sorted(_others(found))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
-import tpucache
+from tpucache.version import __version__
 from tpucache.warmup.records.presize import image_versions
 
 _LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
@@ -16,7 +16,7 @@ _LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
 def versions() -> dict[str, str]:
     """Return the installed versions by name; "" for an optional library that is not installed."""
     return {
-        "tpucache": tpucache.__version__,
+        "tpucache": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in _LIBRARIES},
         **image_versions(),

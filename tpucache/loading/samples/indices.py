@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import UsageError
+from tpucache.errors import OutOfRangeError, UsageError
 
 Positions = npt.NDArray[np.int64]
-
-
-class OutOfRangeError(UsageError, IndexError):
-    """An index lies outside the dataset; also an IndexError, which ends Python's iteration over a sequence."""
 
 
 def is_single(index: Any) -> bool:

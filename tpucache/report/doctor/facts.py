@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tpucache import __version__
 from tpucache.machine import Cores, Memory, Space, Tpu, count_cores, find_tpu, measure_memory, measure_space
 from tpucache.report.doctor.accelerator import Xla, ask_xla
 from tpucache.report.doctor.libraries import Library, find_decoders, find_libraries
 from tpucache.report.doctor.mounts import USUAL, Mount, look_into
+from tpucache.version import __version__
 
 #: Variables that decide what XLA and the workers do.
 _VARIABLES: Final = (

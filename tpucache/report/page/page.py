@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache import __version__
 from tpucache.errors import TpucacheError
 from tpucache.report.page.frames import frames
 from tpucache.report.page.histogram import channel_histogram, size_histogram
@@ -21,6 +20,7 @@ from tpucache.report.preview import SAMPLES, VARIANTS
 from tpucache.report.records import Records
 from tpucache.report.text import outline, size_text
 from tpucache.store.copying.folders import check_no_cache_file
+from tpucache.version import __version__
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
