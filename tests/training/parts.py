@@ -16,7 +16,8 @@ from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.models import UNet, conv_bn
 from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
 from tpucache.training.learn.schedule import make_schedule
-from tpucache.training.learn.tasks.find import TASKS, make_task
+from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.settings import TASKS
 
 MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
 BATCH, SIDE, STEPS = 16, 8, 10

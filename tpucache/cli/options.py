@@ -102,11 +102,9 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add --backend and --cores."""
-    from tpucache.training.device import BACKENDS
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP
 
-    command.add_argument(
-        "--backend", choices=BACKENDS, default="xla", help="xla: PyTorch/XLA; eager: plain PyTorch on the processor"
-    )
+    command.add_argument("--backend", choices=BACKENDS, default="xla", help=BACKENDS_HELP)
     command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
 
 

@@ -11,11 +11,13 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.option_fields import check_options, option
 
-TaskName = Literal["classes", "multilabel", "regression", "mask"]
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 ScaleRule = Literal["none", "linear", "sqrt"]
 SCALE_RULES: Final = get_args(ScaleRule)
+
+#: All tasks: the module of each in learn/tasks/, and its class there.
+TASKS: Final = {"classes": "Classes", "multilabel": "Multilabel", "regression": "Regression", "mask": "Mask"}
 
 #: What may differ when a run is resumed, because it changes no result.
 _FREE: Final = ("threads",)
@@ -36,7 +38,7 @@ class TrainSettings:
         "cnn, resnet9, resnet18, unet, timm:NAME, or a module:callable that returns a model with N outputs",
         metavar="NAME",
     )
-    task: Literal["auto"] | TaskName = option("auto", "what the labels are; auto: chosen by looking at them")
+    task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=("auto", *TASKS))
     mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
     epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)
     batch_size: int = option(128, "samples in one optimizer step, on all cores together", metavar="B", minimum=1)

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
-from tpucache.training.learn.tasks.find import TASKS, count_outputs, infer_task, make_task
+from tpucache.training.learn.tasks.find import count_outputs, infer_task, make_task
+from tpucache.training.settings import TASKS
 
 BATCH, OUTPUTS = 6, 4
 

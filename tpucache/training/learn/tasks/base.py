@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.training.settings import TaskName
 
 Array = npt.NDArray[Any]
 Form = Literal["values", "maps"]
@@ -43,7 +42,7 @@ class Task(Protocol):
     """What training, evaluation and prediction ask of a task."""
 
     @property
-    def name(self) -> TaskName:
+    def name(self) -> str:
         """The task's name."""
         ...
 

@@ -16,7 +16,6 @@ from tpucache.training.learn.metrics import class_metrics
 from tpucache.training.learn.tasks.base import SampleTask, Watched
 from tpucache.training.learn.tasks.checks import check_numbers, check_shape, check_without_masks, class_weights, unfit
 from tpucache.training.learn.tasks.targets import one_hot, smooth
-from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -28,7 +27,7 @@ Array = npt.NDArray[Any]
 class Classes(SampleTask):
     """One class for each sample: labels (batch,), cross-entropy."""
 
-    name: TaskName = "classes"
+    name: str = "classes"
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("accuracy", True)
 

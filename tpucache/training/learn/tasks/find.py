@@ -1,46 +1,43 @@
-"""The table of all tasks, and the choice of the one that fits a cache's labels."""
+"""Tasks by name, and the choice of the one that fits a cache's labels."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, get_args
+import importlib
+from typing import TYPE_CHECKING, Protocol
 
 from tpucache.errors import UsageError
 from tpucache.training.learn.tasks.base import Task
-from tpucache.training.learn.tasks.classes import Classes
-from tpucache.training.learn.tasks.mask import Mask
-from tpucache.training.learn.tasks.multilabel import Multilabel
-from tpucache.training.learn.tasks.regression import Regression
-from tpucache.training.settings import TaskName
+from tpucache.training.settings import TASKS
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-TASKS: Final = get_args(TaskName)
-_KINDS: Final[dict[TaskName, type[Classes] | type[Multilabel] | type[Regression] | type[Mask]]] = {
-    "classes": Classes,
-    "multilabel": Multilabel,
-    "regression": Regression,
-    "mask": Mask,
-}
+
+class _TaskKind(Protocol):
+    """The class of a task: called with a number of outputs, it returns the task."""
+
+    least_outputs: int
+
+    def count_outputs(self, dataset: CachedDataset, mask_classes: int | None) -> int: ...
+
+    def __call__(self, outputs: int) -> Task: ...
 
 
-def make_task(name: TaskName, outputs: int) -> Task:
+def make_task(name: str, outputs: int) -> Task:
     """Return a task by its name, of this many classes, or columns of a regression. Raises UsageError."""
-    if name not in _KINDS:
-        raise UsageError(f"there is no task {name!r}: use {', '.join(TASKS)}")
-    kind = _KINDS[name]
+    kind = _kind(name)
     if outputs < kind.least_outputs:
         raise UsageError(f"the task {name!r} has at least {kind.least_outputs} outputs, not {outputs}")
     return kind(outputs)
 
 
-def find_task(name: TaskName | Literal["auto"], dataset: CachedDataset, mask_classes: int | None = None) -> Task:
-    """Return the task of this name, or the one that fits the cache's labels. Raises UsageError."""
+def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> Task:
+    """Return the task of this name, or by "auto" the one that fits the cache's labels. Raises UsageError."""
     found = infer_task(dataset) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
 
 
-def infer_task(dataset: CachedDataset) -> TaskName:
+def infer_task(dataset: CachedDataset) -> str:
     """Return the name of the task that fits a cache's labels; "mask" must be asked for.
 
     Class numbers are "classes". A matrix of values is "multilabel" when its columns have class names and its values
@@ -55,9 +52,17 @@ def infer_task(dataset: CachedDataset) -> TaskName:
     return "multilabel" if dataset.classes and inside else "regression"
 
 
-def count_outputs(name: TaskName, dataset: CachedDataset, mask_classes: int | None = None) -> int:
+def count_outputs(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> int:
     """Return how many outputs a model for this cache has; a cache does not know it for masks.
 
     Raises UsageError where labels are not of the task, or the number of classes is missing or given without need.
     """
-    return _KINDS[name].count_outputs(dataset, mask_classes)
+    return _kind(name).count_outputs(dataset, mask_classes)
+
+
+def _kind(name: str) -> _TaskKind:
+    """Return the class of a task. Raises UsageError."""
+    if name not in TASKS:
+        raise UsageError(f"there is no task {name!r}: use {', '.join(TASKS)}")
+    kind: _TaskKind = getattr(importlib.import_module(f"{__package__}.{name}"), TASKS[name])
+    return kind

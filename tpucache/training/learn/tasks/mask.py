@@ -17,7 +17,6 @@ from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.learn.tasks.base import Form, Value, Watched
 from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
 from tpucache.training.learn.tasks.targets import one_hot, smooth
-from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -34,7 +33,7 @@ class Mask:
     """One class for each pixel: labels (batch, height, width), 255 where there is no class; cross-entropy."""
 
     outputs: int
-    name: TaskName = "mask"
+    name: str = "mask"
     form: ClassVar[Form] = "maps"
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("iou", True)

@@ -16,7 +16,6 @@ from tpucache.training.learn.metrics import multilabel_metrics
 from tpucache.training.learn.tasks.base import SEPARATOR, SampleTask, Watched, columns_of
 from tpucache.training.learn.tasks.checks import check_matrix, check_shape, check_without_masks, class_weights
 from tpucache.training.learn.tasks.targets import smooth
-from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -28,7 +27,7 @@ Array = npt.NDArray[Any]
 class Multilabel(SampleTask):
     """Any number of classes for each sample: labels (batch, outputs) of 0 and 1, binary cross-entropy."""
 
-    name: TaskName = "multilabel"
+    name: str = "multilabel"
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("loss", False)
 

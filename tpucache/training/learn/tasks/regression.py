@@ -14,7 +14,6 @@ from tpucache.errors import UsageError
 from tpucache.training.learn.metrics import regression_metrics
 from tpucache.training.learn.tasks.base import SEPARATOR, SampleTask, Watched, columns_of
 from tpucache.training.learn.tasks.checks import check_matrix, check_shape, check_without_masks, class_weights
-from tpucache.training.settings import TaskName
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -26,7 +25,7 @@ Array = npt.NDArray[Any]
 class Regression(SampleTask):
     """Numbers: labels (batch, outputs), mean squared error."""
 
-    name: TaskName = "regression"
+    name: str = "regression"
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("rmse", False)
 
