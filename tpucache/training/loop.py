@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from tpucache.training.run.files import RunData, open_run, save_best, save_run
 from tpucache.training.run.history import Losses
 from tpucache.training.run.report import TrainReport, finished_report, make_report, write_report
 from tpucache.training.run.state import RunState, StepPlan, make_plan
+from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
+
+_log = logging.getLogger("tpucache")
 
 
 def train(
@@ -48,12 +52,14 @@ def train(
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
     data, plan = RunData(train_set, valid_set), make_plan(settings, len(train_set))
-    state, weights = open_run(run, settings, data, options.resume)
+    state, saved = open_run(run, settings, data, options.resume)
     if plan.is_finished(state) and (earlier := finished_report(run)) is not None:
         return earlier
-    learner = Learner(settings, train_set, task, device)
-    if weights is not None:
-        learner.load_state_dict(weights)
+    learner = Learner(settings, train_set, task, device, initial_weights(run, settings) if saved is None else None)
+    if saved is not None:
+        learner.load_state_dict(saved)
+    elif learner.matched is not None:
+        _log.warning("%s: %s", settings.weights, learner.matched)
     with stop.on_signals(), drawn_curves(run if options.curves else None, plan, state):
         losses = Losses(state.losses, options.watchers)
         pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses))

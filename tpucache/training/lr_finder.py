@@ -32,6 +32,7 @@ from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint
+from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.figure import smooth
 from tpucache.training.watch.rates import RangeTest, save_range_test
@@ -66,7 +67,7 @@ def find_lr(
         return replace(settings, lr=load_checkpoint(run / LAST_NAME)["settings"]["lr"])
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, None, device)
-    found = range_test(Learner(settings, train_set, task, device), train_set, stop=stop)
+    found = range_test(Learner(settings, train_set, task, device, initial_weights(run, settings)), train_set, stop=stop)
     _write(run, found)
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale))
 

@@ -30,13 +30,26 @@ class TrainSettings:
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
     adapts from a batch of 256. `warmup` is the share of the steps in which the rate rises (None: the schedule's own).
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
-    place of the model's. `loss`, `train_step` and `eval_step` name a `module:callable` each. Raises UsageError.
+    place of the model's. `weights` are read when a run begins, not when it is resumed. `loss`, `train_step` and
+    `eval_step` name a `module:callable` each. Raises UsageError.
     """
 
     model: str = option(
         "resnet18",
         "cnn, resnet9, resnet18, unet, timm:NAME, or a module:callable that returns a model with N outputs",
         metavar="NAME",
+    )
+    weights: str | None = option(
+        None,
+        "begin with these weights: a file that torch or safetensors wrote, or the best ones of another run; a layer of "
+        "another size, such as the last one, is created anew",
+        metavar="FILE|RUN",
+    )
+    freeze: tuple[str, ...] = option(
+        (), "keep the weights of these modules or parameters as they are, such as 'layer[12]'", metavar="PATTERN"
+    )
+    layer_decay: float | None = option(
+        None, "times the learning rate of a layer is that of the layer before it, such as 0.75", metavar="X"
     )
     task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=("auto", *TASKS))
     mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
@@ -85,6 +98,9 @@ class TrainSettings:
         check_options(self)
         if not self.lr > 0:
             raise UsageError(f"lr is above 0, not {self.lr}")
+        object.__setattr__(self, "freeze", tuple(self.freeze))  # a list, such as one from JSON, is the same setting
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
         for name in ("warmup", "smoothing", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:

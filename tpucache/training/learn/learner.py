@@ -23,9 +23,11 @@ from tpucache.training.learn.forward import check_model, forward, model_name, ou
 from tpucache.training.learn.models import build_model
 from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
 from tpucache.training.learn.packed import make_finish
+from tpucache.training.learn.parameters import freeze
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.user_code import check_loss, user_code
+from tpucache.training.learn.weights import MatchedWeights, load_matching
 from tpucache.training.settings import TrainSettings
 
 #: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
@@ -41,16 +43,31 @@ class Learner:
     float32 (batch, channels, height, width); a model of records without an image gets their fields by name.
     """
 
-    def __init__(self, settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device) -> None:
-        """Make the model, whose weights depend only on the seed, its optimizer and averages. Raises UsageError."""
+    def __init__(
+        self,
+        settings: TrainSettings,
+        dataset: CachedDataset,
+        task: Task,
+        device: Device,
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Make the model, its optimizer and averages. Its weights depend only on the seed and the `weights` given.
+
+        Raises UsageError.
+        """
         self.settings, self.task, self.device = settings, task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         model = build_model(settings.model, task.outputs)
+        #: What was taken over of the weights given.
+        self.matched: MatchedWeights | None = None
+        if weights is not None:
+            self.matched = load_matching(model, weights, str(settings.weights))
+        self._frozen_norms = freeze(model, settings.freeze)
         self.mean, self.std = channel_statistics(settings, dataset)
         self._finish = make_finish(dataset, device)
         self._augment = _augment(settings, dataset, self.mean, self.std, device)
-        weights = None if settings.class_weights == "none" else balanced_weights(task, dataset)
-        self._weights = None if weights is None else weights.to(device.torch_device)
+        balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
+        self._weights = None if balance is None else balance.to(device.torch_device)
         self._steps = 0
         self._loss = named_callable(settings.loss)
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
@@ -58,7 +75,8 @@ class Learner:
             check_model(model, settings, task, dataset)
         self._finite = [name for name, tensor in model.state_dict().items() if _is_finite(tensor)]
         self.model = device.place(model)
-        self.optimizer = make_optimizer(self.model, settings.optimizer, settings.peak_lr, settings.weight_decay)
+        self._train_mode()
+        self.optimizer = self._make_optimizer()
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
         device.wait()  # otherwise the first graph would also contain the making of weights, and be used only once
 
@@ -117,6 +135,9 @@ class Learner:
         """Take over a state that `state_dict` gave. Raises TrainingError when it is another model's."""
         try:
             self.model.load_state_dict(state["model"])
+            if not _has_groups(self.optimizer, state["optimizer"]):
+                # Earlier versions let what the model excepts from the decay decay as well.
+                self.optimizer = self._make_optimizer(respect_model=False)
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise TrainingError(f"the checkpoint does not fit this model: {error}") from error
@@ -141,7 +162,24 @@ class Learner:
             try:
                 yield self.model
             finally:
-                self.model.train()
+                self._train_mode()
+
+    def _train_mode(self) -> None:
+        """Switch to training; norms that are frozen as a whole keep normalising by their running statistics."""
+        self.model.train()
+        for norm in self._frozen_norms:
+            norm.eval()
+
+    def _make_optimizer(self, *, respect_model: bool = True) -> torch.optim.Optimizer:
+        settings = self.settings
+        return make_optimizer(
+            self.model,
+            settings.optimizer,
+            settings.peak_lr,
+            settings.weight_decay,
+            layer_decay=settings.layer_decay,
+            respect_model=respect_model,
+        )
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise TrainingError when weights, on the host, have become infinite or NaN."""
@@ -224,6 +262,12 @@ def _augment(
         return None
     height, width = dataset.manifest.fields[dataset.names.index(IMAGE)].shape[:2]
     return Augment(settings.augment, mean, std, height, width, device.torch_device)
+
+
+def _has_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> bool:
+    """Return whether a state of an optimizer has the groups of this one, by their sizes."""
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    return own == [len(group["params"]) for group in state["param_groups"]]
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
+from tpucache.training.learn.parameters import RATE_SCALE, parameter_groups
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.settings import OptimizerName
 
@@ -27,10 +28,12 @@ def make_optimizer(
     *,
     momentum: float = 0.9,
     betas: tuple[float, float] = (0.9, 0.999),
+    layer_decay: float | None = None,
+    respect_model: bool = True,
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
-    Biases and the scales of norms, which are the parameters of at most one dimension, do not decay. Raises UsageError.
+    Biases, the scales of norms and what the model names do not decay; see `parameter_groups`. Raises UsageError.
     """
     if kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
@@ -39,11 +42,7 @@ def make_optimizer(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
-    by_decay = (
-        ([parameter for parameter in parameters if parameter.dim() > 1], weight_decay),
-        ([parameter for parameter in parameters if parameter.dim() <= 1], 0.0),
-    )
-    groups = [{"params": members, "weight_decay": decay} for members, decay in by_decay if members]
+    groups = parameter_groups(model, weight_decay, layer_decay, respect_model=respect_model)
     optimizer: torch.optim.Optimizer
     if kind == "sgd":
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
@@ -68,13 +67,13 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     where they do, and its count of steps stops where its correction no longer shows.
     """
     for group in optimizer.param_groups:
-        group["lr"] = rates.lr
+        group["lr"] = rates.lr * group.get(RATE_SCALE, 1.0)
         if "betas" not in group:
             group["momentum"] = rates.momentum
             continue
         group["betas"] = (rates.momentum, group["betas"][1])
         if group[_DECAY]:
-            group["weight_decay"] = max(group[_DECAY], _LEAST / rates.lr)
+            group["weight_decay"] = max(group[_DECAY], _LEAST / group["lr"])
         last = int(math.log(_LEAST) / math.log(group["betas"][1]))
         for parameter in group["params"]:
             optimizer.state[parameter]["step"].clamp_(max=last)

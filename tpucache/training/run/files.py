@@ -70,7 +70,13 @@ def open_run(
     content = load_checkpoint(path)
     if content.get("version") != _VERSION:
         raise UsageError(f"{path} is of another version of tpucache: give another folder")
-    changed = setting_differences(settings_from(content["settings"]), settings) + _data_differences(path, content, data)
+    before = settings_from(content["settings"])
+    changed = setting_differences(before, settings) + _data_differences(path, content, data)
+    if [text for text in changed if text.startswith("epochs ")] and len(content["stand"]["rows"]) >= before.epochs:
+        raise UsageError(
+            f"{run} is finished after its {before.epochs} epochs, over which its learning rate has gone through its "
+            f"schedule. For more, begin a new run with its weights: --run OTHER --weights {run}"
+        )
     if changed:
         raise UsageError(
             f"{run} was begun with other options or data: {'; '.join(changed)}. Give the same ones to continue, "

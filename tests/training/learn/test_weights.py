@@ -1,0 +1,78 @@
+"""What fits by name and shape is taken over, whatever wrapped it; the rest is reported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tpucache import UsageError
+from tpucache.training.learn.weights import load_matching
+
+
+def make_model(outputs=3, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, outputs))
+
+
+def test_equal_models_take_over_everything():
+    ours, theirs = make_model(), make_model(seed=1)
+    matched = load_matching(ours, theirs.state_dict(), "file")
+    assert list(matched.matched) == list(ours.state_dict())
+    assert (matched.resized, matched.missing, matched.unused) == ([], [], [])
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, theirs.state_dict()[name])
+
+
+def test_a_head_of_another_size_keeps_its_new_values_and_is_reported():
+    ours, theirs = make_model(), make_model(7, seed=1)
+    head = ours[2].weight.detach().clone()
+    weights = {**theirs.state_dict(), "extra": torch.zeros(2)}
+    del weights["1.bias"]
+    matched = load_matching(ours, weights, "file")
+    assert torch.equal(ours[2].weight, head)
+    assert torch.equal(ours[0].weight, theirs[0].weight)
+    assert matched.resized == [("2.weight", (3, 5), (7, 5)), ("2.bias", (3,), (7,))]
+    assert (matched.missing, matched.unused) == (["1.bias"], ["extra"])
+    text = str(matched)
+    assert text.startswith("6 of the model's 9 tensors are taken over")
+    assert "2.weight (3, 5) where the weights have (7, 5)" in text
+    assert "lack them: 1.bias" in text
+    assert "not in the model: extra" in text
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module.model.", "model._orig_mod."])
+def test_names_from_wrappers_match(prefix):
+    ours, theirs = make_model(), make_model(seed=1)
+    weights = {prefix + name: tensor for name, tensor in theirs.state_dict().items()}
+    if prefix == "model.":
+        weights["loss.weight"] = torch.ones(3)  # as in Lightning's checkpoints: not all names have the prefix
+    assert len(load_matching(ours, weights, "file").matched) == 9
+    assert torch.equal(ours[0].weight, theirs[0].weight)
+
+
+def test_weights_of_what_the_model_contains_match():
+    ours, theirs = nn.ModuleDict({"inner": make_model(), "head": nn.Linear(2, 2)}), make_model(seed=1)
+    matched = load_matching(ours, theirs.state_dict(), "file")
+    assert list(matched.missing) == ["head.weight", "head.bias"]
+    assert torch.equal(ours["inner"][0].weight, theirs[0].weight)
+
+
+def test_weights_of_which_no_parameter_matches_are_an_error():
+    weights = {"1.num_batches_tracked": torch.tensor(3), "a.weight": torch.zeros(2)}
+    with pytest.raises(UsageError, match=r"file has no weights for this model: the model has 0\.weight.*a\.weight"):
+        load_matching(make_model(), weights, "file")
+
+
+def test_weights_that_have_diverged_are_an_error():
+    weights = make_model(seed=1).state_dict()
+    weights["0.bias"][2] = torch.nan
+    with pytest.raises(UsageError, match=r"not finite, such as in 0\.bias"):
+        load_matching(make_model(), weights, "file")
+
+
+def test_half_precision_becomes_the_models_own():
+    ours, theirs = make_model(), make_model(seed=1)
+    load_matching(ours, {name: tensor.half() for name, tensor in theirs.state_dict().items()}, "file")
+    assert ours[0].weight.dtype == torch.float32
+    assert torch.equal(ours[0].weight, theirs[0].weight.half().float())

@@ -1,0 +1,84 @@
+"""Weights come from files of torch and safetensors, from checkpoints of other programs, and from runs."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import types
+
+import pytest
+import torch
+
+from tpucache import DependencyError, UsageError
+from tpucache.training.run.weights import initial_weights, read_weights
+from tpucache.training.settings import TrainSettings
+
+WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        WEIGHTS,
+        {"state_dict": WEIGHTS, "epoch": 3},
+        {"model": WEIGHTS, "optimizer": {"state": {}, "param_groups": []}},
+        {"net": {"state_dict": WEIGHTS}, "best": 0.5},
+    ],
+)
+def test_a_state_dict_is_found_in_what_torch_saved(tmp_path, content):
+    torch.save(content, tmp_path / "file.pth")
+    found = read_weights(tmp_path / "file.pth")
+    assert found.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+def test_a_run_gives_its_best_weights(tmp_path):
+    torch.save({"version": 1, "model": WEIGHTS, "mean": [0.0]}, tmp_path / "best.pt")
+    assert read_weights(tmp_path).keys() == read_weights(tmp_path / "best.pt").keys() == WEIGHTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"weights": 3}, "has no weights by name: save them by"),
+        ([torch.ones(2)], "has no weights by name"),
+        ({"model": torch.nn.Linear(2, 2)}, "is no file of weights alone"),
+        (b"no checkpoint", "weights alone|cannot be read as weights"),
+        (None, "there are no weights at"),
+    ],
+)
+def test_what_has_no_weights_is_an_error(tmp_path, content, message):
+    path = tmp_path / "file.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(UsageError, match=message):
+        read_weights(path)
+
+
+def test_a_folder_without_a_run_and_the_new_runs_own_folder_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"has no best\.pt"):
+        read_weights(tmp_path)
+    torch.save({"model": WEIGHTS}, tmp_path / "best.pt")
+    for source in (tmp_path, tmp_path / "best.pt"):
+        with pytest.raises(UsageError, match="in the folder of the new run"):
+            initial_weights(tmp_path, TrainSettings(weights=str(source)))
+    assert initial_weights(tmp_path, TrainSettings()) is None
+
+
+def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error(tmp_path, monkeypatch):
+    header = json.dumps({"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.5, 2.5))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(DependencyError, match=r"pip install 'tpucache\[safetensors\]'"):
+        read_weights(path)
+    stub = types.ModuleType("safetensors")
+    stub.SafetensorError = ValueError
+    inner = types.ModuleType("safetensors.torch")
+    inner.load_file = lambda file: {"b": torch.frombuffer(bytearray(file.read_bytes()[-8:]), dtype=torch.float32)}
+    monkeypatch.setitem(sys.modules, "safetensors", stub)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", inner)
+    assert read_weights(path)["b"].tolist() == [1.5, 2.5]

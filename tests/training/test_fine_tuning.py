@@ -1,0 +1,139 @@
+"""A run begins with the weights of another, keeps what is frozen, and needs that other one no more after its start."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+import pytest
+import torch
+from stopping import differences, results
+
+from tpucache import CachedDataset, UsageError
+from tpucache.training.device import EagerDevice
+from tpucache.training.evaluation import evaluate
+from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.loop import train
+from tpucache.training.lr_finder import find_lr
+from tpucache.training.options import RunOptions
+from tpucache.training.predictor import Predictor
+from tpucache.training.settings import TrainSettings
+
+QUICK = {"replay": False}
+TINY = {"model": "tiny_models:tiny", "epochs": 1, "batch_size": 16, "lr": 0.05}
+
+
+def run(folder, dataset, *, stop_after=None, **settings):
+    """Train on 40 samples and validate on 20, from the beginning to the end or to a number of steps."""
+
+    class Killed(BaseException):
+        pass
+
+    class Watcher:
+        def losses(self, first, values):
+            pass
+
+        def epoch(self, row):
+            if row["epoch"] == stop_after:
+                raise Killed
+
+    options = RunOptions(resume=True, watchers=[Watcher()], checkpoint_every=1, **QUICK)
+    parts = dataset.select(range(40)), dataset.select(range(100, 120))
+    try:
+        return train(folder, TrainSettings(**{**TINY, **settings}), *parts, EagerDevice(), options)
+    except Killed:
+        return None
+
+
+@pytest.fixture(scope="module")
+def dataset(cache):
+    return CachedDataset(cache)
+
+
+@pytest.fixture(scope="module")
+def first(dataset, tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("first")
+    run(folder, dataset)
+    return folder
+
+
+def test_a_run_begins_with_the_best_weights_of_another_and_says_so(dataset, first, tmp_path, caplog):
+    device = EagerDevice()
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        report = run(tmp_path / "second", dataset, weights=str(first), lr=1e-9, freeze=["[01]"])
+    assert "9 of the model's 9 tensors are taken over" in caplog.text
+    model = torch.load(tmp_path / "second" / "best.pt", weights_only=True)["model"]
+    expected = torch.load(first / "best.pt", weights_only=True)["model"]
+    assert all(torch.allclose(model[name], expected[name], atol=1e-6) for name in expected)
+    learner = Learner(TrainSettings(**TINY), dataset, make_task("classes", len(dataset.classes)), device)
+    learner.model.load_state_dict(expected)
+    loss = evaluate(learner, dataset.select(range(100, 120)))["loss"]
+    assert report.epochs[-1]["valid_loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_what_is_frozen_keeps_its_weights_and_statistics_and_has_no_state(dataset, first, tmp_path):
+    run(tmp_path / "second", dataset, weights=str(first), freeze=["0", "1"], ema=0.5, optimizer="adamw")
+    before = torch.load(first / "best.pt", weights_only=True)["model"]
+    last = torch.load(tmp_path / "second" / "last.pt", weights_only=True)["learner"]
+    best = torch.load(tmp_path / "second" / "best.pt", weights_only=True)["model"]
+    for name in before:
+        assert torch.equal(last["model"][name], before[name]) == (not name.startswith("5."))
+        assert torch.equal(best[name], before[name]) == (not name.startswith("5."))
+    assert len(last["optimizer"]["state"]) == 2
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_that_was_killed_needs_the_first_weights_no_more(dataset, first, tmp_path):
+    source = shutil.copytree(first, tmp_path / "source")
+    settings = {"weights": str(source), "freeze": ["0"], "layer_decay": 0.5, "epochs": 2}
+    run(tmp_path / "whole", dataset, **settings)
+    run(tmp_path / "killed", dataset, stop_after=1, **settings)
+    shutil.rmtree(source)
+    run(tmp_path / "killed", dataset, **settings)
+    assert differences(results(tmp_path / "whole"), results(tmp_path / "killed")) == []
+    assert Predictor([tmp_path / "killed"], EagerDevice()).runs == 1
+
+
+def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monkeypatch):
+    seen = []
+    made = Learner.__init__
+
+    def record(learner, *arguments):
+        made(learner, *arguments)
+        seen.append(learner.matched)
+
+    monkeypatch.setattr(Learner, "__init__", record)
+    settings = TrainSettings(**{**TINY, "weights": str(first)})
+    find_lr(tmp_path, settings, dataset.select(range(100)), EagerDevice())
+    assert len(seen[0].matched) == 9
+
+
+def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, first):
+    with pytest.raises(UsageError, match=f"finished after its 1 epochs.*--run OTHER --weights {first}"):
+        run(first, dataset, epochs=2)
+
+
+def test_an_optimizer_state_from_before_the_model_excepted_parameters_is_continued(dataset):
+    class Excepting(torch.nn.Sequential):
+        def no_weight_decay(self):
+            return {"2.weight"}
+
+    def make(outputs):
+        return Excepting(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, outputs))
+
+    from tpucache.training.learn import models
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.MODELS, "cnn", make)
+        task = make_task("classes", len(dataset.classes))
+        learner = Learner(TrainSettings(model="cnn"), dataset, task, EagerDevice())
+        assert [len(group["params"]) for group in learner.optimizer.param_groups] == [2]
+        state = learner.state_dict()
+        state["optimizer"]["param_groups"] = [
+            {**state["optimizer"]["param_groups"][0], "params": [number], "weight_decay": decay}
+            for number, decay in enumerate((5e-4, 0.0))
+        ]
+        learner.load_state_dict(state)
+        assert [group["weight_decay"] for group in learner.optimizer.param_groups] == [5e-4, 0.0]
