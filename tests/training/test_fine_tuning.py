@@ -10,15 +10,16 @@ import torch
 from stopping import differences, results
 
 from tpucache import CachedDataset, UsageError
+from tpucache.training import lr_finder
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
-from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
+from tpucache.training.watch.rates import RangeTest
 
 QUICK = {"replay": False}
 TINY = {"model": "tiny_models:tiny", "epochs": 1, "batch_size": 16, "lr": 0.05}
@@ -105,8 +106,10 @@ def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monk
         seen.append(learner.matched)
 
     monkeypatch.setattr(Learner, "__init__", record)
+    monkeypatch.setattr(lr_finder, "range_test", lambda *_, **__: RangeTest([0.1], [1.0], [1.0], 0.1))
+    monkeypatch.setattr(lr_finder, "save_range_test", lambda *_: None)
     settings = TrainSettings(**{**TINY, "weights": str(first)})
-    find_lr(tmp_path, settings, dataset.select(range(100)), EagerDevice())
+    lr_finder.find_lr(tmp_path, settings, dataset.select(range(100)), EagerDevice())
     assert len(seen[0].matched) == 9
 
 
