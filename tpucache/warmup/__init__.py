@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpucache.warmup.running.executor import Executor
     from tpucache.warmup.running.scheduler import BuildProgress
     from tpucache.warmup.sources import (
+        ArchiveSource,
         DatasetSource,
         FolderSource,
         Sample,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tpucache.warmup.sources.base import Item, Listing
 
 _HOMES: Final = {
+    "ArchiveSource": "tpucache.warmup.sources",
     "BuildProgress": "tpucache.warmup.running.scheduler",
     "DatasetSource": "tpucache.warmup.sources",
     "Estimate": "tpucache.warmup.planning.estimate",
@@ -52,6 +54,7 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "ArchiveSource",
     "BuildProgress",
     "DatasetSource",
     "Estimate",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.codecs import encode
 from tpucache.store.fields import IMAGE, Field, RecordLayout
@@ -44,6 +45,8 @@ class SampleEncoder:
         item = self.source.load(sample)
         if self.labels is not None:
             self.labels.check(item.label, sample.path)
+        elif sample.label is None:
+            raise SampleError(sample.path, "has no label, as other samples have")
         clean = clean_fields(item, self.fields, self.recipe, sample.path)
         records = []
         for variant in variants:

@@ -7,6 +7,8 @@ from typing import Final
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.warmup.sources import dataset, folder, table, tfrecord
+from tpucache.warmup.sources.archives import source as archives
+from tpucache.warmup.sources.archives.source import ArchiveSource
 from tpucache.warmup.sources.base import Sample, Source, SourceKind
 from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
@@ -15,6 +17,7 @@ from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecord import TFRecordSource
 
 __all__ = [
+    "ArchiveSource",
     "DatasetSource",
     "FolderSource",
     "Sample",
@@ -27,7 +30,7 @@ __all__ = [
 ]
 
 #: All kinds of sources; the first that matches is opened.
-_KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, tfrecord.KIND, dataset.KIND)
+_KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, archives.KIND, tfrecord.KIND, dataset.KIND)
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
@@ -36,7 +39,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
     Raises SourceError when it is no source, UsageError for options of something that is not a table.
     """
     kind = next((kind for kind in _KINDS if kind.matches(source)), None)
-    if options not in (None, TableOptions()) and kind is not table.KIND:
+    if options not in (None, TableOptions()) and kind not in (table.KIND, archives.KIND):
         raise UsageError(f"{source} is no .csv file: leave out the options of a table, or give one")
     if kind is not None:
         return kind.open(source, options)

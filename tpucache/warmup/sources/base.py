@@ -17,18 +17,35 @@ Label = int | tuple[float, ...] | None
 Column = Sequence[str] | Array
 
 
+class Member(NamedTuple):
+    """A file in an archive, by what it takes to read it without the archive's directory.
+
+    `archive` is the archive's path below the source's root, `name` the file's path in it. Its header begins at
+    `offset`; the file has `bytes` bytes, which take `packed` bytes in the archive, and `checksum` is what the archive
+    states of the content (zip) or the header (tar).
+    """
+
+    archive: str
+    name: str
+    offset: int
+    bytes: int
+    packed: int
+    checksum: int
+
+
 @dataclass(frozen=True)
 class Sample:
     """One sample of a source.
 
     `number` is its key, `path` its unique name, and `bytes` its size in the source (0: not known), by which a change is
-    noticed.
+    noticed. `members` are its files, where they lie in an archive.
     """
 
     number: int
     path: str
     label: Label = None
     bytes: int = 0
+    members: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import io
+import posixpath
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from tpucache.errors import SourceError
+from tpucache.warmup.sources.archives.archive import find_archive
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def read_table(path: str | Path) -> Table:
     lines: list[int] = []
     line = 1
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with _open(path) as file:
             reader = csv.reader(file, strict=True)
             for row in reader:
                 if row:  # an empty line is no row
@@ -64,6 +69,18 @@ def read_table(path: str | Path) -> Table:
         if len(row) != len(names):
             raise SourceError(f"{path}, line {start}: it has {len(row)} cells, not {len(names)} as the first line")
     return Table(path, names, rows, lines[1:])
+
+
+def _open(path: Path) -> TextIO:
+    """Open a file on disk or, where its path leads into an archive, there."""
+    files = find_archive(path)
+    if files is None:
+        return path.open(encoding="utf-8-sig", newline="")
+    folder = dataclasses.replace(files, inside=posixpath.dirname(files.inside))
+    member = folder.list().get(path.name)
+    if member is None:
+        raise SourceError(f"{folder} has no file {path.name!r}")
+    return io.TextIOWrapper(io.BytesIO(folder.read(member, path.name)), encoding="utf-8-sig", newline="")
 
 
 def to_number(text: str) -> int | float | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Final, NamedTuple
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
+from tpucache.warmup.sources.base import Item, Listing, Member, Sample, SourceKind
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga"
@@ -19,8 +19,17 @@ SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
 #: What a file without a suffix counts as, where it is left out.
 NO_SUFFIX: Final = "(no suffix)"
 _LONGEST_SUFFIX: Final = 10
-#: Files that Windows adds to folders of its own accord; those of other systems are hidden.
-_JUNK: Final = ("thumbs.db", "desktop.ini")
+#: What Windows adds to folders and macOS to archives of its own accord; other such files are hidden.
+JUNK: Final = ("thumbs.db", "desktop.ini", "__macosx")
+
+
+class FoundFile(NamedTuple):
+    """A file that may be a sample, or may not: its name, its path below the class folders' folder, and its size."""
+
+    name: PurePath
+    place: PurePath
+    bytes: int
+    members: tuple[Member, ...] = ()
 
 
 class FolderSource:
@@ -37,34 +46,49 @@ class FolderSource:
 
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
-        files = list(_files(self._root))
-        images = [found for found in files if found[0].suffix.lower() in SUFFIXES]
-        paths = sorted(images, key=lambda found: [os.fsencode(part) for part in found[0].parts])
-        others = Counter(_type(path) for path, _ in files if path.suffix.lower() not in SUFFIXES)
-        left_out = dict(sorted(others.items()))
-        if not paths:
-            found = f", found {left_out_text(left_out)}" if left_out else ""
-            raise SourceError(f"{self._root} holds no images: looked for {' '.join(sorted(SUFFIXES))}{found}")
-        classes = tuple(sorted({path.parts[0] for path, _ in paths if len(path.parts) > 1}))
-        loose = [path for path, _ in paths if len(path.parts) == 1]
-        if loose and classes:
-            raise SourceError(
-                f"{self._root} holds images such as {str(loose[0])!r} beside folders such as {classes[0]!r}: "
-                "put every image into the folder of its class, or all into one folder"
-            )
-        numbers = {name: number for number, name in enumerate(classes)}
-        return Listing(
-            [
-                Sample(number, path.as_posix(), numbers.get(path.parts[0]) if classes else None, size)
-                for number, (path, size) in enumerate(paths)
-            ],
-            classes,
-            left_out=left_out,
-        )
+        return list_images(self._root, [FoundFile(path, path, size) for path, size in _files(self._root)])
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
         return Item({IMAGE: read_file(self._root / sample.path, sample.path)})
+
+
+def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
+    """Return the images among files, in the order of their names' bytes, as `FolderSource.list` describes them.
+
+    Raises SourceError that names `where` they are.
+    """
+    images = sorted(
+        (file for file in files if file.name.suffix.lower() in SUFFIXES),
+        key=lambda file: [os.fsencode(part) for part in file.name.parts],
+    )
+    others = Counter(_type(file.name) for file in files if file.name.suffix.lower() not in SUFFIXES)
+    left_out = dict(sorted(others.items()))
+    if not images:
+        found = f", found {left_out_text(left_out)}" if left_out else ""
+        raise SourceError(f"{where} holds no images: looked for {' '.join(sorted(SUFFIXES))}{found}")
+    classes = tuple(sorted({file.place.parts[0] for file in images if len(file.place.parts) > 1}))
+    loose = [file.name for file in images if len(file.place.parts) == 1]
+    if loose and classes:
+        raise SourceError(
+            f"{where} holds images such as {str(loose[0])!r} beside folders such as {classes[0]!r}: "
+            "put every image into the folder of its class, or all into one folder"
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Listing(
+        [
+            Sample(
+                number,
+                file.name.as_posix(),
+                numbers.get(file.place.parts[0]) if classes else None,
+                file.bytes,
+                file.members,
+            )
+            for number, file in enumerate(images)
+        ],
+        classes,
+        left_out=left_out,
+    )
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -78,7 +102,7 @@ def read_file(path: Path, name: str) -> bytes:
         raise SampleError(name, f"cannot be read: {reason}") from error
 
 
-def _type(path: Path) -> str:
+def _type(path: PurePath) -> str:
     """Return a file's suffix; what is too long for one, or a mere number as in the names of DICOM files, is none."""
     name = path.suffix[1:].lower()
     named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
@@ -104,7 +128,7 @@ def _files(root: Path) -> Iterator[tuple[Path, int]]:
             return
         above.append(identity)
         for path in folder.iterdir():
-            if path.name.startswith(".") or path.name.lower() in _JUNK:
+            if path.name.startswith(".") or path.name.lower() in JUNK:
                 continue
             try:
                 status = path.stat()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ import numpy as np
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.option_fields import option
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.base import Column, Item, Listing, Sample, SourceKind
+from tpucache.warmup.sources.archives.archive import find_archive
+from tpucache.warmup.sources.base import Column, Item, Listing, Member, Sample, SourceKind
 from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.labels import read_labels
@@ -65,6 +67,9 @@ class TableSource:
         self._path = Path(path).absolute()
         self._options = options or TableOptions()
         self._root = Path(self._options.root or self._path.parent).absolute()
+        self._archive = find_archive(self._root)
+        above = find_archive(self._path)
+        self._stored_in = self._path if above is None else above.root / above.pattern
 
     def list(self) -> Listing:
         """Return all rows as samples, with every column that is not a path or label as it is.
@@ -74,10 +79,12 @@ class TableSource:
         table = read_table(self._path)
         files = _files(table, self._options)
         labels, classes = read_labels(table, self._options.label_cols, self._options.label_sep)
-        samples = [
-            Sample(number, name, label, self._bytes(files, number))
-            for (name, number), label in zip(files.rows.items(), labels, strict=True)
-        ]
+        found = None if self._archive is None else self._archive.list()
+        samples = []
+        for (name, number), label in zip(files.rows.items(), labels, strict=True):
+            members = () if found is None else _members(found, files.names(number))
+            size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
+            samples.append(Sample(number, name, label, size, members))
         return Listing(samples, classes, _columns(table, self._options))
 
     def load(self, sample: Sample) -> Item:
@@ -86,7 +93,7 @@ class TableSource:
         The table is read once a process, as often as it changes.
         """
         try:
-            status = self._path.stat()
+            status = self._stored_in.stat()
             files = _files_of(self._path, self._options, status.st_size, status.st_mtime_ns)
         except (OSError, SourceError) as error:
             raise SampleError(sample.path, f"{self._path} cannot be read any more: {error}") from error
@@ -95,19 +102,27 @@ class TableSource:
             raise SampleError(sample.path, f"is no longer in {self._path}: bring it back as it was")
         if number in files.lacks:
             raise SampleError(sample.path, files.lacks[number])
-        fields = {IMAGE: read_file(self._root / files.images[number], sample.path)}
-        if files.masks:
-            mask = files.masks[number]
+        image, *masks = files.names(number)
+        fields = {IMAGE: self._read(sample, 0, image)}
+        for mask in masks:
             try:
-                fields[MASK] = read_file(self._root / mask, sample.path)
+                fields[MASK] = self._read(sample, 1, mask)
             except SampleError as error:
                 raise SampleError(sample.path, f"its mask {mask!r} {error.reason}") from error
         return Item(fields)
 
+    def _read(self, sample: Sample, place: int, name: str) -> bytes:
+        """Return the bytes of one of a sample's files, which is at this place among its members in an archive."""
+        if self._archive is None:
+            return read_file(self._root / name, sample.path)
+        if not sample.members:
+            raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
+        return self._archive.read(sample.members[place], sample.path)
+
     def _bytes(self, files: _Files, number: int) -> int:
         """Return the size of a row's files; a missing file counts as 0, and is an error when it is loaded."""
         total = 0
-        for name in (files.images[number], files.masks[number] if files.masks else ""):
+        for name in files.names(number):
             try:
                 total += os.stat(self._root / name).st_size if name else 0
             except (OSError, ValueError):  # ValueError: a name with a zero byte
@@ -123,6 +138,17 @@ class _Files:
     images: list[str]
     masks: list[str] = field(default_factory=list)
     lacks: dict[int, str] = field(default_factory=dict)
+
+    def names(self, number: int) -> list[str]:
+        """Return the paths of a row's image and of its mask, where the table has masks; "" for one that it lacks."""
+        return [column[number] for column in (self.images, self.masks) if column]
+
+
+def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
+    """Return a row's files in an archive, none unless it has all of them."""
+    members = [found.get(posixpath.normpath(name)) for name in names]
+    known = tuple(member for member in members if member is not None)
+    return known if len(known) == len(names) else ()
 
 
 def _files(table: Table, options: TableOptions) -> _Files:

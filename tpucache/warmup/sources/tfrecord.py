@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -15,10 +14,10 @@ import numpy.typing as npt
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.example import read_example
+from tpucache.warmup.sources.patterns import find_files, has_wildcard, split_pattern
 
 #: What a TFRecord file is called; `-00000-of-00010` may follow.
 _NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)
-_WILDCARD: Final = re.compile(r"[*?[]")
 
 # A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
 _HEADER: Final = 12
@@ -30,12 +29,7 @@ class TFRecordSource:
 
     def __init__(self, pattern: str | Path) -> None:
         """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`; no record is read yet."""
-        path = Path(pattern).absolute()
-        wild = [number for number, part in enumerate(path.parts) if _WILDCARD.search(part)]
-        # Names are relative to the part without wildcards, so that further files never change them.
-        first = wild[0] if wild and not path.is_file() else len(path.parts) - 1
-        self._root = Path(*path.parts[:first])
-        self._pattern = os.path.join(*path.parts[first:])
+        self._root, self._pattern = split_pattern(pattern)
 
     def list(self) -> Listing:
         """Return all records as samples, called `file#record`.
@@ -81,18 +75,14 @@ class TFRecordSource:
 
 def _find(root: Path, pattern: str) -> list[str]:
     """Return the names, relative to the root, of the files that a pattern matches, in order. Raises SourceError."""
-    path = root / pattern
-    found = [path] if path.is_file() else root.glob(pattern)
-    names = [file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")]
+    names = find_files(root, pattern)
     for name in names:
         if not _NAMES.search(name.name):
             raise SourceError(
                 f"{root / name} is not called .tfrec, .tfrecord or .tfrecords: "
                 "give a pattern of such files alone, decompressed where they were compressed"
             )
-    if not names:
-        raise SourceError(f"{path} matches no file")
-    return [name.as_posix() for name in sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])]
+    return [name.as_posix() for name in names]
 
 
 def _bounds_of(path: Path) -> npt.NDArray[np.int64]:
@@ -150,7 +140,7 @@ def _is_tfrecord(source: str | Path) -> bool:
     path = Path(source)
     if path.exists():
         return path.is_file() and _NAMES.search(path.name.removesuffix(".gz")) is not None
-    return _WILDCARD.search(str(source)) is not None
+    return has_wildcard(str(source))
 
 
 KIND: Final = SourceKind(

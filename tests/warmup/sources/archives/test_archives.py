@@ -1,0 +1,195 @@
+"""Archives as sources: the same samples as the folder that they were made of, read where they are."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.cli import main
+from tpucache.errors import SampleError, SourceError, UnfinishedError, UsageError
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.sources import FolderSource, TableOptions, open_source
+
+SMALL = Recipe(size=8)
+
+
+def _pack(folder: Path, target: Path, top: str = "") -> Path:
+    """Write the files of a folder into an archive, below a folder `top` of it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [os.path.join(top, path.relative_to(folder)) for path in files]
+    if target.suffix == ".zip":
+        with zipfile.ZipFile(target, "w") as archive:
+            for number, (path, name) in enumerate(zip(files, names, strict=True)):
+                archive.write(path, name, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[number % 2])
+    else:
+        with tarfile.open(target, "w") as archive:
+            for path, name in zip(reversed(files), reversed(names), strict=True):
+                archive.add(path, name)
+    return target
+
+
+@pytest.fixture(scope="module")
+def few(write_photos, tmp_path_factory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("few") / "train", 12, size=(20, 16))
+
+
+def _records(manifest: Manifest) -> list[str]:
+    return [shard.records_sha256 for shard in manifest.shards]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+@pytest.mark.parametrize("top", ["", ".", "outer/train"])
+def test_an_archive_lists_and_loads_what_its_folder_does(few, tmp_path, name, top):
+    source = open_source(_pack(few, tmp_path / name, top))
+    listing, expected = source.list(), FolderSource(few).list()
+    assert listing.classes == expected.classes
+    prefix = "" if top == "." else top
+    assert [sample.path for sample in listing.samples] == [os.path.join(prefix, s.path) for s in expected.samples]
+    assert [(s.label, s.bytes) for s in listing.samples] == [(s.label, s.bytes) for s in expected.samples]
+    source = pickle.loads(pickle.dumps(source))
+    for sample, other in zip(listing.samples, expected.samples, strict=True):
+        assert source.load(sample) == FolderSource(few).load(other)
+
+
+@pytest.mark.slow
+def test_records_from_archives_are_those_from_the_folder_and_nothing_is_unpacked(few, tmp_path):
+    expected = _records(build_cache(few, tmp_path / "folder", Recipe(size=8, variants=1, augment="flip"), jobs=1))
+    recipe = Recipe(size=8, variants=1, augment="flip")
+    for name in ("a.zip", "a.tar"):
+        archive = _pack(few, tmp_path / name)
+        assert _records(build_cache(archive, tmp_path / f"{name}-cache", recipe, jobs=2)) == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.tar",
+        "a.tar-cache",
+        "a.zip",
+        "a.zip-cache",
+        "folder",
+    ]
+
+
+def test_several_archives_are_one_source_and_names_begin_with_theirs(few, tmp_path):
+    for name in ("part-2.zip", "part-1.zip"):
+        _pack(few, tmp_path / name, "train")
+    _pack(few, tmp_path / "other.tar")
+    listing = open_source(tmp_path / "part-*.zip").list()
+    assert len(listing.samples) == 24
+    assert listing.classes == ("cat", "dog", "emu")
+    assert listing.samples[0].path == "part-1.zip/train/cat/0000.jpg"
+    assert listing.samples[12].path == "part-2.zip/train/cat/0000.jpg"
+    with pytest.raises(SourceError, match=r"other\.tar: |photo|zip"):
+        open_source(tmp_path / "*.zip.none").list()
+
+
+def test_a_folder_of_an_archive_is_a_source(few, tmp_path):
+    _pack(few, tmp_path / "a.zip", "data/train")
+    assert [s.path for s in open_source(tmp_path / "a.zip" / "data" / "train" / "dog").list().samples] == [
+        "0001.jpg", "0004.jpg", "0007.jpg", "0010.jpg",
+    ]  # fmt: skip
+    with pytest.raises(SourceError, match="holds no files"):
+        open_source(tmp_path / "a.zip" / "none").list()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_table_in_an_archive_or_beside_it(few, tmp_path, kind):
+    folder = tmp_path / "data"
+    shutil.copytree(few, folder / "images")
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.jpg"))
+    rows = [f"{name},{'ab'[number % 2]},{number}" for number, name in enumerate(names)]
+    (folder / "train.csv").write_text("\n".join(["file,kind,age", *rows, "images/gone.jpg,a,3"]))
+    archive = _pack(folder, tmp_path / f"data.{kind}")
+    shutil.copy(folder / "train.csv", tmp_path / "beside.csv")
+    options = TableOptions(label_cols=("kind",))
+    beside = TableOptions(label_cols=("kind",), root=archive)
+    inside = open_source(archive / "train.csv", options)
+    for source in (inside, open_source(archive, options), open_source(tmp_path / "beside.csv", beside)):
+        listing = source.list()
+        assert listing.classes == ("a", "b")
+        assert list(listing.columns["age"]) == [*range(12), 3]
+        loader = pickle.loads(pickle.dumps(source))
+        for sample in listing.samples[:-1]:
+            assert loader.load(sample).fields["image"] == (folder / sample.path).read_bytes()
+        with pytest.raises(SampleError, match="is not in"):
+            loader.load(listing.samples[-1])
+    _pack(folder, tmp_path / "two.zip")
+    with zipfile.ZipFile(tmp_path / "two.zip", "a") as file:
+        file.writestr("test.csv", "file\n")
+    with pytest.raises(UsageError, match=r"holds .*test\.csv.*: name one"):
+        open_source(tmp_path / "two.zip", options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_a_stopped_run_continues_to_the_same_bytes_and_notices_another_archive(photos, tmp_path, digests, name):
+    archive = _pack(photos, tmp_path / name)
+    build_cache(archive, tmp_path / "whole", SMALL, jobs=1)
+    with pytest.raises(UnfinishedError):
+        build_cache(archive, tmp_path / "parts", SMALL, jobs=1, time_limit=0.05)
+    shutil.copytree(tmp_path / "parts", tmp_path / "changed")
+    build_cache(archive, tmp_path / "parts", SMALL, jobs=1)
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
+    few = tmp_path / "few"
+    shutil.copytree(photos / "cat", few / "cat")
+    _pack(few, archive)
+    with pytest.raises(SourceError, match="gone"):
+        build_cache(archive, tmp_path / "changed", SMALL, jobs=1)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_an_archive_that_changes_during_a_run_is_noticed(few, tmp_path, name):
+    source = open_source(_pack(few, tmp_path / name))
+    samples = source.list().samples
+    _pack(few, tmp_path / name, "elsewhere")
+    for sample in samples[1:-1]:
+        with pytest.raises(SampleError, match=r"the archive changed|is damaged"):
+            source.load(sample)
+
+
+def test_hidden_files_and_what_systems_add_are_no_samples(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("cat/1.jpg", "__MACOSX/cat/._1.jpg", "cat/.2.jpg", "cat/Thumbs.db", ".git/3.jpg", "cat/notes.txt"):
+            archive.writestr(name, name)
+    listing = open_source(tmp_path / "a.zip").list()
+    assert [sample.path for sample in listing.samples] == ["cat/1.jpg"]
+    assert listing.left_out == {".txt": 1}
+
+
+def test_links_of_a_tar_are_the_files_that_they_name(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"one")
+    os.link(tmp_path / "cat" / "1.jpg", tmp_path / "cat" / "2.jpg")
+    (tmp_path / "dog").mkdir()
+    (tmp_path / "dog" / "3.jpg").symlink_to("../cat/1.jpg")
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(tmp_path / "cat", "cat")
+        archive.add(tmp_path / "dog", "dog")
+    source = open_source(tmp_path / "a.tar")
+    assert {s.path: source.load(s).fields["image"] for s in source.list().samples} == dict.fromkeys(
+        ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg"), b"one"
+    )
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_unusual_names_of_a_tar(tmp_path, form):
+    names = [f"{'deep' * 20}/{'long' * 12}.jpg", "caf\u00e9/\u732b.jpg"]
+    with tarfile.open(tmp_path / "a.tar", "w", format=form) as archive:
+        for name in names:
+            (tmp_path / "x").write_text(name)
+            archive.add(tmp_path / "x", name)
+    source = open_source(tmp_path / "a.tar")
+    assert {s.path: source.load(s).fields["image"].decode() for s in source.list().samples} == dict(
+        zip(names, names, strict=True)
+    )
+
+
+def test_the_command_line_reads_an_archive(few, tmp_path, capsys):
+    archive = _pack(few, tmp_path / "a.zip")
+    assert main(["warmup", str(archive), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]) == 0
+    assert "12 samples" in capsys.readouterr().out
+    assert CachedDataset(tmp_path / "cache").classes == ("cat", "dog", "emu")

@@ -1,0 +1,133 @@
+"""Files grouped by key, written by WebDataset itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.cli import main
+from tpucache.errors import SampleError, SourceError
+from tpucache.warmup.sources import TableOptions, open_source
+
+webdataset = pytest.importorskip("webdataset")
+
+
+def _write(path, samples):
+    with webdataset.TarWriter(str(path)) as writer:
+        for number, sample in enumerate(samples):
+            writer.write({"__key__": f"{number:04d}", **sample})
+    return path
+
+
+def _pixels(number):
+    return np.full((9, 12, 3), number * 10, np.uint8)
+
+
+def test_images_with_class_numbers_columns_and_masks(tmp_path):
+    samples = [
+        {
+            "png": _pixels(n),
+            "cls": n % 3 + 1,
+            "json": {"id": f"a{n}", "age": n / 2, "tags": ["x"]},
+            "mask.png": _pixels(n)[..., 0],
+        }
+        for n in range(6)
+    ]
+    source = open_source(_write(tmp_path / "a.tar", samples))
+    listing = source.list()
+    assert [(sample.path, sample.label) for sample in listing.samples] == [
+        (f"{n:04d}.png", n % 3 + 1) for n in range(6)
+    ]
+    assert listing.classes == ()
+    assert listing.columns["id"] == [f"a{n}" for n in range(6)]
+    assert listing.columns["age"].tolist() == [n / 2 for n in range(6)]
+    assert "tags" not in listing.columns
+    assert set(source.load(listing.samples[2]).fields) == {"image", "mask"}
+
+
+@pytest.mark.slow
+def test_shards_become_a_cache_that_trains(tmp_path):
+    for shard in range(2):
+        _write(tmp_path / f"train-{shard}.tar", [{"png": _pixels(n), "cls": n % 2} for n in range(8)])
+    cache = tmp_path / "cache"
+    manifest = build_cache(tmp_path / "train-*.tar", cache, Recipe(size=8), jobs=2)
+    assert manifest.statistics.class_counts == (8, 8)
+    data = CachedDataset(cache)
+    assert data.paths[:2] == ["train-0.tar/0000.png", "train-0.tar/0001.png"]
+    assert int(data[11][0].float().mean()) == 30
+    run = "--backend eager --model cnn --epochs 1 --batch-size 8 --lr 0.01"
+    assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
+
+
+def test_labels_in_json_and_captions(tmp_path):
+    names = ["cat", "dog", "cat"]
+    path = _write(
+        tmp_path / "a.tar",
+        [{"png": _pixels(n), "json": {"kind": k, "n": n}, "txt": f"a {k}"} for n, k in enumerate(names)],
+    )
+    listing = open_source(path, TableOptions(label_cols=("kind",))).list()
+    assert listing.classes == ("cat", "dog")
+    assert [sample.label for sample in listing.samples] == [0, 1, 0]
+    assert listing.columns["txt"] == ["a cat", "a dog", "a cat"]
+    path = _write(tmp_path / "b.tar", [{"png": _pixels(n), "json": {"x": n % 2, "y": 1}} for n in range(3)])
+    several = open_source(path, TableOptions(label_cols=("x", "y"))).list()
+    assert [sample.label for sample in several.samples] == [(0, 1), (1, 1), (0, 1)]
+    assert several.classes == ("x", "y")
+    with pytest.raises(SourceError, match="no 'none' in its JSON: there are 'x', 'y'"):
+        open_source(path, TableOptions(label_cols=("none",))).list()
+
+
+def test_arrays_are_fields_and_other_files_are_left_out(tmp_path):
+    path = _write(tmp_path / "a.tar", [{"features.npy": np.arange(4) + n, "cls": n, "pyd": {"a": 1}} for n in range(2)])
+    source = open_source(path, TableOptions(label_cols=("cls",)))
+    listing = source.list()
+    assert listing.left_out == {".pyd": 2}
+    assert source.load(listing.samples[1]).fields["features"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"0.cls": b"1"}, "no image"),
+        ({"0.png": b"x", "0.json": b"{"}, "its .json cannot be read"),
+        ({"0.png": b"x", "0.json": b"[1]"}, "is a list"),
+        ({"0.png": b"x", "0.jpg": b"x"}, "more than one image"),
+        ({"0.png": b"x", "0.cls": b"\xff"}, "its .cls cannot be read"),
+        ({"0.a.npy": b"\x93NUMPY\x01\x00v\x00"}, "its .npy cannot be read"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_group_that_cannot_be_used_is_a_sample_that_does_not_load(tmp_path, files, reason):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, data in {"1.png": b"image", "1.cls": b"0", **files}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    source = open_source(tmp_path / "a.tar")
+    good, bad = source.list().samples
+    assert source.load(good).fields == {"image": b"image"}
+    with pytest.raises(SampleError, match=reason):
+        source.load(bad)
+
+
+def test_a_sample_without_the_label_that_others_have_is_refused(tmp_path):
+    path = _write(tmp_path / "a.tar", [{"png": _pixels(1), "cls": 1}, {"png": _pixels(2)}])
+    with pytest.raises(SampleError, match=r"0001.*no label, as other samples have"):
+        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
+    manifest = build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+    assert (manifest.samples, len(manifest.skipped)) == (1, 1)
+
+
+def test_json_beside_images_of_class_folders_is_no_group(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("cat/1.png", "cat/1.json", "dog/2.png"):
+            archive.addfile(tarfile.TarInfo(name))
+    listing = open_source(tmp_path / "a.tar").list()
+    assert listing.classes == ("cat", "dog")
+    assert listing.left_out == {".json": 1}
+    assert json.dumps(listing.classes)
