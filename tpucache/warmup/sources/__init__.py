@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.warmup.sources import dataset, folder, table, tfrecord
+from tpucache.warmup.sources import dataset, folder, table
 from tpucache.warmup.sources.archives import source as archives
 from tpucache.warmup.sources.archives.source import ArchiveSource
 from tpucache.warmup.sources.base import Sample, Source, SourceKind
@@ -14,7 +14,8 @@ from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.table import TableOptions, TableSource
-from tpucache.warmup.sources.tfrecord import TFRecordSource
+from tpucache.warmup.sources.tfrecords import source as tfrecords
+from tpucache.warmup.sources.tfrecords.source import TFRecordSource
 
 __all__ = [
     "ArchiveSource",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 #: All kinds of sources; the first that matches is opened.
-_KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, archives.KIND, tfrecord.KIND, dataset.KIND)
+_KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, archives.KIND, tfrecords.KIND, dataset.KIND)
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:

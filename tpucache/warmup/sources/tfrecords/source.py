@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
-from tpucache.warmup.sources.example import read_example
 from tpucache.warmup.sources.patterns import find_files, has_wildcard, split_pattern
+from tpucache.warmup.sources.tfrecords.example import read_example
 
 #: What a TFRecord file is called; `-00000-of-00010` may follow.
 _NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)

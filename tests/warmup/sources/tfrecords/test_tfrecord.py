@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import Sample, TFRecordSource, example, open_source, tfrecord
+from tpucache.warmup.sources import Sample, TFRecordSource, open_source
 from tpucache.warmup.sources.base import Item
-from tpucache.warmup.sources.example import read_example
+from tpucache.warmup.sources.tfrecords import example
+from tpucache.warmup.sources.tfrecords import source as tfrecord
+from tpucache.warmup.sources.tfrecords.example import read_example
 
 JPEG = b"\xff\xd8\xff\xe0 and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"
