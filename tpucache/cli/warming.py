@@ -142,8 +142,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar or .tfrec files, one or a "
-        "pattern; module:callable",
+        help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar or .tfrec files; "
+        "module:callable",
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
     add_options(command, Recipe, parsers={"size": size})
