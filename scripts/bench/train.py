@@ -30,7 +30,7 @@ from scripts.bench.race import race, ratio, spread, spread_cell
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from scripts.commands import say
 from tpucache import CachedDataset
-from tpucache.ondevice.normalise import Normalise
+from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.models import build_model

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.ondevice.augment import COLUMNS, Augment, draw
-from tpucache.ondevice.normalise import Normalise
+from tpucache.ondevice.draws import COLUMNS, draw
+from tpucache.ondevice.modules import Augment, Normalise
 from tpucache.ondevice.settings import AugmentSettings
 
 CPU = torch.device("cpu")

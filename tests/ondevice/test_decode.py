@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from tpucache.ondevice.decode import CoefficientDecoder, Yuv420Decoder
+from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Yuv420Decoder
+from tpucache.ondevice.matrices import to_bfloat16
+from tpucache.ondevice.modules import Decoder
 from tpucache.store.codecs import coefficients, yuv420
 from tpucache.store.codecs.coefficients import CoefficientLayout
 
@@ -44,9 +45,9 @@ def images_of(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
     )
 
 
-def difference(decoder: nn.Module, packed: list[bytes], expected: list[np.ndarray[Any, Any]]) -> int:
+def difference(decoder: PackedDecoder, packed: list[bytes], expected: list[np.ndarray[Any, Any]]) -> int:
     batch = torch.from_numpy(np.stack([np.frombuffer(item, np.uint8) for item in packed]))
-    decoded = decoder(batch)
+    decoded = Decoder(decoder)(batch)
     assert decoded.dtype == torch.uint8
     return int((decoded.int() - torch.from_numpy(np.stack(expected)).permute(0, 3, 1, 2).int()).abs().max())
 
@@ -101,6 +102,13 @@ def test_no_tensor_ends_in_eight() -> None:
             return result
 
     with Recorder():
-        CoefficientDecoder(layout)(torch.zeros(2, layout.nbytes, dtype=torch.uint8))
+        Decoder(CoefficientDecoder(layout))(torch.zeros(2, layout.nbytes, dtype=torch.uint8))
     assert len(shapes) > 20
     assert min(shape[-1] for shape in shapes if shape) > 8
+
+
+def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them() -> None:
+    numbers = np.random.default_rng(0).normal(0, 100, 4096).astype(np.float32)
+    halves = (np.arange(4096, dtype=np.uint32) << 15 | 0x3F800000).view(np.float32)  # between two numbers, and on one
+    for values in (numbers, -numbers, halves):
+        assert np.array_equal(to_bfloat16(values), torch.from_numpy(values).bfloat16().float().numpy())

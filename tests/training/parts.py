@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpucache.ondevice.augment import Augment, draw
+from tpucache.ondevice.draws import draw
+from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.ema import Ema

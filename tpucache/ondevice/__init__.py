@@ -1,4 +1,4 @@
-"""What an accelerator does to whole batches, in plain torch operators: no torch_xla, and no files.
+"""What an accelerator does to whole batches, in operators that torch and JAX share: no torch_xla, and no files.
 
 Importing this loads nothing: each public name is imported when it is first used (PEP 562).
 """
@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Final
 from tpucache.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tpucache.ondevice.augment import Augment, draw
-    from tpucache.ondevice.finish import decoder
-    from tpucache.ondevice.normalise import Normalise
+    from tpucache.ondevice.draws import draw
+    from tpucache.ondevice.modules import Augment, Normalise, decoder
     from tpucache.ondevice.settings import AugmentSettings
 
 _HOMES: Final = {
-    "Augment": "tpucache.ondevice.augment",
+    "Augment": "tpucache.ondevice.modules",
     "AugmentSettings": "tpucache.ondevice.settings",
-    "Normalise": "tpucache.ondevice.normalise",
-    "decoder": "tpucache.ondevice.finish",
-    "draw": "tpucache.ondevice.augment",
+    "Normalise": "tpucache.ondevice.modules",
+    "decoder": "tpucache.ondevice.modules",
+    "draw": "tpucache.ondevice.draws",
 }
 
 __all__ = [

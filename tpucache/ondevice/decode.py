@@ -1,4 +1,4 @@
-"""Decoders for packed batches, as modules of plain torch operators.
+"""Decoders for packed batches, written once for torch and for JAX.
 
 They are written for a TPU. It works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8 and nothing is
 transposed or shuffled. Its matrix product rounds operands to bfloat16, so each operand is sent as two numbers that
@@ -7,144 +7,155 @@ bfloat16 holds nearly exactly; sums are float32 there. The result is within one 
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
-import torch
-from torch import nn
+import numpy as np
 
-from tpucache.ondevice.matrices import PlaneMatrices, coefficient_matrices, sample_matrices
-from tpucache.store.codecs.coefficients import CoefficientLayout, Plane
+from tpucache.ondevice.arrays import Array, ArrayLibrary
+from tpucache.ondevice.matrices import Matrix, PlaneMatrices, coefficient_matrices, sample_matrices, to_bfloat16
+from tpucache.store.codecs import CODECS
+from tpucache.store.codecs.base import PackedCodec
+from tpucache.store.codecs.coefficients import CoefficientLayout, Plane, layout_of
 from tpucache.store.codecs.yuv420 import plane_shapes
+from tpucache.store.fields import Field
 
 # Numbers are split into a multiple of these, which takes 8 bits and a sign, and a rest. Dequantised coefficients are
 # whole and within 2048, so both parts are exact; after one of the two products numbers are within 1024.
 _OF_COEFFICIENTS: Final = 8.0
 _OF_HALF_DONE: Final = 4.0
 
+Constants = Mapping[str, Array]
 
-class CoefficientDecoder(nn.Module):
-    """Packed coefficients, uint8 (B, N), -> uint8 (B, channels, height, width). Static shapes, no parameters."""
+
+class PackedDecoder(Protocol):
+    """What makes images of packed batches, with static shapes."""
+
+    constants: dict[str, Matrix]  # by name, float32; they are to be on the device
+
+    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
+        """Return uint8 (B, channels, height, width) for uint8 (B, N)."""
+        ...
+
+
+class CoefficientDecoder:
+    """Decodes quantised coefficients (see PackedDecoder)."""
 
     def __init__(self, layout: CoefficientLayout) -> None:
-        super().__init__()
         self.layout = layout
-        self.transforms = nn.ModuleList(
-            _Transform(coefficient_matrices(plane, layout.height, layout.width)) for plane in layout.planes
-        )
-        self.sums = nn.ModuleList(_RunningSum(plane.block_columns) for plane in layout.planes)
+        self.constants: dict[str, Matrix] = {}
+        for number, plane in enumerate(layout.planes):
+            matrices = coefficient_matrices(plane, layout.height, layout.width)
+            self.constants.update(_constants_of(matrices, number))
+            self.constants[f"ones{number}"] = np.triu(np.ones((plane.block_columns, plane.block_columns), np.float32))
 
-    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return the images of a batch."""
-        with torch.autocast(packed.device.type, enabled=False):
-            values = packed.float()
-            low, high = values[:, : self.layout.low], values[:, self.layout.low :]
-            low = _signed(low, 256)
-            second = torch.floor(high / 16)
-            nibbles = _signed(torch.cat([high - 16 * second, second], 1), 16)
-            planes, at, place = [], 0, 0
-            for plane, transform, running in zip(self.layout.planes, self.transforms, self.sums, strict=True):
-                matrix = low[:, at : at + plane.size].reshape(-1, *plane.shape)
-                upper = _spread(nibbles[:, place : place + plane.wide], plane)
-                planes.append(transform(running(matrix, upper, plane.block_rows)))
-                at, place = at + plane.size, place + plane.wide
-            return _to_colours(planes)
+        values = library.cast(packed, "float32")
+        low, high = values[:, : self.layout.low], values[:, self.layout.low :]
+        low = _signed(library, low, 256)
+        second = library.functions.floor(high / 16)
+        nibbles = _signed(library, library.functions.concatenate([high - 16 * second, second], 1), 16)
+        planes, at, place = [], 0, 0
+        for number, plane in enumerate(self.layout.planes):
+            matrix = low[:, at : at + plane.size].reshape(-1, *plane.shape)
+            upper = _spread(library, nibbles[:, place : place + plane.wide], matrix, plane)
+            matrix = _with_means(library, matrix, upper, plane, constants[f"ones{number}"])
+            planes.append(_transform(library, matrix, constants, number))
+            at, place = at + plane.size, place + plane.wide
+        return _to_colours(library, planes)
 
 
-class Yuv420Decoder(nn.Module):
-    """Raw 4:2:0 planes, uint8 (B, N), -> uint8 (B, 3, height, width). Static shapes, no parameters."""
+class Yuv420Decoder:
+    """Decodes raw 4:2:0 planes (see PackedDecoder)."""
 
     def __init__(self, height: int, width: int) -> None:
-        super().__init__()
-        self.luma, chroma = plane_shapes(height, width)
-        self.chroma = chroma
-        self.transform = _Transform(sample_matrices(*chroma, height, width))
+        self.luma, self.chroma = plane_shapes(height, width)
+        self.constants = _constants_of(sample_matrices(*self.chroma, height, width), 0)
 
-    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return the images of a batch."""
-        with torch.autocast(packed.device.type, enabled=False):
-            values = packed.float() - 128
-            first = self.luma[0] * self.luma[1]
-            second = first + self.chroma[0] * self.chroma[1]
-            blue, red = values[:, first:second], values[:, second:]
-            return _to_colours(
-                [
-                    values[:, :first].reshape(-1, *self.luma),
-                    *(self.transform(plane.reshape(-1, *self.chroma)) for plane in (blue, red)),
-                ]
-            )
+        values = library.cast(packed, "float32") - 128
+        first = self.luma[0] * self.luma[1]
+        second = first + self.chroma[0] * self.chroma[1]
+        planes = [values[:, :first].reshape(-1, *self.luma)]
+        for samples in (values[:, first:second], values[:, second:]):
+            planes.append(_transform(library, samples.reshape(-1, *self.chroma), constants, 0))
+        return _to_colours(library, planes)
 
 
-class _Transform(nn.Module):
-    """`rows @ (matrix * quantisers) @ columns`, each operand in two parts."""
-
-    def __init__(self, matrices: PlaneMatrices) -> None:
-        super().__init__()
-        rows, columns = torch.from_numpy(matrices.rows), torch.from_numpy(matrices.columns)
-        coarse_rows, coarse_columns = rows.bfloat16().float(), columns.bfloat16().float()
-        constants = {
-            "quantisers": torch.from_numpy(matrices.quantisers),
-            "rows": torch.cat([coarse_rows, coarse_rows, rows - coarse_rows], 1),
-            "columns": torch.cat([coarse_columns, coarse_columns, columns - coarse_columns], 0),
-        }
-        for name, constant in constants.items():
-            self.register_buffer(name, constant, persistent=False)
-
-    def forward(self, matrix: torch.Tensor) -> torch.Tensor:
-        values = matrix * self.get_buffer("quantisers")
-        half = torch.matmul(torch.cat(_parts(values, _OF_COEFFICIENTS), 2), self.get_buffer("columns"))
-        return torch.matmul(self.get_buffer("rows"), torch.cat(_parts(half, _OF_HALF_DONE), 1))
+def field_decoder(field: Field) -> PackedDecoder | None:
+    """Return the decoder of a field's packed form; None where its codec has no such form."""
+    if not isinstance(CODECS[field.codec], PackedCodec):
+        return None
+    if field.quality is None:
+        return Yuv420Decoder(*field.shape[:2])
+    return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma))
 
 
-class _RunningSum(nn.Module):
-    """Coefficients from low and high bits, and the mean of each block from differences along its row of blocks."""
-
-    def __init__(self, columns: int) -> None:
-        super().__init__()
-        self.columns = columns
-        self.register_buffer("ones", torch.ones(columns, columns).triu(), persistent=False)
-
-    def forward(self, low: torch.Tensor, high: torch.Tensor, rows: int) -> torch.Tensor:
-        # Apart, either part is a whole number that bfloat16 holds exactly.
-        parts = low[:, :rows, : self.columns], high[:, :rows, : self.columns]
-        first, second = (torch.matmul(part, self.get_buffer("ones")) for part in parts)
-        matrix = low + 256 * high
-        top = torch.cat([first + 256 * second, matrix[:, :rows, self.columns :]], 2)
-        return torch.cat([top, matrix[:, rows:]], 1)
+def _constants_of(matrices: PlaneMatrices, number: int) -> dict[str, Matrix]:
+    """Return a plane's constants by name: the matrices as coarse, coarse and fine parts, to meet those of `_parts`."""
+    coarse_rows, coarse_columns = to_bfloat16(matrices.rows), to_bfloat16(matrices.columns)
+    return {
+        f"quantisers{number}": matrices.quantisers,
+        f"rows{number}": np.concatenate([coarse_rows, coarse_rows, matrices.rows - coarse_rows], 1),
+        f"columns{number}": np.concatenate([coarse_columns, coarse_columns, matrices.columns - coarse_columns], 0),
+    }
 
 
-def _signed(values: torch.Tensor, size: int) -> torch.Tensor:
+def _transform(library: ArrayLibrary, matrix: Array, constants: Constants, number: int) -> Array:
+    """Return `rows @ (matrix * quantisers) @ columns`, each operand in two parts."""
+    functions = library.functions
+    values = matrix * constants[f"quantisers{number}"]
+    wide = functions.concatenate(_parts(library, values, _OF_COEFFICIENTS), 2)
+    half = functions.matmul(wide, constants[f"columns{number}"])
+    high = functions.concatenate(_parts(library, half, _OF_HALF_DONE), 1)
+    return functions.matmul(constants[f"rows{number}"], high)
+
+
+def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
+    """Return coefficients from low and high bits, the mean of each block from differences along its row of blocks."""
+    functions, rows, columns = library.functions, plane.block_rows, plane.block_columns
+    # Apart, either part is a whole number that bfloat16 holds exactly.
+    first, second = (functions.matmul(part[:, :rows, :columns], ones) for part in (low, high))
+    matrix = low + 256 * high
+    top = functions.concatenate([first + 256 * second, matrix[:, :rows, columns:]], 2)
+    return functions.concatenate([top, matrix[:, rows:]], 1)
+
+
+def _signed(library: ArrayLibrary, values: Array, size: int) -> Array:
     """Return numbers from 0 to size - 1 as the two's complement numbers that their bits are."""
-    return values - size * (values >= size // 2).float()
+    return values - size * library.cast(values >= size // 2, "float32")
 
 
-def _spread(nibbles: torch.Tensor, plane: Plane) -> torch.Tensor:
-    """Return high bits at the places of their coefficients, 0 elsewhere: (B, *plane.shape)."""
-    rows, columns, at = plane.block_rows, plane.block_columns, 0
+def _spread(library: ArrayLibrary, nibbles: Array, low: Array, plane: Plane) -> Array:
+    """Return high bits at the places of their coefficients, 0 elsewhere: as `low`, (B, *plane.shape)."""
+    functions, rows, columns, at = library.functions, plane.block_rows, plane.block_columns, 0
     parts = []
     for width in plane.widths:
-        count = rows * width * columns
-        part = nibbles[:, at : at + count].reshape(len(nibbles), rows, width * columns) if width else None
+        filled, count = width * columns, rows * width * columns
+        row = [nibbles[:, at : at + count].reshape(-1, rows, filled)] if filled else []
+        row += [functions.zeros_like(low[:, :rows, filled:])] if filled < plane.shape[1] else []
+        parts.append(functions.concatenate(row, 2))
         at += count
-        rest = plane.shape[1] - width * columns
-        empty = nibbles.new_zeros(len(nibbles), rows, rest)
-        parts.append(empty if part is None else torch.cat([part, empty], 2) if rest else part)
-    return torch.cat(parts, 1)
+    return functions.concatenate(parts, 1)
 
 
-def _parts(values: torch.Tensor, unit: float) -> list[torch.Tensor]:
+def _parts(library: ArrayLibrary, values: Array, unit: float) -> list[Array]:
     """Return multiples of `unit`, the rest, and the first again: for the constant's coarse, coarse and fine part."""
     # Rounded by arithmetic, as XLA may leave out a conversion to bfloat16 and back.
-    coarse = torch.round(values / unit) * unit
+    coarse = library.functions.round(values / unit) * unit
     return [coarse, values - coarse, coarse]
 
 
-def _to_colours(planes: list[torch.Tensor]) -> torch.Tensor:
+def _to_colours(library: ArrayLibrary, planes: list[Array]) -> Array:
     """Return planes (B, height, width) centred at 0 as uint8 (B, channels, height, width), by JFIF's matrix."""
+    functions = library.functions
     luma = planes[0] + 128
     if len(planes) == 1:
         colours = luma[:, None]
     else:
         blue, red = planes[1:]
         green = luma - 0.344136 * blue - 0.714136 * red
-        colours = torch.stack([luma + 1.402 * red, green, luma + 1.772 * blue], 1)
-    return torch.round(colours.clamp(0, 255)).to(torch.uint8)
+        colours = functions.stack([luma + 1.402 * red, green, luma + 1.772 * blue], 1)
+    return library.cast(functions.round(functions.clip(colours, 0, 255)), "uint8")

@@ -48,6 +48,12 @@ def doubling(size: int) -> npt.NDArray[Any]:
     return np.asarray(0.75 * np.repeat(near, 2, 0) + 0.25 * far)
 
 
+def to_bfloat16(matrix: Matrix) -> Matrix:
+    """Return float32 numbers rounded to those that bfloat16 holds, halves to even. The numbers are finite."""
+    bits = matrix.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def _inverse_transform(blocks: int) -> npt.NDArray[Any]:
     """Return (8 * blocks, 8 * blocks): pixel y of block i from the coefficient in row (u, i)."""
     whole: npt.NDArray[Any] = np.einsum("uy,ij->iyuj", basis(), np.eye(blocks))

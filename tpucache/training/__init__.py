@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from tpucache.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tpucache.ondevice.augment import Augment, draw
-    from tpucache.ondevice.normalise import Normalise
+    from tpucache.ondevice.draws import draw
+    from tpucache.ondevice.modules import Augment, Normalise
     from tpucache.ondevice.settings import AugmentSettings
     from tpucache.training.device import BACKENDS, Device, open_device
     from tpucache.training.device.tensors import DeviceBatch
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tpucache.training.watch.tensorboard import TensorBoard
 
 _HOMES: Final = {
-    "Augment": "tpucache.ondevice.augment",
+    "Augment": "tpucache.ondevice.modules",
     "AugmentSettings": "tpucache.ondevice.settings",
     "BACKENDS": "tpucache.training.device",
     "Device": "tpucache.training.device",
@@ -44,7 +44,7 @@ _HOMES: Final = {
     "Ema": "tpucache.training.learn.ema",
     "Feeder": "tpucache.training.feed.feeder",
     "Learner": "tpucache.training.learn.learner",
-    "Normalise": "tpucache.ondevice.normalise",
+    "Normalise": "tpucache.ondevice.modules",
     "PredictReport": "tpucache.training.predictions",
     "Predictor": "tpucache.training.predictor",
     "RunOptions": "tpucache.training.options",
@@ -56,7 +56,7 @@ _HOMES: Final = {
     "build_model": "tpucache.training.learn.models",
     "clip_gradients": "tpucache.training.learn.optimizers",
     "compute_rows": "tpucache.training.evaluation",
-    "draw": "tpucache.ondevice.augment",
+    "draw": "tpucache.ondevice.draws",
     "evaluate": "tpucache.training.evaluation",
     "find_lr": "tpucache.training.lr_finder",
     "find_task": "tpucache.training.learn.tasks.find",

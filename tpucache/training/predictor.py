@@ -10,7 +10,7 @@ import torch
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.ondevice.normalise import Normalise
+from tpucache.ondevice.modules import Normalise
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch

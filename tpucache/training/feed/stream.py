@@ -8,7 +8,7 @@ from typing import Any
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
-from tpucache.ondevice.augment import draw
+from tpucache.ondevice.draws import draw
 from tpucache.store.fields import IMAGE
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Draw

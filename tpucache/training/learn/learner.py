@@ -14,7 +14,7 @@ from torch import nn
 from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.ondevice.augment import Augment
+from tpucache.ondevice.modules import Augment
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tpucache.loading.dataset import CachedDataset
-from tpucache.ondevice.finish import decoder
+from tpucache.ondevice.modules import decoder
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache, verify_cache
-from tpucache.ondevice.finish import decoder
+from tpucache.ondevice.modules import decoder
 from tpucache.store.codecs import IMAGE_CODECS
 
 

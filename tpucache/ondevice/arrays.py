@@ -1,0 +1,27 @@
+"""What is written once for torch and for JAX: both libraries have the functions that are used here.
+
+Functions are called by the names and positional arguments that `torch` and `jax.numpy` share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any  # a torch.Tensor, or a jax.Array
+
+
+class ArrayLibrary(NamedTuple):
+    """`functions` is the module `torch` or `jax.numpy`; `constant` brings a numpy array to the device."""
+
+    functions: Any
+    constant: Callable[[npt.NDArray[np.float32]], Array]
+
+    def cast(self, array: Array, dtype: str) -> Array:
+        """Return an array as another dtype, such as "float32"."""
+        target = getattr(self.functions, dtype)
+        converted: Array = array.to(target) if hasattr(array, "to") else array.astype(target)
+        return converted

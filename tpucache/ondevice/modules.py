@@ -1,0 +1,90 @@
+"""The device's work on batches for torch: decoding, normalising and augmenting in plain torch operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tpucache.errors import UsageError
+from tpucache.ondevice.arrays import ArrayLibrary
+from tpucache.ondevice.augment import BatchAugment
+from tpucache.ondevice.decode import PackedDecoder, field_decoder
+from tpucache.ondevice.normalise import BatchNormalise
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.store.fields import IMAGE, Field
+
+
+class HasFields(Protocol):
+    """A CachedDataset, or anything else with a manifest."""
+
+    @property
+    def manifest(self) -> Any:
+        """The manifest; of it, `fields` is used."""
+        ...
+
+
+class Normalise(BatchNormalise):
+    """uint8 (batch, height, width, channels) -> float32 (batch, channels, height, width), (x - mean) / std."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
+        """Take each channel's mean and standard deviation in 0..255; a channel without spread is only centred."""
+        super().__init__(mean, std, _torch_on(device))
+
+
+class Augment(BatchAugment):
+    """Applies AugmentSettings to whole batches on the device, with the random numbers of `draw`."""
+
+    def __init__(
+        self,
+        settings: AugmentSettings,
+        mean: Sequence[float],
+        std: Sequence[float],
+        height: int,
+        width: int,
+        device: torch.device,
+    ) -> None:
+        """Take the channels' mean and standard deviation in 0..255. Raises UsageError when the sides do not fit."""
+        super().__init__(settings, mean, std, height, width, _torch_on(device))
+
+
+class Decoder(nn.Module):
+    """Packed images, uint8 (B, N), -> uint8 (B, channels, height, width). Static shapes, no parameters."""
+
+    def __init__(self, packed: PackedDecoder) -> None:
+        super().__init__()
+        self._decode = packed.decode
+        self._library = _torch_on(torch.device("cpu"))
+        for name, constant in packed.constants.items():
+            self.register_buffer(name, self._library.constant(constant), persistent=False)
+
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        """Return the images of a batch."""
+        with torch.autocast(packed.device.type, enabled=False):
+            images: torch.Tensor = self._decode(self._library, packed, dict(self.named_buffers()))
+        return images
+
+
+def decoder(dataset: HasFields) -> nn.Module:
+    """Return the module that makes uint8 (B, channels, height, width) of the images of `CachedLoader(finish="device")`.
+
+    It consists of plain torch operators with static shapes and has no parameters; `.to(device)` moves its constants.
+    Images of a codec without a packed form pass through it as they are. Raises UsageError for a cache without images.
+    """
+    packed = field_decoder(image_field(dataset))
+    return nn.Identity() if packed is None else Decoder(packed)
+
+
+def image_field(dataset: HasFields) -> Field:
+    """Return the image among a dataset's fields. Raises UsageError for a cache without images."""
+    for field in dataset.manifest.fields:
+        if field.name == IMAGE:
+            found: Field = field
+            return found
+    raise UsageError("a cache without images has nothing to decode")
+
+
+def _torch_on(device: torch.device) -> ArrayLibrary:
+    return ArrayLibrary(torch, lambda constant: torch.from_numpy(constant).to(device))
