@@ -42,12 +42,14 @@ def bench(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
+        finish=options.finish,
     )
     lines = [
         f"read    {result.images_per_second:>10,.0f} images/s, batches of {result.batch_size}, "
         f"{result.threads} threads, shuffled, {'kept in memory' if result.in_memory else 'from the page cache'}",
         f"limit   {result.limit_images_per_second:>10,.0f} images/s copied in memory by as many threads",
         f"ratio   {result.ratio:>10.2f}",
+        f"bytes   {result.bytes_per_image:>10,} an image on disk, {result.batch_bytes_per_image:,} in a batch",
     ]
     if result.idle is not None:
         lines.append(f"idle    {result.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} images/s")
@@ -106,6 +108,12 @@ def add(commands: Any) -> None:
     command.add_argument("--batch-size", type=positive, default=256, metavar="B", help="images a batch")
     add_reading(command)
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
+    command.add_argument(
+        "--finish",
+        choices=["host", "device"],
+        default="host",
+        help="who makes pixels of the codecs yuv420, dct-zstd and dct-lz4; device: batches are handed over packed",
+    )
     command = add_command(commands, doctor, "--json")
     add_json(command)
     command.add_argument("--no-xla", action="store_true", help="do not start XLA in another process to ask it")

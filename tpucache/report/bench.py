@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader import CachedLoader
+from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.loading.records.streaming import gather
 
 _GATHER_BYTES: Final = 512 << 20
@@ -27,7 +27,10 @@ _QUEUE_BATCHES: Final = 2
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Rates in images a second, medians over rounds that take turns; `idle` is a fraction, None without a rate."""
+    """Rates in images a second, medians over rounds that take turns; `idle` is a fraction, None without a rate.
+
+    `bytes_per_image` are those that a record takes on disk, `batch_bytes_per_image` those that the device is handed.
+    """
 
     images_per_second: float
     limit_images_per_second: float
@@ -36,6 +39,9 @@ class BenchResult:
     threads: int
     batch_size: int
     in_memory: bool
+    finish: Finish
+    bytes_per_image: int
+    batch_bytes_per_image: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -50,19 +56,22 @@ def run_bench(
     rounds: int = 5,
     seconds: float = 1.0,
     device_rate: float | None = None,
+    finish: Finish = "host",
 ) -> BenchResult:
     """Read shuffled batches for `seconds` a round, in turn with an in-RAM gather of as many bytes by as many threads.
 
-    With `device_rate` a simulated accelerator takes that many images a second from a queue of two batches, and the
-    share of time it found the queue empty is its idleness. Raises UsageError when the cache is smaller than a batch, or
-    the rate is not above 0.
+    `finish` "device" leaves packed images as they are. With `device_rate` a simulated accelerator takes that many
+    images a second from a queue of two batches, and the share of time it found the queue empty is its idleness. Raises
+    UsageError when the cache is smaller than a batch, or the rate is not above 0.
     """
     if device_rate is not None and not 0 < device_rate < math.inf:
         raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
-    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads)
-    reference = _Gather(dataset.manifest.layout.nbytes, batch_size, threads)
+    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
+    dataset = loader.dataset
+    batch_bytes = sum(field.nbytes for field in dataset.record_fields)
+    reference = _Gather(batch_bytes, batch_size, threads)
     if dataset.in_memory:
         for _ in CachedLoader(dataset, batch_size, threads=threads):
             pass  # every record is there then
@@ -81,6 +90,9 @@ def run_bench(
         threads=threads,
         batch_size=batch_size,
         in_memory=dataset.in_memory,
+        finish=finish,
+        bytes_per_image=dataset.mean_record_bytes,
+        batch_bytes_per_image=batch_bytes,
     )
 
 

@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.base import PackedCodec
 from tpucache.store.codecs.pictures import check_image
 from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
+
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
 
 # What fields of these names hold is known, and is treated accordingly; all other names are arrays like any other.
 IMAGE: Final = "image"
@@ -141,6 +145,28 @@ class RecordLayout:
     def split(self, record: memoryview) -> list[memoryview]:
         """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""
         return [record[start:end] for start, end in self.spans(record, len(record))]
+
+    def spans_of(self, block: Array, starts: Numbers, lengths: Numbers) -> Numbers:
+        """Return where the fields of many records lie in a block of bytes: int64 (n, fields, 2).
+
+        `block` is uint8 (any,); record i begins at starts[i] and takes lengths[i] bytes. Raises DamageError when the
+        lengths in a record do not add up.
+        """
+        at = self.header_bytes
+        if len(lengths) and lengths.min() < at:
+            raise DamageError(f"a record of {lengths.min()} bytes cannot hold its lengths, {at} bytes")
+        sizes = np.empty((len(starts), len(self.fields)), np.int64)
+        stored = [field.stored_bytes for field in self.fields]
+        sizes[:] = [-1 if size is None else size for size in stored]
+        is_variable = np.array([size is None for size in stored])
+        header = block[starts[:, None] + np.arange(at)]
+        sizes[:, is_variable] = header.view("<u4").reshape(len(starts), at // 4)
+        ends = starts[:, None] + at + np.cumsum(sizes, 1)
+        wrong = np.flatnonzero(ends[:, -1] != starts + lengths)
+        if len(wrong):
+            found, expected = lengths[wrong[0]], ends[wrong[0], -1] - starts[wrong[0]]
+            raise DamageError(f"a record of {found} bytes should have {expected}")
+        return np.stack([ends - sizes, ends], -1)
 
     @functools.cached_property
     def _lengths(self) -> str:

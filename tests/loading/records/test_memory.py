@@ -41,8 +41,8 @@ def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec, monkeypatc
     build_cache(photos, tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
     expected = [images.clone() for images, _ in CachedLoader(CachedDataset(tmp_path / "cache"), 32)]
     calls = []
-    decode = reader_module.decode_into
-    monkeypatch.setattr(reader_module, "decode_into", lambda *parts: (calls.append(1), decode(*parts)))
+    decode = reader_module.decode_rows
+    monkeypatch.setattr(reader_module, "decode_rows", lambda *parts: (calls.extend(parts[-1]), decode(*parts)))
     loader = CachedLoader(CachedDataset(tmp_path / "cache", in_memory=True), 32)
     for _ in range(3):
         for images, wanted in zip((images for images, _ in loader), expected, strict=True):

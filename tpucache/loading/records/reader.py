@@ -15,7 +15,7 @@ from tpucache.loading.records.memory import RecordMemory
 from tpucache.loading.records.scratch import Scratch
 from tpucache.machine import available_memory
 from tpucache.store.cache import Cache
-from tpucache.store.codecs import decode_into, unpack_into
+from tpucache.store.codecs import decode_rows, unpack_rows
 from tpucache.store.index import Numbers
 
 InMemory = bool | Literal["auto"]
@@ -125,9 +125,14 @@ class RecordReader:
         if self._is_plain:
             reader.scatter(found, target.views(places))
             return
-        records = self._scratch.slices(found["length"].tolist())
-        reader.scatter(found, [[record] for record in records])
-        for place, record in zip(places.tolist(), records, strict=True):
-            parts = self._layout.split(record)
-            for field, form, part, array in zip(self._layout.fields, self.fields, parts, target.arrays, strict=True):
-                (decode_into if form == field else unpack_into)(field, part, array[place])
+        lengths = found["length"].astype(np.int64)
+        block, starts = self._scratch.block(lengths)
+        data = memoryview(block)
+        ends = starts + lengths
+        reader.scatter(found, [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+        spans = self._layout.spans_of(block, starts, lengths)
+        for at, (field, form) in enumerate(zip(self._layout.fields, self.fields, strict=True)):
+            if form == field:
+                decode_rows(field, block, spans[:, at], target.arrays[at], places)
+            else:
+                unpack_rows(field, block, spans[:, at], target.arrays[at], places)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.codecs.base import Codec, FieldSpec, PackedCodec
+from tpucache.store.codecs.base import Array, Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.bytes import Bytes
 from tpucache.store.codecs.dct import DctLz4, DctZstd
 from tpucache.store.codecs.jpeg import Jpeg
@@ -43,13 +43,23 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
     CODECS[field.codec].decode_into(field, data, out)
 
 
-def unpack_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes into its packed form, uint8 (n,), which a device can finish.
+def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    """Decode a field of many records: block[start:end] of each of `spans` into out[row] of each of `rows`.
 
-    Raises DamageError when the bytes do not decode to exactly that, DependencyError without the library, UsageError
-    for a codec without a packed form.
+    `block` is uint8 (any,), `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises what `decode_into` does.
+    """
+    codec, data = CODECS[field.codec], memoryview(block)
+    for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
+        codec.decode_into(field, data[start:end], out[row])
+
+
+def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    """Decode a field of many records into its packed form, uint8 (m, n), which a device can finish.
+
+    The arguments are those of `decode_rows`. Raises DamageError when bytes do not decode to exactly that,
+    DependencyError without the library, UsageError for a codec without a packed form.
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
-    codec.unpack_into(field, data, out)
+    codec.unpack_rows(field, block, spans, out, rows)

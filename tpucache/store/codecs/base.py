@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, UsageError
 
 Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
 
 
 class FieldSpec(Protocol):
@@ -117,13 +118,17 @@ class PackedCodec(Codec):
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of every packed array of the field."""
 
-    def unpack_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Decode bytes into `out`, uint8 (packed_bytes,), contiguous. Raises DamageError."""
+    def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+        """Decode records into their packed form: block[start:end] of each of `spans` into out[row] of each of `rows`.
+
+        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. Raises
+        DamageError, IndexError.
+        """
         try:
-            self._unpack_into(field, data, out)
+            self._unpack_rows(field, block, spans, out, rows)
         except (ValueError, OSError) as error:
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
 
     @abstractmethod
-    def _unpack_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Unpack bytes into `out`; ValueError and OSError mean that they are damaged."""
+    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+        """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""

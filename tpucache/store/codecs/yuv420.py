@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.codecs.base import FieldSpec, PackedCodec
+from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.pictures import check_picture
 
 # JFIF's matrices times 2^16: RGB -> Y, Cb, Cr (a column a plane), in whole numbers so that every processor agrees.
@@ -38,16 +38,17 @@ class Yuv420(PackedCodec):
         """Return the bytes of the planes."""
         return nbytes(*field.shape[:2])
 
-    def _encode(self, field: FieldSpec, array: npt.NDArray[Any], quality: int | None) -> bytes:
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
         return pack(array)
 
-    def _decode_into(self, field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         out[...] = unpack(data, *field.shape[:2])
 
-    def _unpack_into(self, field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
-        if len(data) != len(out):
-            raise ValueError(f"{len(data)} bytes, not {len(out)}")
-        out[:] = np.frombuffer(data, np.uint8)
+    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+        for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
+            if end - start != out.shape[1]:
+                raise ValueError(f"{end - start} bytes, not {out.shape[1]}")
+            out[row] = block[start:end]
 
 
 def plane_shapes(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
