@@ -127,7 +127,7 @@ class RecordReader:
             return
         lengths = found["length"].astype(np.int64)
         block, starts = self._scratch.block(lengths)
-        data = memoryview(block)
+        data = block.data
         ends = starts + lengths
         reader.scatter(found, [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
         spans = self._layout.spans_of(block, starts, lengths)

@@ -48,7 +48,7 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
     `block` is uint8 (any,), `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises what `decode_into` does.
     """
-    codec, data = CODECS[field.codec], memoryview(block)
+    codec, data = CODECS[field.codec], block.data
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
         codec.decode_into(field, data[start:end], out[row])
 

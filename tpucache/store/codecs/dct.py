@@ -60,7 +60,7 @@ class DctCodec(PackedCodec):
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         unpack, size = self._library(), out.shape[1]
         if unpack is None:
-            data = memoryview(block)
+            data = block.data
             for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
                 self._unpack_by_package(data[start:end], out[row])
             return
