@@ -43,6 +43,7 @@ def check_fit(
     if valid_set is not None and _shapes(valid_set) != _shapes(train_set):
         raise UsageError("the validation cache's records have other fields or sizes than the training cache's")
     _check_combination(settings, train_set)
+    _check_watching(settings, task, valid_set)
     batch, part = settings.batch_size, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:
         raise UsageError(
@@ -69,6 +70,19 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
         raise UsageError(
             f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
             "--shift and --rotate out, or move them in warmup's variants"
+        )
+
+
+def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
+    """Raise UsageError when metrics are to be computed or watched where there is nothing to compute them from."""
+    wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
+    given = [f"--{name}" for name, value in wanted.items() if value]
+    if given and valid_set is None:
+        raise UsageError(f"{given[0]} is about validation samples, and there are none: add --valid")
+    if settings.metric and task.form != "values":
+        raise UsageError(
+            f"--metric {settings.metric[0]} needs a row of predictions for each sample, and the task {task.name!r} has "
+            "maps: leave it out, and compute it from what `predict` writes"
         )
 
 

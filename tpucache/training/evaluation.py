@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,13 +16,14 @@ import torch
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
+from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, as_named
 from tpucache.training.learn.learner import DIVERGED_ADVICE, Learner
 from tpucache.training.learn.packed import make_finish
-from tpucache.training.learn.tasks.base import Task
+from tpucache.training.learn.user_code import compute_metrics
 
 Array = npt.NDArray[Any]
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
@@ -31,35 +33,64 @@ _BEHIND: Final = 4  # batches that are computed ahead of the one whose results a
 
 
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
-    """Return `samples`, the mean `loss` over them, and the task's metrics, by the averaged weights where there are any.
+    """Return `samples`, the mean `loss` over them, and the metrics of the task and of the user.
 
-    Sums are taken on the host in float64, so that nothing depends on the batch or on the number of cores. `check` is
-    called between batches; what it raises ends the evaluation, and the learner is as it was.
+    The averaged weights are evaluated where there are any. Sums are taken on the host in float64, so that nothing
+    depends on the batch or on the number of cores. `check` is called between batches; what it raises ends the
+    evaluation, and the learner is as it was.
 
     Raises TrainingError when the loss is not finite.
     """
-    task = learner.task
+    scores = score(learner, dataset, check)
+    return measure(learner, dataset, scores)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Each sample's loss, and what the metrics are computed from: predictions, or counts."""
+
+    losses: Array
+    values: Array
+
+
+def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> Scores:
+    """Return losses and scores of all samples, on the host; see `evaluate`."""
     losses, values = [], []
-    # Closed at once when `check` raises: the model has the averaged weights until then.
-    with contextlib.closing(results(learner, dataset, _score(task))) as batches:
+    with (
+        # Closed at once when `check` raises: the model has the averaged weights until then.
+        contextlib.closing(results(learner, dataset, _score(learner, len(dataset)))) as batches,
+        Progress(len(dataset), "evaluate", "images") as progress,
+    ):
         for part, value in batches:
             losses.append(part)
-            values.append(task.collect(value))
+            values.append(learner.task.collect(value))
+            progress.advance(len(part))
             check()
-    found = np.concatenate(values)
-    loss = float(np.concatenate(losses).astype(np.float64).mean())
+    return Scores(np.concatenate(losses), np.concatenate(values))
+
+
+def measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[str, float]:
+    """Return the metrics of a dataset's scores; see `evaluate`."""
+    loss = float(scores.losses.astype(np.float64).mean())
     if not math.isfinite(loss):
         raise TrainingError(
             f"the validation loss is {loss} {learner.position}: training has diverged. {DIVERGED_ADVICE}"
         )
-    return {"samples": len(dataset), "loss": loss, **task.metrics(found, dataset.labels.numpy())}
+    labels = dataset.labels.numpy()
+    own = compute_metrics(learner.metrics, scores.values, labels)
+    return {"samples": len(dataset), "loss": loss, **learner.task.metrics(scores.values, labels), **own}
 
 
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
-    """Evaluate one sample, to compile the graph and to raise errors in it now, not after an epoch."""
+    """Evaluate a few samples, to compile all graphs and to raise errors in them now, not after an epoch.
+
+    One sample is enough, unless the user's loss takes the samples of the last batch alone.
+    """
     if dataset is None:
         return
-    for _ in results(learner, dataset.select(range(1)), _score(learner.task)):
+    batch = learner.settings.part_size
+    rows = 1 if learner.settings.loss is None else min(len(dataset), batch + len(dataset) % batch)
+    for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
         pass
 
 
@@ -87,7 +118,7 @@ def compute_rows(
     """
     batches = CachedLoader(dataset, batch_size, threads=threads, finish="device")
     finish = make_finish(dataset, device)
-    counts = iter([batch_size] * (len(dataset) // batch_size) + [len(dataset) % batch_size])
+    counts = iter(_batch_rows(len(dataset), batch_size))
     pending: deque[tuple[torch.Tensor, ...]] = deque()
     with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
@@ -99,9 +130,19 @@ def compute_rows(
             yield _to_host(pending.popleft(), next(counts))
 
 
-def _score(task: Task) -> Reduce:
-    """Return the function that gives each sample's loss and the scores for its metrics."""
-    return lambda outputs, labels: (task.losses(outputs, labels), task.scores(outputs, labels))
+def _score(learner: Learner, samples: int) -> Reduce:
+    """Return the function that gives each sample's loss and the scores for its metrics, for each batch in turn."""
+    rows = iter(_batch_rows(samples, learner.settings.part_size))
+
+    def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return learner.losses(outputs, labels, next(rows)), learner.task.scores(outputs, labels)
+
+    return reduce
+
+
+def _batch_rows(samples: int, batch_size: int) -> list[int]:
+    """Return how many samples each batch has."""
+    return [min(batch_size, samples - first) for first in range(0, samples, batch_size)]
 
 
 def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, torch.Tensor]]:

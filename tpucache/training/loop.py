@@ -158,7 +158,7 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     metrics = {} if data.valid_set is None else evaluate(learner, data.valid_set, run.check)
     row = run.plan.epoch_row(state, metrics)
     state.rows.append(row)
-    if state.keep_best(learner.task.watched.value(metrics)):
+    if state.keep_best(learner.watched.value(metrics)):
         save_best(run.folder, learner, data)
     for watcher in run.options.watchers:
         # The pace is no part of the history: a resumed run has the same rows.

@@ -82,8 +82,22 @@ class TrainSettings:
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     loss: str | None = option(
         None,
-        "your loss, a function of (outputs, labels); labels are float targets where they are smoothed or mixed",
+        "your loss, a function of (outputs, labels), in training and validation; labels are float targets where they "
+        "are smoothed or mixed",
         metavar="module:name",
+    )
+    metric: tuple[str, ...] = option(
+        (),
+        "your metric, a function of (predictions, labels), arrays of all validation samples, that returns a number",
+        metavar="module:name",
+    )
+    watch: str | None = option(
+        None,
+        "metric by which the best epoch is chosen; more of your own is better, less with :min after the name",
+        metavar="NAME",
+    )
+    patience: int | None = option(
+        None, "stop after N epochs in which the watched metric was not better", metavar="N", minimum=1
     )
     train_step: str | None = option(
         None, "your training step, a function of (model, batch) that returns the loss", metavar="module:name"
@@ -98,7 +112,8 @@ class TrainSettings:
         check_options(self)
         if not self.lr > 0:
             raise UsageError(f"lr is above 0, not {self.lr}")
-        object.__setattr__(self, "freeze", tuple(self.freeze))  # a list, such as one from JSON, is the same setting
+        for name in ("freeze", "metric"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
         for name in ("warmup", "smoothing", "ema"):

@@ -20,13 +20,15 @@ from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
+from tpucache.training.learn.metrics import MORE_IS_BETTER
 from tpucache.training.learn.models import build_model
-from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
+from tpucache.training.learn.optimizers import clip_gradients, has_groups, make_optimizer, set_rates
 from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.parameters import freeze
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.base import Task
-from tpucache.training.learn.user_code import check_loss, user_code
+from tpucache.training.learn.tasks.find import find_watched
+from tpucache.training.learn.user_code import check_loss, load_metrics, user_code
 from tpucache.training.learn.weights import MatchedWeights, load_matching
 from tpucache.training.settings import TrainSettings
 
@@ -70,6 +72,9 @@ class Learner:
         self._weights = None if balance is None else balance.to(device.torch_device)
         self._steps = 0
         self._loss = named_callable(settings.loss)
+        self.watched = find_watched(task, settings)
+        #: The user's metrics by name.
+        self.metrics = load_metrics(settings.metric, (*MORE_IS_BETTER, "samples"))
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             check_model(model, settings, task, dataset)
@@ -111,6 +116,19 @@ class Learner:
         normalise = None if self._augment is None else self._augment.plain
         return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
 
+    def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return the loss of each sample, float32 (batch,), given outputs and labels of which the first `rows` count.
+
+        The user's loss is one number a batch, which is then each sample's: their mean is that of the batches.
+        """
+        if self._loss is None:
+            return self.task.losses(outputs, labels)
+        targets = self.task.targets(labels) if self._is_soft else labels
+        name, outputs, targets = f"the loss {self.settings.loss!r}", outputs[:rows], targets[:rows]
+        with self.device.autocast(self.settings.bf16), user_code(name, {"outputs": outputs, TARGET: targets}):
+            loss = self._loss(outputs, targets)
+        return check_loss(loss, name, learns=False).repeat(len(labels))
+
     def labels(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the labels that a batch's outputs are compared with."""
         return self.task.labels(batch.fields, batch.labels)
@@ -135,7 +153,7 @@ class Learner:
         """Take over a state that `state_dict` gave. Raises TrainingError when it is another model's."""
         try:
             self.model.load_state_dict(state["model"])
-            if not _has_groups(self.optimizer, state["optimizer"]):
+            if not has_groups(self.optimizer, state["optimizer"]):
                 # Earlier versions let what the model excepts from the decay decay as well.
                 self.optimizer = self._make_optimizer(respect_model=False)
             self.optimizer.load_state_dict(state["optimizer"])
@@ -206,6 +224,11 @@ class Learner:
         values = {"outputs": outputs, TARGET: targets}
         return _call_loss(f"the loss {self.settings.loss!r}", self._loss, outputs, targets, values)
 
+    @property
+    def _is_soft(self) -> bool:
+        """Whether a loss gets float targets, and not the labels."""
+        return self._loss is None or bool(self.settings.smoothing) or self.settings.augment.mixes
+
     def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Return what the model is given for a batch, augmented, and the targets.
 
@@ -214,8 +237,7 @@ class Learner:
         augment, draws, settings = self._augment, batch.draws, self.settings
         inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
         labels = self.task.labels(inputs, batch.labels)
-        soft = self._loss is None or bool(settings.smoothing) or settings.augment.mixes
-        targets = self.task.targets(labels, settings.smoothing) if soft else labels
+        targets = self.task.targets(labels, settings.smoothing) if self._is_soft else labels
         if augment is not None and draws is not None:
             images, targets = augment.mix(inputs[IMAGE], targets, draws)
             inputs[IMAGE] = self.device.to_layout(images)
@@ -262,12 +284,6 @@ def _augment(
         return None
     height, width = dataset.manifest.fields[dataset.names.index(IMAGE)].shape[:2]
     return Augment(settings.augment, mean, std, height, width, device.torch_device)
-
-
-def _has_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> bool:
-    """Return whether a state of an optimizer has the groups of this one, by their sizes."""
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    return own == [len(group["params"]) for group in state["param_groups"]]
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

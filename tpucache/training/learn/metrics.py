@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+#: Of each metric whether more of it is better.
+MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": True, "rmse": False, "iou": True}
+
 _NAMED_CLASSES: Final = 10  # in a warning, at most
 
 _log = logging.getLogger("tpucache")
@@ -87,25 +90,24 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
     """
     aucs = {}
     for number, column in enumerate(scores.T):
-        is_member = members(number)
-        inside, outside = column[is_member], column[~is_member]
-        if len(inside) and len(outside):
-            aucs[number] = _auc(inside, outside)
+        inside = column[members(number)]
+        if 0 < len(inside) < len(column):
+            aucs[number] = _auc(column, inside)
     missing = sorted(set(range(scores.shape[1])) - set(aucs))
     if missing:
         _say_once(f"AUC leaves out class {_listed(missing)}: the samples are all, or none, of it")
     return {"auc": float(np.mean(list(aucs.values())))} if aucs else {}
 
 
-def _auc(inside: Array, outside: Array) -> float:
-    """Return how often a score inside is above one outside, of all pairs, where equal scores count half.
+def _auc(scores: Array, inside: Array) -> float:
+    """Return how often one of the scores inside is above one of the others, of all pairs; equal scores count half.
 
     This is the Mann-Whitney statistic, and the area under the ROC curve.
     """
-    inside, outside = np.sort(inside), np.sort(outside)
-    wins = np.searchsorted(outside, inside, "left").sum()
-    wins_and_ties = np.searchsorted(outside, inside, "right").sum()
-    return float(wins + wins_and_ties) / (2 * len(inside) * len(outside))
+    ordered, inside = np.sort(scores), np.sort(inside)
+    # Twice the wins over all scores, ties once. Among themselves the scores inside win half of their pairs.
+    wins = np.searchsorted(ordered, inside, "left").sum() + np.searchsorted(ordered, inside, "right").sum()
+    return float(wins - len(inside) ** 2) / (2 * len(inside) * (len(scores) - len(inside)))
 
 
 def _is_measurable(predictions: Array) -> bool:

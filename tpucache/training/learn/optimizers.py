@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Final, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, get_args
 
 import torch
 from torch import nn
@@ -58,6 +58,12 @@ def make_optimizer(
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
     return optimizer
+
+
+def has_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> bool:
+    """Return whether the state of an optimizer has groups of the same sizes as this one."""
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    return own == [len(group["params"]) for group in state["param_groups"]]
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:

@@ -1,15 +1,17 @@
-"""Models, losses and steps that users write: errors in them are reported with function, file and line."""
+"""Models, losses, steps and metrics that users write: errors in them are reported with function, file and line."""
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 import tpucache
+from tpucache.callables import load_callable
 from tpucache.errors import TpucacheError, TrainingError, UsageError
 
 #: Code in these folders is not the user's.
@@ -17,7 +19,7 @@ _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for fold
 
 
 @contextlib.contextmanager
-def user_code(name: str, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def user_code(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Give a context for calling the user's code, described by `name`, on a batch of these inputs.
 
     An exception becomes a TrainingError in one line, with function, file, line and the batch's shapes; the exception is
@@ -43,20 +45,47 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}{where}: {error}"
 
 
-def describe_batch(inputs: Mapping[str, torch.Tensor]) -> str:
-    """Return the names, dtypes and shapes of tensors."""
+def describe_batch(inputs: Mapping[str, Any]) -> str:
+    """Return the names, dtypes and shapes of tensors or arrays."""
     return ", ".join(
         f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for name, tensor in inputs.items()
     )
 
 
-def check_loss(loss: object, name: str) -> torch.Tensor:
-    """Return a loss as a float32 scalar. Raises UsageError unless it is one number with a gradient."""
+def load_metrics(names: Sequence[str], taken: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """Return the user's metrics by the last part of their `module:name`. Raises UsageError for a name given twice."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name in names:
+        short = name.replace(":", ".").rpartition(".")[2]
+        if short in (*taken, *found):
+            raise UsageError(f"--metric {name}: there is a metric {short} already. Give the function another name")
+        found[short] = load_callable(name)
+    return found
+
+
+def compute_metrics(metrics: Mapping[str, Callable[..., Any]], predictions: Any, labels: Any) -> dict[str, float]:
+    """Return what the user's metrics say of all samples, given copies of predictions and labels.
+
+    Raises TrainingError where one raises anything, UsageError where one returns no number.
+    """
+    found = {}
+    for name, metric in metrics.items():
+        with user_code(f"the metric {name!r}", {"predictions": predictions, "labels": labels}):
+            value = metric(predictions.copy(), labels.copy())
+        array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+        if array.size != 1 or array.dtype.kind not in "fiub":
+            raise UsageError(f"the metric {name!r} returns {value!r:.80}, and a metric is one number")
+        found[name] = float(array.reshape(()))
+    return found
+
+
+def check_loss(loss: object, name: str, *, learns: bool = True) -> torch.Tensor:
+    """Return a loss as a float32 scalar. Raises UsageError unless it is one number, with a gradient if it `learns`."""
     wanted = "a loss is one floating-point number a batch, such as the mean over its samples"
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"{name} returns a {type(loss).__name__}, and {wanted}, as a tensor")
     if loss.numel() != 1 or not loss.is_floating_point():
         raise UsageError(f"{name} returns {loss.dtype} {tuple(loss.shape)}, and {wanted}")
-    if not loss.requires_grad:
+    if learns and not loss.requires_grad:
         raise UsageError(f"{name} returns a loss without a gradient: compute it from the model's outputs, not detached")
     return loss.reshape(()).float()

@@ -20,7 +20,7 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint, save_checkpoint
 from tpucache.training.run.history import HISTORY_NAME, write_history
 from tpucache.training.run.report import REPORT_NAME
-from tpucache.training.run.state import RunState
+from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
 
 _VERSION: Final = 1
@@ -72,17 +72,17 @@ def open_run(
         raise UsageError(f"{path} is of another version of tpucache: give another folder")
     before = settings_from(content["settings"])
     changed = setting_differences(before, settings) + _data_differences(path, content, data)
-    if [text for text in changed if text.startswith("epochs ")] and len(content["stand"]["rows"]) >= before.epochs:
+    state = RunState(**content["stand"])
+    if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
         raise UsageError(
-            f"{run} is finished after its {before.epochs} epochs, over which its learning rate has gone through its "
-            f"schedule. For more, begin a new run with its weights: --run OTHER --weights {run}"
+            f"{run} is finished after {len(state.rows)} epochs, and its learning rate has gone through its schedule. For "
+            f"more, begin a new run with its weights: --run OTHER --weights {run}"
         )
     if changed:
         raise UsageError(
             f"{run} was begun with other options or data: {'; '.join(changed)}. Give the same ones to continue, "
             "or another folder"
         )
-    state = RunState(**content["stand"])
     if state.best is not None and math.isnan(state.best):  # an earlier version took NaN for the best value
         state.best = None
     write_history(run, state.rows)

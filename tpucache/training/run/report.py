@@ -27,6 +27,8 @@ _log = logging.getLogger("tpucache")
 class TrainReport:
     """Losses step by step, a row of metrics an epoch, the pace after the warm-up, and the most memory in use.
 
+    The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
+
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
     `dropped_by_execution` in batches that do not fill an execution of several steps.
@@ -45,6 +47,9 @@ class TrainReport:
     samples: int = 0
     dropped_samples: int = 0
     dropped_by_execution: int = 0
+    watched: str = ""
+    best_epoch: int = 0
+    stopped_early: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -63,6 +68,7 @@ class TrainReport:
             memory += f", {self.device_peak_bytes / 1e6:,.0f} MB of the fullest core's"
         return [
             *(_epoch_line(row) for row in self.epochs),
+            *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
             f"backend    {self.backend}, {self.cores} core{'s' * (self.cores > 1)}",
             f"rate       {pace.images_per_second:,.0f} images/s",
@@ -75,6 +81,10 @@ class TrainReport:
             *([self._dropped_line()] if self.dropped_samples else []),
             self.advice,
         ]
+
+    def _best_line(self) -> str:
+        early = f"; stopped early after epoch {self.epochs[-1]['epoch']}" if self.stopped_early else ""
+        return f"best       epoch {self.best_epoch}, by {self.watched}{early}"
 
     def _dropped_line(self) -> str:
         reasons = {
@@ -101,6 +111,9 @@ def make_report(learner: Learner, train_set: CachedDataset, plan: StepPlan, stat
         steps=plan.steps,
         samples=samples,
         dropped_samples=samples - plan.per_epoch * settings.batch_size,
+        watched=learner.watched.metric,
+        best_epoch=0 if state.best is None else state.best_epoch,
+        stopped_early=plan.has_stopped_early(state),
         dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
     )
 

@@ -16,31 +16,39 @@ class RunState:
     """Steps done, the loss of each, a row for each evaluated epoch, and the best value of the watched metric.
 
     `best` is as high as possible; it is None where nothing is evaluated and before the first value that is a number.
+    `best_epoch` is the one whose weights were kept last, from 1; 0 where that is not known.
     """
 
     steps: int = 0
     losses: list[float] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     best: float | None = None
+    best_epoch: int = 0
 
     def keep_best(self, value: float | None) -> bool:
-        """Take a value of the watched metric; return whether its weights are the best so far.
+        """Take the watched metric's value of the last row; return whether its weights are the best so far.
 
         NaN is never the best value. While no value is better, the newest weights count as the best.
         """
         is_best = value is None or self.best is None or value > self.best
         if is_best and value is not None and not math.isnan(value):
             self.best = value
+        if is_best:
+            self.best_epoch = len(self.rows)
         return is_best
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of a whole run: `epochs` of `per_epoch` each, with the learning rate of each step."""
+    """The steps of a whole run: `epochs` of `per_epoch` each, with the learning rate of each step.
+
+    The run ends sooner after `patience` epochs in which the watched metric was not better.
+    """
 
     epochs: int
     per_epoch: int
     schedule: Callable[[int], Rates]
+    patience: int | None = None
 
     @property
     def steps(self) -> int:
@@ -53,8 +61,18 @@ class StepPlan:
         return state.steps % self.per_epoch == 0 and evaluated < state.steps
 
     def is_finished(self, state: RunState) -> bool:
-        """Return whether all epochs are trained and evaluated."""
-        return state.steps >= self.steps and not self.awaits_evaluation(state)
+        """Return whether all epochs are trained and evaluated, or it has ended sooner."""
+        is_over = state.steps >= self.steps or self.has_stopped_early(state)
+        return is_over and not self.awaits_evaluation(state)
+
+    def has_stopped_early(self, state: RunState) -> bool:
+        """Return whether the watched metric was not better for so many epochs that the run ends."""
+        return (
+            self.patience is not None
+            and state.best is not None
+            and state.steps < self.steps
+            and len(state.rows) - state.best_epoch >= self.patience
+        )
 
     def epoch_row(self, state: RunState, metrics: Mapping[str, float]) -> Row:
         """Return the history's row for the epoch that has just ended."""
@@ -80,4 +98,4 @@ def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
     """Return the steps of a run with these settings on this number of samples. Raises UsageError."""
     each = settings.steps_per_epoch(samples)
     schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
-    return StepPlan(settings.epochs, each, schedule)
+    return StepPlan(settings.epochs, each, schedule, settings.patience)

@@ -61,6 +61,11 @@ class Task(Protocol):
         """The metric that says which epoch is the best one."""
         ...
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics that `metrics` returns, where the labels allow them."""
+        ...
+
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
         """Return those of a record's fields, by name, that a model may be given: all but the labels."""
         ...

@@ -30,6 +30,7 @@ class Classes(SampleTask):
     name: str = "classes"
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("accuracy", True)
+    metric_names: ClassVar = ("accuracy", "f1", "auc")
 
     @classmethod
     def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:

@@ -6,8 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from tpucache.errors import UsageError
-from tpucache.training.learn.tasks.base import Task
-from tpucache.training.settings import TASKS
+from tpucache.training.learn.metrics import MORE_IS_BETTER
+from tpucache.training.learn.tasks.base import Task, Watched
+from tpucache.training.settings import TASKS, TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -35,6 +36,23 @@ def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None
     """Return the task of this name, or by "auto" the one that fits the cache's labels. Raises UsageError."""
     found = infer_task(dataset) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
+
+
+def find_watched(task: Task, settings: TrainSettings) -> Watched:
+    """Return the metric that says which epoch is the best: by `watch`, NAME or NAME:min or NAME:max, or the task's own.
+
+    More of a metric of the user's own is better unless `:min` says otherwise. Raises UsageError for an unknown one.
+    """
+    if settings.watch is None:
+        return task.watched
+    name, _, direction = settings.watch.partition(":")
+    known = ("loss", *task.metric_names, *(each.replace(":", ".").rpartition(".")[2] for each in settings.metric))
+    if name not in known or direction not in ("", "min", "max"):
+        raise UsageError(
+            f"--watch is one of {', '.join(known)}, with :min or :max for the direction of your own, not "
+            f"{settings.watch!r}"
+        )
+    return Watched(name, direction == "max" if direction else MORE_IS_BETTER.get(name, True))
 
 
 def infer_task(dataset: CachedDataset) -> str:

@@ -37,6 +37,7 @@ class Mask:
     form: ClassVar[Form] = "maps"
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("iou", True)
+    metric_names: ClassVar = ("accuracy", "iou")
 
     @staticmethod
     def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:

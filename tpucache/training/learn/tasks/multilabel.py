@@ -30,6 +30,7 @@ class Multilabel(SampleTask):
     name: str = "multilabel"
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("loss", False)
+    metric_names: ClassVar = ("accuracy", "f1", "auc")
 
     @classmethod
     def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:

@@ -28,6 +28,7 @@ class Regression(SampleTask):
     name: str = "regression"
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("rmse", False)
+    metric_names: ClassVar = ("rmse",)
 
     @classmethod
     def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:

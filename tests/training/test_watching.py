@@ -1,0 +1,121 @@
+"""Metrics and losses of one's own are computed over all validation samples, chosen by, and end a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny_metrics
+import torch
+
+from tpucache import CachedDataset, TrainingError, UsageError
+from tpucache.training.check import find_task
+from tpucache.training.device import EagerDevice
+from tpucache.training.evaluation import evaluate, results
+from tpucache.training.learn.learner import Learner
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings
+
+TINY = {"model": "tiny_models:tiny", "batch_size": 16, "lr": 0.05}
+
+
+def learner_for(dataset, **settings):
+    settings = TrainSettings(**{**TINY, **settings})
+    return Learner(settings, dataset, find_task(settings, dataset), EagerDevice())
+
+
+def run(cache, folder, values, stop_after=None, **settings):
+    """Train two steps an epoch, where the metric `scripted` gives these values; return the report."""
+    dataset = CachedDataset(cache)
+    parts = dataset.select(range(32)), dataset.select(range(100, 110))
+
+    class Stopping:
+        def losses(self, first, losses):
+            pass
+
+        def epoch(self, row):
+            if row["epoch"] == stop_after:
+                raise KeyboardInterrupt
+
+    tiny_metrics.STEPS[:] = values
+    settings = TrainSettings(**{**TINY, "epochs": 6, "metric": ["tiny_metrics:scripted"], **settings})
+    options = RunOptions(replay=False, resume=True, checkpoint_every=1, watchers=[Stopping()])
+    return train(folder, settings, *parts, EagerDevice(), options)
+
+
+def test_own_metrics_are_of_all_samples_and_cannot_change_them(cache):
+    dataset = CachedDataset(cache)
+    learner = learner_for(dataset, metric=["tiny_metrics:second_share", "tiny_metrics:scripted"])
+    tiny_metrics.STEPS[:] = [np.float32(0.25)]
+    found = evaluate(learner, dataset)
+    predictions = [part for (part,) in results(learner, dataset, lambda o, _: (learner.task.predictions(o),))]
+    assert found["second_share"] == pytest.approx(np.concatenate(predictions)[:, 1].mean())
+    assert found["scripted"] == 0.25
+    assert found["accuracy"] == pytest.approx((np.concatenate(predictions).argmax(1) == dataset.labels.numpy()).mean())
+
+
+@pytest.mark.parametrize("samples", [5, 16, 40])
+def test_validation_is_by_the_loss_of_training_without_the_padding(cache, samples):
+    dataset = CachedDataset(cache)
+    learner, part = learner_for(dataset, loss="tiny_metrics:squared"), dataset.select(range(samples))
+    outputs = np.concatenate([values for (values,) in results(learner, part, lambda o, _: (o,))])
+    expected = np.square(outputs - np.eye(outputs.shape[1])[part.labels.numpy()]).mean()
+    assert evaluate(learner, part)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("accuracy", UsageError, "there is a metric accuracy already"),
+        ("nothing", UsageError, "cannot be imported"),
+        ("failing", TrainingError, r"metric 'failing' raised IndexError in failing .*predictions float32 \(150, "),
+        ("matrix", UsageError, "a metric is one number"),
+    ],
+)
+def test_a_metric_that_cannot_be_used_is_one_clear_error(cache, name, error, message):
+    dataset = CachedDataset(cache)
+    with pytest.raises(error, match=message) as raised:
+        evaluate(learner_for(dataset, metric=[f"tiny_metrics:{name}"]), dataset)
+    if name == "failing":
+        assert isinstance(raised.value.__cause__, IndexError)
+
+
+@pytest.mark.parametrize(("watch", "best"), [("scripted", 2), ("scripted:max", 2), ("scripted:min", 3)])
+def test_the_best_epoch_is_that_of_the_watched_metric(cache, tmp_path, watch, best):
+    report = run(cache, tmp_path, [1.0, 3.0, 0.5, 2.0], watch=watch, epochs=4)
+    assert (report.watched, report.best_epoch, report.stopped_early) == ("scripted", best, False)
+    assert [row["valid_scripted"] for row in report.epochs] == [1.0, 3.0, 0.5, 2.0]
+    assert any(line.startswith(f"best       epoch {best}, by scripted") for line in report.lines())
+
+
+def test_patience_ends_a_run_the_same_way_when_it_was_stopped_between(cache, tmp_path):
+    values, settings = [1.0, 2.0, 2.0, 1.5, 3.0, 4.0], {"watch": "scripted", "patience": 2}
+    whole = run(cache, tmp_path / "whole", values, **settings)
+    assert (len(whole.epochs), whole.best_epoch, whole.stopped_early, whole.finished) == (4, 2, True, True)
+    assert "best       epoch 2, by scripted; stopped early after epoch 4" in whole.lines()
+    with pytest.raises(KeyboardInterrupt):
+        run(cache, tmp_path / "parts", values, stop_after=3, **settings)
+    parts = run(cache, tmp_path / "parts", values[2:], **settings)
+    assert (parts.epochs, parts.losses, parts.best_epoch) == (whole.epochs, whole.losses, 2)
+    best = [torch.load(tmp_path / name / "best.pt", weights_only=True)["model"] for name in ("whole", "parts")]
+    assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
+    assert run(cache, tmp_path / "parts", [], **settings).stopped_early  # finished: nothing is computed again
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"watch": "f2"}, "--watch is one of loss, accuracy, f1, auc, scripted, with :min or :max"),
+        ({"watch": "scripted:up"}, "--watch is one of"),
+    ],
+)
+def test_a_metric_to_watch_that_does_not_exist_is_refused_at_the_start(cache, tmp_path, settings, message):
+    with pytest.raises(UsageError, match=message):
+        run(cache, tmp_path, [], **settings)
+
+
+@pytest.mark.parametrize("settings", [{"watch": "loss"}, {"patience": 1}, {"metric": ["tiny_metrics:scripted"]}])
+def test_without_validation_nothing_can_be_watched(cache, tmp_path, settings):
+    dataset = CachedDataset(cache)
+    with pytest.raises(UsageError, match="is about validation samples, and there are none: add --valid"):
+        train(tmp_path, TrainSettings(**TINY, **settings), dataset, None, EagerDevice())

@@ -1,0 +1,40 @@
+"""Metrics and losses of one's own, named as `tiny_metrics:name`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+STEPS: list[float] = []
+
+
+def second_share(predictions, labels):
+    """The mean probability of the second class; it overwrites what it is given."""
+    predictions[:, 0] = 0
+    labels[:] = 0
+    return predictions[:, 1].mean()
+
+
+def scripted(predictions, labels):
+    """The next of `STEPS`."""
+    return STEPS.pop(0)
+
+
+def accuracy(predictions, labels):
+    """A metric with a name that is taken."""
+    return 0.0
+
+
+def failing(predictions, labels):
+    """Raises."""
+    return np.zeros(3)[len(labels)]
+
+
+def matrix(predictions, labels):
+    """No number."""
+    return predictions
+
+
+def squared(outputs, labels):
+    """The mean squared distance from the class as 0 or 1, of class numbers."""
+    return (outputs - torch.nn.functional.one_hot(labels, outputs.shape[1])).square().mean()
