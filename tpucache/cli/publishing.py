@@ -22,16 +22,18 @@ def publish(options: argparse.Namespace) -> int:
     from tpucache.publish.publish import prepare, send
     from tpucache.store.manifest import Manifest
 
-    metadata = from_options(Metadata, options)
+    metadata, settings = from_options(Metadata, options), from_options(PublishOptions, options)
     manifest = Manifest.load(options.cache)
     with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
-        bundle = prepare(options.cache, metadata, options.out, lambda entry: progress.advance(entry.bytes))
+        bundle = prepare(
+            options.cache, metadata, settings.out, lambda entry: progress.advance(entry.bytes), settings.wheels
+        )
 
     def announce(command: str) -> None:
         for line in [*_listing(bundle, public=options.public), f"command  {command}"]:
             print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
 
-    result = send(bundle, from_options(PublishOptions, options), announce)
+    result = send(bundle, settings, announce)
     lines = {
         "uploaded": f"uploaded, and all {len(bundle.files)} files arrived",
         "dry": "nothing was uploaded: this was a dry run",
@@ -104,6 +106,7 @@ def _listing(bundle: Bundle, *, public: bool) -> list[str]:
     target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
     return [
         *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
+        *(f"{wheel.name} is under {wheel.license_name}" for wheel in bundle.wheels),
         f"{bundle.total_bytes:>15,}  bytes in {len(bundle.files)} files, for {target}",
         f"folder   {bundle.folder}",
     ]

@@ -13,6 +13,7 @@ from tpucache.publish import rules
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, write_card
 from tpucache.publish.options import Metadata
 from tpucache.publish.owned import check_bundle, claim_bundle, metadata_text, sign_metadata
+from tpucache.publish.packages import PackageWheel, download_wheels, needed_packages
 from tpucache.publish.sheet import contact_sheet
 from tpucache.publish.wheel import wheel_bytes, wheel_name
 from tpucache.store.copying.claims import CLAIM_NAME, claim_folder, remove_claim
@@ -27,11 +28,15 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to be uploaded, and the files that will be: names and bytes."""
+    """A folder that is ready to be uploaded, and the files that will be: names and bytes.
+
+    `wheels` are those of other packages among them.
+    """
 
     folder: Path
     metadata: Metadata
     files: dict[str, int]
+    wheels: tuple[PackageWheel, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -39,13 +44,17 @@ class Bundle:
         return sum(self.files.values())
 
 
-def make_bundle(cache: str | Path, metadata: Metadata, out: str | Path | None = None) -> Bundle:
+def make_bundle(
+    cache: str | Path, metadata: Metadata, out: str | Path | None = None, wheels: str | None = None
+) -> Bundle:
     """Make the folder to upload, `CACHE.publish` beside the cache if not given, out of a cache that is sound.
+
+    `wheels` is the tag of a Python, such as "cp312", for which the packages that the cache's codecs need are added.
 
     The cache's files are hard links, or verified copies where the file system has none. A folder that an earlier call
     made of the same cache, or of it before more was added, is brought up to date. Raises UsageError for a folder that
-    holds anything else, or is the cache, inside of it or around it; PublishError for a cache that Kaggle does not take;
-    StoreError when the folder cannot be written.
+    holds anything else, or is the cache, inside of it or around it; PublishError for a cache that Kaggle does not take
+    or wheels that cannot be had; StoreError when the folder cannot be written.
     """
     source = folder_path(cache)
     manifest = Manifest.load(source)
@@ -57,7 +66,8 @@ def make_bundle(cache: str | Path, metadata: Metadata, out: str | Path | None = 
     real = source.resolve()
     folder = real.with_name(f"{real.name}.publish") if out is None else folder_path(out)
     check_apart(source, folder)
-    written = _written(source, manifest, metadata)
+    packages = _packages(source, manifest, wheels) if wheels else ()
+    written = _written(source, manifest, metadata, packages)
     claim = claim_bundle(manifest, written)
     try:
         with hold_folder(folder, "publishing from"):
@@ -77,12 +87,28 @@ def make_bundle(cache: str | Path, metadata: Metadata, out: str | Path | None = 
     if found:
         raise PublishError(f"{folder} breaks Kaggle's rules: {'; '.join(found)}")
     uploaded = sorted(path for path in folder.iterdir() if path.name != rules.METADATA_NAME)
-    return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded})
+    return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded}, packages)
 
 
-def _written(cache: Path, manifest: Manifest, metadata: Metadata) -> dict[str, bytes]:
-    """Return what is written beside the cache's files: manifest, wheel, card, a sheet where possible, metadata."""
-    has_room = len(manifest.shards) + COMPANIONS < rules.MAX_FILES
+def _packages(cache: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
+    """Return the wheels of the packages that a cache's codecs need. Raises PublishError where no file may be added."""
+    packages = needed_packages(manifest)
+    files = len(manifest.shards) + COMPANIONS + len(packages)
+    if files > rules.MAX_FILES:
+        raise PublishError(
+            f"with the wheels of {', '.join(packages)} there would be {files} files, and a published cache has at most "
+            f"{rules.MAX_FILES}: leave --wheels out, or warm it up with --target kaggle"
+        )
+    if not packages:
+        _log.warning("no wheel is added: reading %s needs no optional package", cache)
+    return tuple(download_wheels(packages, tag))
+
+
+def _written(
+    cache: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...]
+) -> dict[str, bytes]:
+    """Return what is written beside the cache's files: manifest, wheels, card, a sheet where possible, metadata."""
+    has_room = len(manifest.shards) + COMPANIONS + len(packages) < rules.MAX_FILES
     sheet = contact_sheet(cache) if has_room else None
     if not has_room:
         _log.warning("%s has so many files that there is no room for a sheet of samples", cache)
@@ -90,9 +116,10 @@ def _written(cache: Path, manifest: Manifest, metadata: Metadata) -> dict[str, b
     return {
         MANIFEST_NAME: (cache / MANIFEST_NAME).read_bytes(),
         wheel_name(): wheel_bytes(),
-        CARD_NAME: write_card(*given, sheet=bool(sheet)).encode(),
+        **{wheel.name: wheel.data for wheel in packages},
+        CARD_NAME: write_card(*given, packages, sheet=bool(sheet)).encode(),
         **({SHEET_NAME: sheet} if sheet else {}),
-        rules.METADATA_NAME: metadata_text(metadata.to_dict(write_card(*given, sheet=False))),
+        rules.METADATA_NAME: metadata_text(metadata.to_dict(write_card(*given, packages, sheet=False))),
     }
 
 

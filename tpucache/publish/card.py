@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from tpucache.publish.packages import PackageWheel, needed_packages
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.publish.wheel import wheel_name
 from tpucache.store.manifest import Manifest
@@ -21,16 +22,28 @@ _ESCAPES: Final = {
 }
 
 
-def write_card(manifest: Manifest, title: str, dataset_id: str, license_name: str, *, sheet: bool) -> str:
-    """Return a cache's card: what it is, how to read it, how it was made. `sheet` shows the sheet of samples, too."""
+def write_card(
+    manifest: Manifest,
+    title: str,
+    dataset_id: str,
+    license_name: str,
+    wheels: Sequence[PackageWheel] = (),
+    *,
+    sheet: bool,
+) -> str:
+    """Return a cache's card: what it is, how to read it, how it was made.
+
+    `wheels` are those of other packages beside it. `sheet` shows the sheet of samples, too.
+    """
     parts = [
         f"# {_text(title)}",
         _summary(manifest),
         f"![Samples down, variants across]({SHEET_NAME})" if sheet else "",
-        _reading(manifest, dataset_id),
+        _reading(manifest, dataset_id, wheels),
         _contents(manifest),
         _classes(manifest),
         _making(manifest, license_name),
+        _wheels(wheels),
         _skipped(manifest),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -45,15 +58,21 @@ def _summary(manifest: Manifest) -> str:
     )
 
 
-def _reading(manifest: Manifest, dataset_id: str) -> str:
+def _reading(manifest: Manifest, dataset_id: str, wheels: Sequence[PackageWheel]) -> str:
     variant = '"epoch"' if manifest.augmented else str(manifest.variants[0])
+    packages = needed_packages(manifest)
+    inside = [wheel.package for wheel in wheels]
+    needs = ", ".join(("numpy", *packages)) + " and torch"
+    bundled = " and ".join(("tpucache itself", *inside)) + (" are" if inside else " is")
+    own = f"$(find /kaggle/input -name '{wheel_name()}' | head -n 1)"
+    install = f"--find-links $(dirname {own}) tpucache {' '.join(inside)}" if wheels else own
     return f"""## How to read it
 
-Add this dataset to a notebook. Reading needs numpy and torch; tpucache itself is in here, for notebooks without a
-network:
+Add this dataset to a notebook. Reading needs {needs}; {bundled} in here, for notebooks
+without a network:
 
 ```sh
-pip install --no-deps --no-index $(find /kaggle/input -name '{wheel_name()}' | head -n 1)
+pip install --no-deps --no-index {install}
 ```
 
 ```python
@@ -97,6 +116,13 @@ def _making(manifest: Manifest, license_name: str) -> str:
         f"that of the images it was made from. The bundled tpucache is under Apache-2.0. `manifest.json` has all "
         f"details, `{METADATA_NAME}` those that Kaggle was given."
     )
+
+
+def _wheels(wheels: Sequence[PackageWheel]) -> str:
+    if not wheels:
+        return ""
+    rows = [tuple(wheel.to_dict().values()) for wheel in wheels]
+    return f"## Wheels of other packages\n\n{_table(('file', 'licence', 'SHA-256'), rows)}"
 
 
 def _skipped(manifest: Manifest) -> str:

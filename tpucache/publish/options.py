@@ -33,10 +33,22 @@ class Metadata:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How a cache is published: `out` is the folder to upload, `patience` the seconds that Kaggle may take for it."""
+    """How a cache is published: `out` is the folder to upload, `patience` the seconds that Kaggle may take for it.
+
+    `wheels` is the tag of a Python. Raises UsageError for one that is none.
+    """
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
     public: bool = option(False, "make a new dataset public")
     out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
     dry_run: bool = option(False, "make the folder and check it, upload nothing")
+    wheels: str | None = option(
+        None,
+        "add wheels of the packages that the codec may need (zstandard, lz4), for this Python on Linux x86-64",
+        metavar="cp312",
+    )
     patience: float = option(600.0, "time for Kaggle to process it", metavar="10m")
+
+    def __post_init__(self) -> None:
+        if self.wheels is not None:
+            rules.check_tag(self.wheels)

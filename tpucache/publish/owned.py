@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.publish.card import CARD_NAME, SHEET_NAME
+from tpucache.publish.packages import PACKAGES
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.store.cache import Cache
 from tpucache.store.copying.claims import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
@@ -24,6 +26,7 @@ from tpucache.store.manifest import Manifest
 
 COMMAND: Final = "publish"
 _KEY: Final = "tpucache"
+_WHEEL: Final = re.compile(rf"({'|'.join(('tpucache', *PACKAGES))})-.*\.whl")
 _UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
 
 
@@ -65,7 +68,7 @@ def check_bundle(folder: Path, cache: Path, claim: Claim) -> list[Path]:
 def _may_be_uploaded(name: str) -> bool:
     """Return whether `publish` uses a name; that alone does not show that it wrote the file."""
     of_cache = SHARD_NAME.fullmatch(name) or TABLE_NAME.fullmatch(name) or name.endswith(".tmp")
-    return bool(of_cache) or name in _UPLOADED or (name.startswith("tpucache-") and name.endswith(".whl"))
+    return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name))
 
 
 def _read_claims(folder: Path) -> list[Claim]:

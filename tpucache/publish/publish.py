@@ -36,6 +36,7 @@ class Published:
             "folder": str(self.bundle.folder),
             "files": self.bundle.files,
             "bytes": self.bundle.total_bytes,
+            "wheels": [wheel.to_dict() for wheel in self.bundle.wheels],
             "command": self.command,
             "uploaded": self.uploaded,
         }
@@ -46,8 +47,11 @@ def prepare(
     metadata: Metadata,
     out: str | Path | None = None,
     progress: Callable[[ShardEntry], None] = lambda entry: None,
+    wheels: str | None = None,
 ) -> Bundle:
     """Verify a cache and make the folder to upload; `progress` is called after each verified shard.
+
+    `wheels` is the tag of a Python, such as "cp312": wheels of the packages that the cache's codecs need are added.
 
     Raises DamageError for a damaged cache, and what `make_bundle` raises.
     """
@@ -55,7 +59,7 @@ def prepare(
     if damages:
         names = ", ".join(sorted({damage.name for damage in damages})[:_NAMED])
         raise DamageError(f"{cache} is damaged: {names}. Run `python -m tpucache verify {cache}` and warm it up again")
-    return make_bundle(cache, metadata, out)
+    return make_bundle(cache, metadata, out, wheels)
 
 
 def send(

@@ -18,11 +18,13 @@ __all__ = [
     "breaches",
     "check_id",
     "check_license",
+    "check_tag",
     "check_title",
 ]
 
 METADATA_NAME: Final = "dataset-metadata.json"
 MAX_BYTES: Final = 200_000_000_000
+_TAG: Final = re.compile("cp3[1-9][0-9]")
 TITLE_LENGTH: Final = range(6, 51)
 SLUG_LENGTH: Final = range(6, 51)
 
@@ -93,6 +95,13 @@ def check_license(name: str | None) -> str:
         given = f"{name!r} is none of them" if name else "none is assumed: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
     return name
+
+
+def check_tag(tag: str) -> str:
+    """Return the tag of a Python, such as cp312. Raises UsageError."""
+    if not _TAG.fullmatch(tag):
+        raise UsageError(f"--wheels is the tag of a Python, such as cp312 for Python 3.12, not {tag!r}")
+    return tag
 
 
 def breaches(folder: str | Path) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, UsageError
+from tpucache.errors import DamageError, DependencyError, UsageError
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -75,6 +76,8 @@ class Codec(ABC):
     default_quality: ClassVar[int | None] = None
     #: The resolutions of colours to choose from, the default first.
     chromas: ClassVar[tuple[str, ...]] = ()
+    #: The optional package that encodes and decodes it, None where none is needed.
+    package: ClassVar[str | None] = None
     #: The codec of masks whose images have this one: it keeps every value.
     mask_codec: ClassVar[str] = "raw"
 
@@ -132,3 +135,12 @@ class PackedCodec(Codec):
     @abstractmethod
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""
+
+
+def missing_package(codec: str, package: str) -> DependencyError:
+    """Return the error of a codec whose optional package is not installed."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return DependencyError(
+        f"the codec {codec} needs `pip install {package}`; for a notebook without a network, `publish --wheels {tag}` "
+        "puts it beside the cache"
+    )

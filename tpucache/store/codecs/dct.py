@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import DependencyError, FormatError
+from tpucache.errors import FormatError
 from tpucache.store.codecs import coefficients
-from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.coefficients import CHROMA, CoefficientLayout, layout_of
 from tpucache.store.codecs.libraries import Unpack, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
@@ -88,6 +88,7 @@ class DctZstd(DctCodec):
     """Coefficients in a Zstandard frame: as small as a JPEG file."""
 
     name = "dct-zstd"
+    package = "zstandard"
     typical_ratio = 0.12
 
     def _compress(self, packed: bytes) -> bytes:
@@ -118,6 +119,7 @@ class DctLz4(DctCodec):
     """Coefficients in an LZ4 block: half as large again as a JPEG file, and fastest to unpack."""
 
     name = "dct-lz4"
+    package = "lz4"
     typical_ratio = 0.16
 
     def _compress(self, packed: bytes) -> bytes:
@@ -156,5 +158,5 @@ def _lz4() -> Any:
     try:
         import lz4.block
     except ImportError as error:
-        raise DependencyError("the codec dct-lz4 needs `pip install lz4`") from error
+        raise missing_package("dct-lz4", "lz4") from error
     return lz4.block

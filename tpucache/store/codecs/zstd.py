@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tpucache.errors import DependencyError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec
+from tpucache.store.codecs.base import Array, Codec, FieldSpec, missing_package
 
 _DEFAULT_LEVEL = 3
 
@@ -19,6 +18,7 @@ class Zstd(Codec):
     is_for_images = True
     quality_range = (1, 22)
     typical_ratio = 0.85
+    package = "zstandard"
     mask_codec = "zstd"
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -42,5 +42,5 @@ def load_zstandard(codec: str) -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise DependencyError(f"the codec {codec} needs `pip install zstandard`") from error
+        raise missing_package(codec, "zstandard") from error
     return zstandard
