@@ -176,7 +176,7 @@ def test_what_is_no_source_is_refused_saying_what_is(tmp_path: Path, name: str, 
 def test_a_folder_takes_no_options_of_a_table(tmp_path: Path) -> None:
     _touch(tmp_path, "a.jpg")
     assert isinstance(open_source(tmp_path, TableOptions()), FolderSource)
-    with pytest.raises(UsageError, match=r"no \.csv"):
+    with pytest.raises(UsageError, match="folder of images, which has no --mask-col"):
         open_source(tmp_path, TableOptions(mask_col="mask"))
 
 

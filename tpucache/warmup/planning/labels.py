@@ -43,8 +43,8 @@ def find_unused_labels(listing: Listing, first: Item) -> list[str]:
     unused = _label_candidates(listing.columns, first)
     if unused:
         _log.warning(
-            "the samples have no labels, and %s could be: name a table's column with --label-col, and call a dataset's "
-            "key 'label'",
+            "the samples have no labels, and %s could be: name a column or feature with --label-col, and call a "
+            "dataset's key 'label'",
             ", ".join(map(repr, unused)),
         )
     return unused
@@ -66,7 +66,8 @@ def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
 def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
     """Return the columns and keys that could hold labels: those with such names, or else likely columns."""
     names = [name for name in (*columns, *{**item.columns, **item.fields}) if _sounds_like_label(name)]
-    return names or [name for name, column in columns.items() if name != "fold" and _repeats(column)]
+    likely = [name for name, column in columns.items() if name != "fold" and _repeats(column)]
+    return names or [*likely, *(name for name, value in item.columns.items() if isinstance(value, int))]
 
 
 def _sounds_like_label(name: str) -> bool:

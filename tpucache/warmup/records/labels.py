@@ -19,6 +19,8 @@ class LabelRule:
         """Raise SampleError for another label. Noticed only at the end, it would make all that was built useless."""
         if _kind(label) != _kind(self.like):
             raise SampleError(path, f"has {_kind(label)}, the first sample has {_kind(self.like)}")
+        if isinstance(label, tuple) and len(label) == self.classes and not all(0 <= mark <= 1 for mark in label):
+            raise SampleError(path, f"has the label {label}: give 0 or 1 for each class, or say --labels numbers")
         if isinstance(label, int) and label < 0:
             raise SampleError(path, f"has the label {label}: class numbers begin at 0")
         if isinstance(label, int) and label >= self.classes > 0:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SourceError, UsageError
+from tpucache.option_fields import options_of
 from tpucache.warmup.sources import dataset, folder, table
 from tpucache.warmup.sources.archives import source as archives
 from tpucache.warmup.sources.archives.source import ArchiveSource
@@ -35,14 +36,18 @@ _KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, archives.KIND,
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
-    """Return the source that a path, pattern or name means; `options` state what a table's columns mean.
+    """Return the source that a path, pattern or name means; `options` state what its columns or features mean.
 
-    Raises SourceError when it is no source, UsageError for options of something that is not a table.
+    Raises SourceError when it is no source, UsageError for options that such a source does not have.
     """
     kind = next((kind for kind in _KINDS if kind.matches(source)), None)
-    if options not in (None, TableOptions()) and kind not in (table.KIND, archives.KIND):
-        raise UsageError(f"{source} is no .csv file: leave out the options of a table, or give one")
     if kind is not None:
+        given = [
+            name for name, value in vars(options or TableOptions()).items() if value != getattr(TableOptions, name)
+        ]
+        unused = [options_of(TableOptions)[name].flag for name in given if name not in kind.options]
+        if unused:
+            raise UsageError(f"{source} is {kind.description}, which has no {unused[0]}: leave it out")
         return kind.open(source, options)
     *others, last = (kind.description for kind in _KINDS)
     problem = "is a file of another kind" if Path(source).exists() else "does not exist"

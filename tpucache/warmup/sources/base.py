@@ -94,9 +94,10 @@ class SourceKind(NamedTuple):
     """A kind of source that a user can name by a path, a pattern or a name.
 
     `description` completes "give …" in errors. `matches` returns whether a user's text names such a source, and `open`
-    returns the source; its second argument is what the columns of a table mean, None for all other kinds.
+    returns the source; its second argument is what columns, features and keys mean, of which `options` are used.
     """
 
     description: str
     matches: Callable[[str | Path], bool]
     open: Callable[[str | Path, Any], Source]
+    options: frozenset[str] = frozenset()

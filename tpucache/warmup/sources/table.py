@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import functools
 import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +31,12 @@ _PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_pa
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the columns of a table mean.
+    """What the columns of a table mean, or the features of a record.
 
     `path_col` holds the images' paths, below `root` (default: the table's folder), without `suffix`. `label_cols`:
     one column of class names or numbers, or several of numbers; with `label_sep` one column of several names a row.
-    `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. Raises UsageError.
+    `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. What else there is and has no
+    meaning is kept where its name matches a pattern of `keep` (none: all), and none of `drop`. Raises UsageError.
     """
 
     path_col: str | None = option(None, "paths of the images; path, file, image, id … if not given", metavar="NAME")
@@ -43,16 +46,28 @@ class TableOptions:
     root: str | Path | None = option(None, "folder of the paths; the table's own if not given", metavar="DIR")
     mask_col: str | None = option(None, "paths of masks", metavar="NAME")
     fold_col: str | None = option(None, "fold numbers, for train --valid fold=N", metavar="NAME")
+    keep: tuple[str, ...] = option((), "what else is kept, such as 'age*'; all if not given", metavar="PATTERN")
+    drop: tuple[str, ...] = option((), "what is not kept", metavar="PATTERN")
 
     def __post_init__(self) -> None:
         if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
             raise UsageError(f"label_cols are several names, each once, not {self.label_cols!r}")
-        object.__setattr__(self, "label_cols", tuple(self.label_cols))
+        for name in ("label_cols", "keep", "drop"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
             raise UsageError(
                 f"label_sep is text between the names in one label column, not {self.label_sep!r} "
                 f"with {len(self.label_cols)} label columns"
             )
+
+    def is_kept(self, name: str) -> bool:
+        """Return whether something without a meaning is kept."""
+        is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
+        return is_wanted and not self.is_dropped(name)
+
+    def is_dropped(self, name: str) -> bool:
+        """Return whether something is not to be read, whatever it means."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
 
 
 class TableSource:
@@ -136,8 +151,8 @@ class _Files:
 
     rows: dict[str, int]
     images: list[str]
-    masks: list[str] = field(default_factory=list)
-    lacks: dict[int, str] = field(default_factory=dict)
+    masks: list[str] = dataclasses.field(default_factory=list)
+    lacks: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def names(self, number: int) -> list[str]:
         """Return the paths of a row's image and of its mask, where the table has masks; "" for one that it lacks."""
@@ -196,7 +211,7 @@ def _columns(table: Table, options: TableOptions) -> dict[str, Column]:
                 raise table.wrong(row, options.fold_col, "a fold is a whole number from 0")
         columns["fold"] = np.array(folds, np.int64)
     taken = {_path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
-    kept = column_names(name for name in table.names if name not in taken)
+    kept = column_names(name for name in table.names if name not in taken and options.is_kept(name))
     return columns | {safe: _column(table.column(name)) for name, safe in kept.items()}
 
 
@@ -216,4 +231,6 @@ def _is_table(source: str | Path) -> bool:
     return Path(source).is_file() and Path(source).suffix.lower() == ".csv"
 
 
-KIND: Final = SourceKind("a .csv table of them", _is_table, TableSource)
+#: The options of a table, in an archive too.
+OPTIONS: Final = frozenset(field.name for field in dataclasses.fields(TableOptions))
+KIND: Final = SourceKind("a .csv table of them", _is_table, TableSource, OPTIONS)

@@ -24,6 +24,7 @@ from tpucache.warmup.sources.base import Array, Item, Label, Listing, Member, Sa
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.folder import SUFFIXES
 from tpucache.warmup.sources.names import field_names
+from tpucache.warmup.sources.table import TableOptions
 from tpucache.warmup.sources.values import LABEL_NAMES, columns_of_values, labels_of_columns, labels_of_values
 
 #: Reads a member; the text names the sample in errors.
@@ -46,8 +47,8 @@ def are_groups(names: Sequence[str]) -> bool:
     return any(IMAGE in found and found & wanted for found in kinds.values())
 
 
-def list_groups(files: Mapping[str, Member], read: Read, label_names: Sequence[str], where: str) -> Listing:
-    """Return a sample for each key, in the order of the files. `label_names` are the keys of its JSON that are labels.
+def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
+    """Return a sample for each key, in the order of the files. `options` are about the keys of its JSON.
 
     Raises SourceError when there are none, or labels are of several kinds.
     """
@@ -65,11 +66,13 @@ def list_groups(files: Mapping[str, Member], read: Read, label_names: Sequence[s
     found = [_listed_metadata(sample, read) for sample in samples]
     names = list(dict.fromkeys(name for metadata in found for name in metadata))
     columns = {name: [metadata.get(name) for metadata in found] for name in names}
-    labels, classes, used = _labels(columns, label_names, where)
+    labels, classes, used = _labels(columns, options.label_cols, where)
     kept = {
         name: values
         for name, values in columns.items()
-        if name not in used and all(isinstance(value, (str, int, float, NoneType)) for value in values)
+        if name not in used
+        and options.is_kept(name)
+        and all(isinstance(value, (str, int, float, NoneType)) for value in values)
     }
     if labels:
         samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]

@@ -11,7 +11,7 @@ from tpucache.warmup.sources.archives.archive import ArchiveFiles, find_archive
 from tpucache.warmup.sources.archives.groups import are_groups, list_groups, read_group
 from tpucache.warmup.sources.base import Item, Listing, Member, Sample, Source, SourceKind
 from tpucache.warmup.sources.folder import JUNK, FoundFile, list_images
-from tpucache.warmup.sources.table import TableOptions, TableSource
+from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
 
 _TABLE: Final = ".csv"
 
@@ -33,7 +33,7 @@ class ArchiveSource:
         files = _visible(self._files.list())
         folders = _places(files, self._files.is_several)
         if self._options.label_cols or are_groups([folders[name].as_posix() for name in files]):
-            return list_groups(files, self._files.read, self._options.label_cols, str(self._files))
+            return list_groups(files, self._files.read, self._options, str(self._files))
         found = [FoundFile(PurePosixPath(name), folders[name], files[name].bytes, (files[name],)) for name in files]
         return list_images(self._files, found)
 
@@ -83,4 +83,4 @@ def _open(source: str | Path, options: TableOptions | None) -> Source:
     return ArchiveSource(files, options)
 
 
-KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files", _is_archive, _open)
+KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files", _is_archive, _open, OPTIONS)

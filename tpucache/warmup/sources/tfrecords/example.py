@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from tpucache.errors import DependencyError, SampleError
-from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.warmup.sources.base import Array, Item, Label
 from tpucache.warmup.sources.names import column_names, field_names
+from tpucache.warmup.sources.table import TableOptions
+from tpucache.warmup.sources.tfrecords.objects import LEFT, OBJECTS, read_boxes
 
 _IMAGES: Final = ("image", "image_raw", "image/encoded")
 _LABELS: Final = ("class", "label", "target", "image/class/label")
@@ -20,6 +23,7 @@ _IMAGE_START: Final = re.compile(
     re.DOTALL,
 )
 
+_ANY: Final = TableOptions()
 _INSTALL: Final = "`pip install 'tpucache[tfrecord]'`"
 #: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
 _LEAST_PROTOBUF: Final = (4, 25)
@@ -54,17 +58,59 @@ message_type {
 """
 
 
-def read_example(data: bytes, path: str) -> Item:
+def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     """Return what a serialised Example holds; `path` names it in errors.
 
     The image is the feature called image, image_raw or image/encoded, else the only one that begins as an image does;
-    its mask is the one called mask. The label is the first numeric one called class, label, target or
-    image/class/label: one whole number is a class, others are a vector. Of the other features, single values become
-    columns (bytes as UTF-8 text), several numbers an array of int64 or float32, and empty ones nothing; their names are
-    made plain, so that `image/object/ids` becomes image_object_ids.
+    its mask is the one called mask. The label is what `options` name; by default the first numeric feature called
+    class, label, target or image/class/label. One whole number is a class, others are a vector. In the schema of the TF
+    Object Detection API, `image/object/bbox/…` are the boxes, with their class numbers, and nothing else below
+    `image/object/` is kept. Of the other features, single values become columns (bytes as UTF-8 text), several numbers
+    an array of int64 or float32, and empty ones nothing; their names are made plain, so that `image/class/text` becomes
+    image_class_text.
 
     Raises SampleError when that cannot be done, DependencyError without protobuf.
     """
+    texts, numbers = _features(data, path, options)
+    fields: dict[str, bytes | Array] = {}
+    image = _image_name(texts, path)
+    if image is not None:
+        fields[IMAGE] = _one(texts.pop(image), image, path)
+        if MASK in texts:
+            fields[MASK] = _one(texts.pop(MASK), MASK, path)
+    label = _label(texts, numbers, options.label_cols, path)
+    if image is not None and LEFT in numbers:
+        fields[BOXES] = read_boxes(numbers, path)
+        texts = {name: values for name, values in texts.items() if not name.startswith(OBJECTS)}
+        numbers = {name: values for name, values in numbers.items() if not name.startswith(OBJECTS)}
+    several = [name for name, values in numbers.items() if len(values) > 1 and options.is_kept(name)]
+    arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
+    if fields.keys() & arrays.keys():
+        raise SampleError(path, f"has an image in feature {image!r}, and numbers in one called image")
+    fields |= arrays
+    if not fields:
+        raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
+    columns: dict[str, str | int | float] = {
+        name: values[0].item() for name, values in numbers.items() if len(values) == 1 and options.is_kept(name)
+    }
+    columns |= {
+        name: _text(_one(values, name, path), name, path)
+        for name, values in texts.items()
+        if values and options.is_kept(name)
+    }
+    safe = column_names(sorted(columns))
+    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())})
+
+
+def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
+    """Return whether features of an Example are one whole number each, 0 or 1. Raises SampleError."""
+    _, numbers = _features(data, path, _ANY)
+    found = [numbers.get(name, np.empty(0)) for name in names]
+    return all(len(values) == 1 and values.dtype == np.int64 and values[0] in (0, 1) for values in found)
+
+
+def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
+    """Return the features of bytes and those of numbers, in the order of their names, without dropped ones."""
     example_class, decode_error = _reader()
     try:
         example = example_class.FromString(data)
@@ -74,31 +120,13 @@ def read_example(data: bytes, path: str) -> Item:
     numbers: dict[str, Array] = {}
     for name, feature in sorted(example.features.feature.items()):
         kind = feature.WhichOneof("kind")
+        if options.is_dropped(name):
+            continue
         if kind == "bytes":
             texts[name] = list(feature.bytes.value)
         elif kind is not None:
             numbers[name] = np.array(getattr(feature, kind).value, np.int64 if kind == "ints" else np.float32)
-    fields: dict[str, bytes | Array] = {}
-    image = _image_name(texts, path)
-    if image is not None:
-        fields[IMAGE] = _one(texts.pop(image), image, path)
-        if MASK in texts:
-            fields[MASK] = _one(texts.pop(MASK), MASK, path)
-    label_name = next((name for name in _LABELS if name in numbers), None)
-    label = None if label_name is None else _label(numbers.pop(label_name), label_name, path)
-    several = [name for name, values in numbers.items() if len(values) > 1]
-    arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
-    if fields.keys() & arrays.keys():
-        raise SampleError(path, f"has an image in feature {image!r}, and numbers in one called image")
-    fields |= arrays
-    if not fields:
-        raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
-    columns: dict[str, str | int | float] = {
-        name: values[0].item() for name, values in numbers.items() if len(values) == 1
-    }
-    columns |= {name: _text(_one(values, name, path), name, path) for name, values in texts.items() if values}
-    safe = column_names(sorted(columns))
-    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())})
+    return texts, numbers
 
 
 def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
@@ -115,7 +143,9 @@ def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
 
 def _one(values: list[bytes], name: str, path: str) -> bytes:
     if len(values) != 1:
-        raise SampleError(path, f"feature {name!r} has {len(values)} values: of bytes only one can be kept")
+        raise SampleError(
+            path, f"feature {name!r} has {len(values)} values: of bytes only one can be kept. --drop leaves it out"
+        )
     return values[0]
 
 
@@ -123,15 +153,31 @@ def _text(value: bytes, name: str, path: str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise SampleError(path, f"feature {name!r} is neither UTF-8 text nor called as an image is") from error
+        raise SampleError(
+            path, f"feature {name!r} is neither UTF-8 text nor called as an image is: --drop leaves it out"
+        ) from error
 
 
-def _label(values: Array, name: str, path: str) -> Label:
-    if not len(values):
-        raise SampleError(path, f"feature {name!r} is empty: it has no label")
-    if len(values) == 1 and values.dtype == np.int64:
-        return int(values[0])
-    return tuple(values.astype(np.float64).tolist())
+def _label(texts: Mapping[str, Any], numbers: dict[str, Array], names: Sequence[str], path: str) -> Label:
+    """Take the label out of the numbers, and return it."""
+    if not names:
+        names = [name for name in _LABELS if name in numbers][:1]
+    for name in names:
+        if name in texts:
+            raise SampleError(
+                path, f"feature {name!r} is text: the labels of TFRecords are numbers, name such a feature"
+            )
+        if name not in numbers:
+            raise SampleError(path, f"has no feature {name!r}: there are {', '.join([*texts, *numbers])}")
+        if not len(numbers[name]):
+            raise SampleError(path, f"feature {name!r} is empty: it has no label")
+    values = [numbers.pop(name) for name in names]
+    if len(values) == 1 and len(values[0]) == 1 and values[0].dtype == np.int64:
+        return int(values[0][0])
+    several = next((name for name, value in zip(names, values, strict=True) if len(names) > 1 != len(value)), None)
+    if several is not None:
+        raise SampleError(path, f"feature {several!r} has several values: of several label features each has one")
+    return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
 
 
 @functools.cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,8 @@ import numpy.typing as npt
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.patterns import find_files, has_wildcard, split_pattern
-from tpucache.warmup.sources.tfrecords.example import read_example
+from tpucache.warmup.sources.table import TableOptions
+from tpucache.warmup.sources.tfrecords.example import are_marks, read_example
 
 #: What a TFRecord file is called; `-00000-of-00010` may follow.
 _NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)
@@ -27,12 +30,15 @@ _FRAME: Final = 16
 class TFRecordSource:
     """The records of TFRecord files, file by file in the order of their names' bytes; compressed files are not read."""
 
-    def __init__(self, pattern: str | Path) -> None:
-        """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`; no record is read yet."""
+    def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
+        """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`, and what features mean."""
+        self._options = options or TableOptions()
         self._root, self._pattern = split_pattern(pattern)
 
     def list(self) -> Listing:
         """Return all records as samples, called `file#record`.
+
+        Several label features are classes of their names where the first record has a whole number, 0 or 1, in each.
 
         Raises SourceError naming file and offset for a file that is broken or cut off, DependencyError.
         """
@@ -45,14 +51,23 @@ class TFRecordSource:
             ]
         if not samples:
             raise SourceError(f"{self._root / self._pattern} holds no records")
-        return Listing(samples)
+        return Listing(samples, self._classes(samples))
 
     def load(self, sample: Sample) -> Item:
         """Return a record's content.
 
         Raises SampleError when its data is damaged, is no Example, or has features that cannot be kept.
         """
-        return read_example(self._data(sample.path), sample.path)
+        return read_example(self._data(sample.path), sample.path, self._options)
+
+    def _classes(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        if len(self._options.label_cols) < 2:
+            return ()
+        for sample in samples:
+            with contextlib.suppress(SampleError):
+                marks = are_marks(self._data(sample.path), sample.path, self._options.label_cols)
+                return self._options.label_cols if marks else ()
+        return ()
 
     def _data(self, name: str) -> bytes:
         """Return the data of the record of that name, verified. Raises SampleError."""
@@ -146,5 +161,6 @@ def _is_tfrecord(source: str | Path) -> bool:
 KIND: Final = SourceKind(
     "TFRecord files (one, or a pattern such as 'train-*.tfrec')",
     _is_tfrecord,
-    lambda pattern, _: TFRecordSource(pattern),
+    TFRecordSource,
+    frozenset(("label_cols", "keep", "drop")),
 )

@@ -1,0 +1,152 @@
+"""TFRecords in the schemas that people have, written by the library tfrecord."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.cli import main
+from tpucache.errors import SampleError, UsageError
+from tpucache.warmup.sources import TableOptions, open_source
+
+tfrecord = pytest.importorskip("tfrecord")
+
+
+def _jpeg(number: int, size: tuple[int, int] = (12, 8)) -> bytes:
+    target = io.BytesIO()
+    Image.new("RGB", size, (number * 20, 90, 40)).save(target, "JPEG")
+    return target.getvalue()
+
+
+def _write(path: Path, examples: list[dict[str, Any]]) -> Path:
+    writer = tfrecord.TFRecordWriter(str(path))
+    kinds = {bytes: "byte", int: "int", float: "float"}
+    for example in examples:
+        lists = {name: value if isinstance(value, list) else [value] for name, value in example.items()}
+        writer.write({name: (values, kinds[type(values[0])] if values else "float") for name, values in lists.items()})
+    writer.close()
+    return path
+
+
+def _ranzcr(number: int) -> dict[str, Any]:
+    marks = {"ETT - Abnormal": number % 2, "NGT - Normal": 1, "CVC - Borderline": number // 3}
+    return {"image": _jpeg(number), "StudyInstanceUID": b"1.2.%d" % number, "PatientID": b"p%d" % number, **marks}
+
+
+RANZCR_LABELS = ("ETT - Abnormal", "NGT - Normal", "CVC - Borderline")
+
+
+@pytest.mark.slow
+def test_one_whole_number_a_label_becomes_several_labels_and_trains(tmp_path):
+    path = _write(tmp_path / "train.tfrec", [_ranzcr(number) for number in range(6)])
+    words = ["warmup", str(path), str(tmp_path / "cache"), "--size", "8", "--jobs", "1", "--drop", "Patient*"]
+    assert main([*words, *(word for name in RANZCR_LABELS for word in ("--label-col", name))]) == 0
+    data = CachedDataset(tmp_path / "cache")
+    assert data.classes == RANZCR_LABELS
+    assert data.labels.tolist() == [[number % 2, 1, number // 3] for number in range(6)]
+    assert list(data.table["StudyInstanceUID"]) == [f"1.2.{number}" for number in range(6)]
+    assert "PatientID" not in data.table
+    run = "--backend eager --model cnn --epochs 1 --batch-size 3 --lr 0.01"
+    assert main(["train", str(tmp_path / "cache"), "--run", str(tmp_path / "run"), *run.split()]) == 0
+
+
+def test_records_without_a_known_label_are_reported(tmp_path, caplog):
+    path = _write(tmp_path / "train.tfrec", [_ranzcr(number) for number in range(3)])
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
+    assert "have no labels, and 'CVC_-_Borderline', 'ETT_-_Abnormal', 'NGT_-_Normal' could be" in caplog.text
+
+
+def test_numbers_that_are_no_marks_are_values(tmp_path):
+    path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "age": 20 + n, "score": n / 2} for n in range(3)])
+    for names, classes, label in ((("age", "score"), (), (21.0, 0.5)), (("age",), (), 21), (("score",), (), (0.5,))):
+        source = open_source(path, TableOptions(label_cols=names))
+        listing = source.list()
+        assert listing.classes == classes
+        assert source.load(listing.samples[1]).label == label
+
+
+def test_a_value_above_one_among_marks_is_refused(tmp_path):
+    path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "a": n, "b": 1} for n in range(3)])
+    options = TableOptions(label_cols=("a", "b"))
+    with pytest.raises(SampleError, match=r"\(2\.0, 1\.0\): give 0 or 1 for each class, or say --labels numbers"):
+        build_cache(open_source(path, options), tmp_path / "cache", Recipe(size=8), jobs=1)
+    build_cache(open_source(path, options), tmp_path / "other", Recipe(size=8), jobs=1, labels="numbers")
+    assert CachedDataset(tmp_path / "other").labels.tolist() == [[0, 1], [1, 1], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("none", "no feature 'none': there are"), ("StudyInstanceUID", "is text"), ("empty", "is empty")],
+)
+def test_a_label_that_cannot_be_used_is_an_error(tmp_path, name, reason):
+    path = _write(tmp_path / "a.tfrec", [{**_ranzcr(1), "empty": []}])
+    source = open_source(path, TableOptions(label_cols=(name,)))
+    with pytest.raises(SampleError, match=reason):
+        source.load(source.list().samples[0])
+
+
+def test_the_schema_of_imagenet(tmp_path):
+    example = {
+        "image/encoded": _jpeg(1), "image/format": b"JPEG", "image/filename": b"n01.JPEG", "image/height": 8,
+        "image/width": 12, "image/colorspace": b"RGB", "image/class/label": 7, "image/class/synset": b"n01440764",
+        "image/class/text": b"tench",
+    }  # fmt: skip
+    source = open_source(_write(tmp_path / "train-00000-of-01024.tfrecord", [example]))
+    item = source.load(source.list().samples[0])
+    assert (list(item.fields), item.label) == (["image"], 7)
+    assert item.columns["image_class_text"] == "tench"
+    kept = open_source(tmp_path / "*.tfrecord", TableOptions(keep=("image/class/*",), drop=("*/synset",)))
+    assert kept.load(kept.list().samples[0]).columns == {"image_class_text": "tench"}
+
+
+def _objects(number: int) -> dict[str, Any]:
+    return {
+        "image/encoded": _jpeg(number), "image/height": 8, "image/width": 12,
+        "image/object/bbox/xmin": [0.0, 0.5][:number], "image/object/bbox/xmax": [0.5, 1.0][:number],
+        "image/object/bbox/ymin": [0.25, 0.0][:number], "image/object/bbox/ymax": [0.75, 1.0][:number],
+        "image/object/class/text": [b"cat", b"dog"][:number], "image/object/class/label": [1, 2][:number],
+    }  # fmt: skip
+
+
+def test_boxes_of_the_object_detection_api(tmp_path):
+    path = _write(tmp_path / "a.tfrecord", [_objects(number) for number in (2, 0, 1)])
+    build_cache(path, tmp_path / "cache", Recipe(size=(8, 12), max_boxes=3, fit="stretch"), jobs=1)
+    boxes = [CachedDataset(tmp_path / "cache")[number]["boxes"].tolist() for number in range(3)]
+    none = [-1.0] * 5
+    assert boxes == [
+        [[0, 2, 6, 6, 1], [6, 0, 12, 8, 2], none],
+        [none] * 3,
+        [[0, 2, 6, 6, 1], none, none],
+    ]
+    source = open_source(path, TableOptions(drop=("image/object/*",)))
+    assert list(source.load(source.list().samples[0]).fields) == ["image"]
+
+
+@pytest.mark.parametrize("broken", [{"image/object/bbox/ymax": [0.5]}, {"image/width": [1, 2]}, {"image/height": None}])
+def test_boxes_that_lack_something_are_refused(tmp_path, broken):
+    example = {name: value for name, value in {**_objects(2), **broken}.items() if value is not None}
+    source = open_source(_write(tmp_path / "a.tfrecord", [example]))
+    with pytest.raises(SampleError, match="has boxes"):
+        source.load(source.list().samples[0])
+
+
+def test_options_that_records_do_not_have_are_refused(tmp_path):
+    path = _write(tmp_path / "a.tfrec", [_ranzcr(1)])
+    with pytest.raises(UsageError, match=r"TFRecord files .* no --suffix"):
+        open_source(path, TableOptions(suffix=".jpg"))
+
+
+@pytest.mark.parametrize("name", ["keep", "drop"])
+def test_keep_and_drop_choose_columns_of_a_table(tmp_path, name):
+    (tmp_path / "a.csv").write_text("path,kind,age,agent\na.jpg,x,1,2\n")
+    listing = open_source(tmp_path / "a.csv", TableOptions(label_cols=("kind",), **{name: ("age*",)})).list()
+    assert list(listing.columns) == {"keep": ["age", "agent"], "drop": []}[name]
+    assert np.asarray(listing.samples[0].label) == 0
