@@ -19,7 +19,8 @@ import lmdb
 import numpy as np
 import pytest
 
-from tpucache import BuildError, Recipe, build_cache, repair_cache, verify_cache
+from tpucache import BuildError, CachedDataset, Recipe, build_cache, repair_cache, verify_cache
+from tpucache.warmup import TableOptions, relabel_cache
 from tpucache.warmup.planning import blocks
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
@@ -171,7 +172,7 @@ def faulty(at: int, mode: Mode) -> Iterator[Faults]:
     """Let the n-th change of a file fail inside."""
     faults = Faults(at, mode)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir"):
+        for name in ("fsync", "link", "replace", "rename", "mkdir", "unlink", "rmdir"):
             patch.setattr(os, name, faults.call(name, getattr(os, name)))
         patch.setattr(io, "open", faults.open)
         if sys.version_info < (3, 11):  # pathlib has taken them when it was imported
@@ -206,6 +207,10 @@ def _damaged(jitter: str, cache: Path) -> None:
     _build(jitter, cache)
     for name in ("v00-00000.lmdb", "v01-00001.lmdb", "index.npy", "samples.npz"):
         (cache / name).write_bytes((cache / name).read_bytes()[:-1] + b"x")
+
+
+def _relabel(jitter: str, cache: Path) -> None:
+    relabel_cache(cache, cache.with_name("labels.csv"), TableOptions(label_cols=("label",)))
 
 
 #: What is there before, what is then run, and how many points of failure it has at least.
@@ -252,3 +257,34 @@ def test_whatever_fails_is_reported_and_the_next_run_ends_in_the_same_bytes(
     assert at >= floor
     assert {"open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"} <= set(faults.calls)
     assert {"lmdb.open", "lmdb.put", "lmdb.commit", "lmdb.sync"} <= set(faults.calls)
+
+
+@pytest.mark.parametrize("mode", ["full disk", "kill"])
+def test_relabelling_that_fails_anywhere_leaves_the_old_labels_or_the_new_ones(
+    mode: Mode, jitter: str, tmp_path: Path, digests: Digests
+) -> None:
+    start, cache = tmp_path / "start", tmp_path / "cache"
+    _build(jitter, start)
+    rows = [f"{number}.png,{'xyz'[number % 3]}" for number in range(5)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows]))
+    _relabel(jitter, Path(shutil.copytree(start, tmp_path / "whole")))
+    expected, seen = digests(tmp_path / "whole"), set()
+    for at in itertools.count():
+        shutil.copytree(start, cache)
+        with faulty(at, mode) as faults:
+            ended = outcome(_relabel, jitter, cache)
+        if not faults.hit:
+            break
+        where = at, faults.calls[at]
+        assert ended is not None or mode == "full disk", where
+        assert verify_cache(cache) == [], where
+        dataset = CachedDataset(cache)
+        labels = dataset.classes, dataset.labels.tolist()
+        assert labels in [(("a", "b"), [0, 1, 0, 1, 0]), (("x", "y", "z"), [0, 1, 2, 0, 1])], where
+        seen.add(labels[0])
+        _relabel(jitter, cache)
+        assert digests(cache) == expected, where
+        shutil.rmtree(cache)
+    assert at >= 15
+    assert len(seen) == 2
+    assert {"open", "write", "fsync", "link", "replace", "mkdir", "unlink", "rmdir"} <= set(faults.calls)

@@ -66,7 +66,7 @@ def add_options(
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
     """Return the dataclass of the options that `add_options` added; `others` replace or add values."""
-    given = {name: getattr(options, name) for name in options_of(settings)}
+    given = {name: getattr(options, name) for name in options_of(settings) if name not in others}
     return settings(**{**given, **others})
 
 
@@ -156,6 +156,11 @@ def cache(text: str) -> Path:
         return locate(text)
     except UsageError as error:  # as a ValueError, argparse would drop what it says
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def names(text: str) -> Path:
+    """Read where class names are: a text file, or a cache as `cache` reads one."""
+    return cache(text) if text.startswith("kaggle:") else Path(text)
 
 
 def size(text: str) -> int | tuple[int, int]:

@@ -1,17 +1,18 @@
-"""warmup and verify: build a cache, check it, repair it."""
+"""warmup, relabel and verify: build a cache, change its labels, check it, repair it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_options, from_options, seconds, size
+from tpucache.cli.options import add_cache, add_command, add_options, from_options, names, seconds, size
 from tpucache.cli.terminal import complain, say, show
 from tpucache.recipe import Recipe
-from tpucache.warmup.options import BuildOptions, WorkerOptions
+from tpucache.warmup.options import BuildOptions, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
     from tpucache.warmup.running.scheduler import BuildProgress
+    from tpucache.warmup.sources import Source
 
 
 def warmup(options: argparse.Namespace) -> int:
@@ -28,7 +30,6 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.planning.estimate import Estimate
     from tpucache.warmup.running.executor import Executor
-    from tpucache.warmup.sources import open_source
     from tpucache.warmup.work.folder import check_source
 
     began = time.monotonic()
@@ -46,13 +47,14 @@ def warmup(options: argparse.Namespace) -> int:
 
     try:
         manifest = build_cache(
-            open_source(options.source, from_options(TableOptions, options)),
+            _source(options),
             options.cache,
             recipe,
             on_error=options.on_error,
             time_limit=options.time_limit,
             target=options.target,
             labels=options.labels,
+            classes=options.classes,
             engine=executor,
             report=progress.report,
             announce=announce,
@@ -73,6 +75,30 @@ def warmup(options: argparse.Namespace) -> int:
         say(f"  skipped {skipped.path!r}: {skipped.reason}")
     for suffix, count in left_out(manifest).items():
         say(f"  left out {count:,} {suffix!r}: no images by their names")
+    return 0
+
+
+def _source(options: argparse.Namespace) -> Source:
+    """Return the source to warm up, or the part of it that the options choose."""
+    from tpucache.warmup.sources import open_source, select_source
+
+    source = open_source(options.source, from_options(TableOptions, options))
+    return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
+
+
+def relabel(options: argparse.Namespace) -> int:
+    """Give a finished cache the labels, folds and columns of a .csv, without touching a record."""
+    from tpucache.report.inspect import describe, label_text
+    from tpucache.warmup.relabel import relabel_cache
+
+    began = time.monotonic()
+    table = from_options(TableOptions, options, root=None, mask_col=None)
+    manifest = relabel_cache(options.cache, options.table, table, labels=options.labels, classes=options.classes)
+    lines = [
+        f"{options.cache}: {manifest.samples:,} samples, {time.monotonic() - began:,.1f} s",
+        f"  labels: {label_text(manifest)}",
+    ]
+    show(options, describe(manifest), lines)
     return 0
 
 
@@ -136,8 +162,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 
 def add(commands: Any) -> None:
-    """Add warmup and verify."""
-
+    """Add warmup, relabel and verify."""
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2")
     command.add_argument(
         "source",
@@ -147,9 +172,15 @@ def add(commands: Any) -> None:
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
     add_options(command, Recipe, parsers={"size": size})
+    add_options(command, SelectionOptions)
     add_options(command, WorkerOptions)
-    add_options(command, BuildOptions, parsers={"time_limit": seconds})
+    add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names})
     _add_table(command)
+    command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
+    add_cache(command)
+    command.add_argument("table", metavar="TABLE", type=Path, help="a .csv with a row for each sample of the cache")
+    add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
+    _add_table(command, without=["root", "mask_cols", "mask_col"])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
@@ -157,10 +188,10 @@ def add(commands: Any) -> None:
     _add_table(command)
 
 
-def _add_table(command: argparse.ArgumentParser) -> None:
+def _add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
-    add_options(table, TableOptions)
+    add_options(table, TableOptions, without=without)
 
 
 class _Progress:

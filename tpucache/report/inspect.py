@@ -76,15 +76,16 @@ def label_text(manifest: Manifest) -> str:
     """Return, in one line, what the samples' labels were read as."""
     read = _read_as(manifest)
     kind = read.get("kind")
-    if manifest.classes:
+    if manifest.classes and kind != "none":
         return _class_text(manifest, kind)
     if kind == "numbers":
-        several = f"{_short(read.get('columns'))} a sample, " if read.get("columns") != 1 else ""
-        return f"numbers, {several}from {_short(read.get('least'))} to {_short(read.get('most'))}"
+        several = f", {_short(read.get('columns'))} a sample," if read.get("columns") != 1 else ""
+        return f"numbers{several} from {_short(read.get('least'))} to {_short(read.get('most'))}"
     if kind == "none":
         given = read.get("unused")
         unused = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-        what = f"; {', '.join(map(repr, unused[:_NAMED]))} could be labels and were not used" if unused else ""
+        columns = f"column{'s' if len(unused) > 1 else ''} {', '.join(map(repr, unused[:_NAMED]))}"
+        what = f"; {columns} {'were' if len(unused) > 1 else 'was'} not used" if unused else ""
         return f"unlabelled{what}"
     return "no classes"
 

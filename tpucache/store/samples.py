@@ -57,6 +57,12 @@ class Strings(Sequence[str]):
         start = self.ends[position - 1] if position else 0
         return self.data[start : self.ends[position]].tobytes().decode("utf-8", "surrogateescape")
 
+    def __iter__(self) -> Iterator[str]:
+        data, start = self.data.tobytes(), 0
+        for end in self.ends.tolist():
+            yield data[start:end].decode("utf-8", "surrogateescape")
+            start = end
+
 
 Column = Array | Strings
 
@@ -82,7 +88,7 @@ class SampleTable(Mapping[str, Column]):
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
         except FileNotFoundError as error:
-            raise DamageError(f"{path} is missing: copy the cache again, or warm it up again") from error
+            raise _missing(self._path) from error
         except _BROKEN as error:
             refuse_too_many_files(error)
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
@@ -148,6 +154,8 @@ class SampleTable(Mapping[str, Column]):
                     column: Column = self._strings(name, parse(archive.read(f"{name}.bytes.npy")), ends)
                 else:
                     column = parse(archive.read(f"{name}.npy"))
+        except FileNotFoundError as error:
+            raise _missing(self._path) from error
         except _BROKEN as error:
             refuse_too_many_files(error)
             raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}. Copy the cache again") from error
@@ -181,6 +189,13 @@ class SampleTable(Mapping[str, Column]):
         if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
             raise FormatError(f"{self._path}: column {name!r} is not strings: its ends do not ascend to its length")
         return Strings(data, ends)
+
+
+def _missing(path: Path) -> DamageError:
+    return DamageError(
+        f"{path} is missing: open the cache again if it was relabelled or added to meanwhile, else copy the cache "
+        "again, or warm it up again"
+    )
 
 
 def encode_columns(columns: Mapping[str, Column]) -> bytes:

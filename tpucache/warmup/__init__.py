@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.options import LabelKind
     from tpucache.warmup.planning.estimate import Estimate
+    from tpucache.warmup.relabel import relabel_cache
     from tpucache.warmup.repair import repair_cache
     from tpucache.warmup.running.executor import Executor
     from tpucache.warmup.running.scheduler import BuildProgress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         TFRecordSource,
         label_source,
         open_source,
+        select_source,
     )
     from tpucache.warmup.sources.base import Item, Listing
 
@@ -50,7 +52,9 @@ _HOMES: Final = {
     "build_cache": "tpucache.warmup.build",
     "label_source": "tpucache.warmup.sources",
     "open_source": "tpucache.warmup.sources",
+    "relabel_cache": "tpucache.warmup.relabel",
     "repair_cache": "tpucache.warmup.repair",
+    "select_source": "tpucache.warmup.sources",
 }
 
 __all__ = [
@@ -72,7 +76,9 @@ __all__ = [
     "build_cache",
     "label_source",
     "open_source",
+    "relabel_cache",
     "repair_cache",
+    "select_source",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,7 @@ from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.sources import label_source, open_source
 from tpucache.warmup.sources.base import Source
+from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
 from tpucache.warmup.work.folder import (
@@ -57,6 +58,7 @@ def build_cache(
     time_limit: float | None = BuildOptions.time_limit,
     target: Target = BuildOptions.target,
     labels: LabelKind = BuildOptions.labels,
+    classes: str | Path | Sequence[str] | None = BuildOptions.classes,
     engine: Executor | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
     announce: Callable[[Estimate], None] | None = None,
@@ -66,9 +68,10 @@ def build_cache(
     The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
     killed. A finished cache of the same source and recipe is returned as it is; more samples or more variants are
     added to it, and no finished shard is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
-    Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes. `engine` runs the work
-    elsewhere than in `jobs` local processes. `announce` is called with an estimate of the work before it starts, and
-    `report` with the progress.
+    Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes. `classes` are the classes in
+    their order: names, a text file with one on each line, or a cache that has them. `engine` runs the work elsewhere
+    than in `jobs` local processes. `announce` is called with an estimate of the work before it starts, and `report`
+    with the progress.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
     recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
@@ -82,7 +85,7 @@ def build_cache(
         check_source(source, cache)
         source = open_source(source)
     BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
-    source = label_source(source, labels)
+    source = label_source(source, labels, class_names(classes))
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tpucache.errors import UsageError
@@ -25,6 +26,27 @@ class BuildOptions:
     time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
     target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
     on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
+    classes: str | Path | None = option(
+        None,
+        "the classes in their order: a text file with one name on each line, or a cache that has them",
+        metavar="FILE|CACHE",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Which samples of a source are used, as `select_source` takes them. Raises UsageError."""
+
+    limit: int | None = option(
+        None, "samples to use at most, spread over the source; a larger limit adds to them", metavar="N", minimum=1
+    )
+    include: tuple[str, ...] = option(
+        (), "paths to use, such as 'cats/*'; `*` is any text, / too; can be repeated", metavar="PATTERN"
+    )
+    exclude: tuple[str, ...] = option((), "paths to leave out; can be repeated", metavar="PATTERN")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -13,21 +13,22 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
+from tpucache.store.copying.lineage import earlier_tables
 from tpucache.store.files.atomic import rename_durably, write_atomically
 from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.planning.asked import as_asked
 from tpucache.warmup.planning.blocks import Block, listing_sha256
-from tpucache.warmup.planning.labels import saved_label_kind
 from tpucache.warmup.planning.numbering import name_some, number_samples, put_in_order
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.repair_tables import rebuild_index, rebuild_samples
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
-from tpucache.warmup.sources import label_source, open_source
+from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.base import Listing, Source
 from tpucache.warmup.versions import version_differences
 from tpucache.warmup.work.folder import cache_folder, remove_folder, remove_leftovers
@@ -63,7 +64,7 @@ def repair_cache(
     source = source if not isinstance(source, (str, Path)) else open_source(source)
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
-    source = label_source(source, saved_label_kind(opened.manifest.source))
+    source = as_asked(source, opened.manifest)
     damages = verify_cache(folder, progress)
     outer = folder / WORK_NAME
     work = outer / REPAIR_NAME
@@ -181,6 +182,11 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
     listing, manifest = source.list(), cache.manifest
     if manifest.table.name not in damaged:
         return number_samples(listing, cache)
+    if earlier_tables(manifest):
+        raise DamageError(
+            f"{manifest.table.name} holds labels that relabelling changed, and the source does not have them: copy it "
+            "from another copy of the cache"
+        )
     lost = f"{cache.directory} was made of other samples, labels or columns than {source!r} has"
     gone = {skip.path for skip in manifest.skipped} - {sample.path for sample in listing.samples}
     if gone:

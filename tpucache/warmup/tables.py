@@ -22,7 +22,7 @@ from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
 from tpucache.warmup.planning.plan import Plan
-from tpucache.warmup.sources.base import Listing, Sample
+from tpucache.warmup.sources.base import Listing
 from tpucache.warmup.versions import versions
 from tpucache.warmup.work.chunks import ChunkInfo, join_infos
 from tpucache.warmup.work.receipts import BuiltShard
@@ -54,8 +54,8 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
         classes=classes,
         shards=entries,
         tables=(
-            _write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
-            _write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
+            write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
+            write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
         ),
         skipped=tuple(sorted(skipped, key=lambda skip: skip.number)),
         statistics=_statistics(new, before, plan.fields, len(numbers), counts),
@@ -71,9 +71,18 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
 def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
     """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
-    read: dict[str, Any] = {"asked": plan.labels}
+    asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
+    before = plan.existing.manifest.source if plan.existing else {}
+    kept = {name: before[name] for name in ("relabelled",) if name in before}
+    read = label_facts(plan.labels, labels, has_classes, plan.unused_labels)
+    return {**plan.source, **left_out, **asked, **kept, "labels": read}
+
+
+def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a manifest says that labels were read as: JSON values. `asked` is what the user wanted."""
+    read: dict[str, Any] = {"asked": asked}
     if labels is None:
-        read |= {"kind": "none", "unused": list(plan.unused_labels)}
+        read |= {"kind": "none", "unused": list(unused)}
     elif labels.ndim == 1:
         read["kind"] = "classes"
     elif has_classes:
@@ -82,7 +91,7 @@ def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
         known = labels[np.isfinite(labels)]
         read |= {"kind": "numbers", "columns": labels.shape[1]}
         read |= {"least": float(known.min()), "most": float(known.max())} if known.size else {}
-    return {**plan.source, **left_out, "labels": read}
+    return read
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
@@ -111,7 +120,7 @@ def sample_columns(
         labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
     classes, counts = listing.classes, tuple[int, ...]()
     if any(label is not None for label in labels):
-        columns[LABEL], classes, counts = _label_column(labels, samples, classes)
+        columns[LABEL], classes, counts = label_column(labels, [sample.path for sample in samples], classes)
     for name, column in listing.columns.items():
         items = [column[at] for at in places.tolist()]
         columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
@@ -122,14 +131,17 @@ def sample_columns(
     return columns, classes, counts
 
 
-def _label_column(
-    labels: Sequence[Any], samples: Sequence[Sample], classes: tuple[str, ...]
+def label_column(
+    labels: Sequence[Any], paths: Sequence[str], classes: tuple[str, ...]
 ) -> tuple[Rows, tuple[str, ...], tuple[int, ...]]:
-    """Return labels as class numbers (n,) or float32 (n, m), the classes, and the samples of each class."""
+    """Return labels as class numbers (n,) or float32 (n, m), the classes, and the samples of each class.
+
+    Raises SourceError for labels of several kinds, and for numbers that are no class.
+    """
     kinds = {type(label) if not isinstance(label, (tuple, list)) else len(label) for label in labels}
     if len(kinds) != 1:
-        other = next(s.path for s, label in zip(samples, labels, strict=True) if type(label) is not type(labels[0]))
-        raise SourceError(f"samples have labels of several kinds, or none: {samples[0].path!r} and {other!r} differ")
+        other = next(path for path, label in zip(paths, labels, strict=True) if type(label) is not type(labels[0]))
+        raise SourceError(f"samples have labels of several kinds, or none: {paths[0]!r} and {other!r} differ")
     if not isinstance(labels[0], int):
         column = np.array(labels, np.float32)
         marked = bool(classes) and len(classes) == column.shape[1]
@@ -179,7 +191,8 @@ def encode_index(index: Rows) -> bytes:
     return target.getvalue()
 
 
-def _write_table(cache: Path, name: str, data: bytes) -> FileEntry:
+def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
+    """Write a table of a cache, whole or not at all, and return its entry in the manifest. Raises OSError."""
     write_atomically(cache / name, data, cache / WORK_NAME / f"{name}.tmp")
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 

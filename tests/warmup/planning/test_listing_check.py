@@ -175,11 +175,11 @@ _KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
         "classes",
         r"4 classes by whole numbers from 7 to 99 \(--labels numbers .*\): 7 2, 31 2",
     ),
-    "ages as numbers": (("age",), "numbers", "numbers", "numbers, from 7 to 99"),
+    "ages as numbers": (("age",), "numbers", "numbers", "numbers from 7 to 99"),
     "folds as classes": (("fold",), "classes", "classes", "3 classes by whole numbers from 0 to 2"),
     "two columns": (("age", "split"), "auto", "numbers", "numbers, 2 a sample, from 0 to 99"),
     "one of 0 and 1": (("split",), "auto", "classes", "2 classes: 0 3, 1 3"),
-    "none": ((), "auto", "none", "unlabelled; 'kind', 'split' could be labels and were not used"),
+    "none": ((), "auto", "none", "unlabelled; columns 'kind', 'split' were not used"),
 }
 
 

@@ -1,8 +1,8 @@
-"""Whether a cache was made by adding to another: only such a cache may replace the other."""
+"""Whether a cache was made by adding to another or by relabelling it: only such a cache may replace the other."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,12 +12,22 @@ from tpucache.store.fields import LABEL
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
 
+#: What relabelling leaves as it is.
+_KEPT: Final = ("number", "path", "source_bytes")
+
+
+def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
+    """Return the SHA-256 of each samples table that a cache had before it was relabelled, the oldest first."""
+    found = manifest.source.get("relabelled")
+    return tuple(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else ()
+
 
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
 
-    Of each cache only the samples table is read, so its folder may hold nothing else. Shards do not hold labels: two
-    caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that cannot be
+    Where the new one is the old one relabelled, labels and columns may differ. Of each cache only the samples table is
+    read, so its folder may hold nothing else. Shards do not hold labels: two caches of the same photographs have the
+    same shards. Raises DamageError or FormatError for a table that cannot be
     read.
     """
     before, after = old.manifest, new.manifest
@@ -25,8 +35,11 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
         return
     first, second = old.samples, new.samples
     count = before.samples
+    names = _KEPT if before.table.sha256 in earlier_tables(after) else tuple(first)
     kept = count <= after.samples and all(
-        name in second and _values(first, name, before, count) == _values(second, name, after, count) for name in first
+        name in second and _values(first, name, before, count) == _values(second, name, after, count)
+        for name in names
+        if name in first
     )
     if not kept:
         raise UsageError(

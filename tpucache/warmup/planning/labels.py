@@ -50,12 +50,6 @@ def find_unused_labels(listing: Listing, first: Item) -> list[str]:
     return unused
 
 
-def saved_label_kind(source: Mapping[str, Any]) -> Any:
-    """Return what `labels` was when a cache was built, from the `source` part of its manifest."""
-    read = source.get("labels")
-    return read.get("asked", "auto") if isinstance(read, dict) else "auto"
-
-
 def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
     """Return what could have been labels of a cache without any, from the `source` part of its manifest."""
     read = source.get("labels")

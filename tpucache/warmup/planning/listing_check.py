@@ -11,16 +11,14 @@ import numpy as np
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.cache import Cache
-from tpucache.store.fields import LABEL
-from tpucache.warmup.planning.numbering import SIZE_COLUMN
+from tpucache.warmup.planning.numbering import OWN_COLUMNS
 from tpucache.warmup.sources.base import Item, Label, Listing, Source
 from tpucache.warmup.sources.cells import to_number
 
-_OWN: Final = ("number", "path", LABEL, SIZE_COLUMN)
 _TRIED: Final = 8
 _ADVICE: Final = (
-    "Give the same options and the same source (labels, folds and columns are part of a cache), or another folder to "
-    "build anew"
+    "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
+    "changes them), or another folder to build anew"
 )
 
 
@@ -43,7 +41,7 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
                 f"column {name!r} of {folder} has other values in the source now: {len(changed):,} samples differ, "
                 f"such as {table.paths[changed[0]]!r}, {old[changed[0]]} before and {new[changed[0]]} now. {_ADVICE}"
             )
-    gone = [name for name in table if name not in _OWN and name not in listing.columns]
+    gone = [name for name in table if name not in OWN_COLUMNS and name not in listing.columns]
     if gone and not (item is not None and item.columns):  # samples do not have any of their own
         raise SourceError(f"{folder} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,12 +12,18 @@ import numpy.typing as npt
 
 from tpucache.errors import SourceError
 from tpucache.store.cache import Cache
-from tpucache.store.samples import SampleTable
+from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.fields import LABEL
+from tpucache.store.samples import SampleTable, Strings
 from tpucache.warmup.sources.base import Column, Listing, Sample
 
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"
+#: The columns of the samples table that every cache may have; all others came from its source.
+OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN)
 _NAMED: Final = 3
+
+_log: Final = logging.getLogger("tpucache")
 
 
 def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
@@ -27,6 +34,7 @@ def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
 def number_samples(listing: Listing, cache: Cache) -> Listing:
     """Return a listing in which every sample of the cache, kept or skipped, has its old number, and new ones follow.
 
+    To a cache that was relabelled since belong its own labels and columns, not the source's, unless samples are added.
     Raises SourceError when one of the cache's samples is missing, or has another size or label now.
     """
     table = cache.samples
@@ -39,11 +47,29 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
             f"the source lacks {len(missing):,} of the samples that {cache.directory} was made of: "
             f"{name_some(missing)}. Bring them back, or give another folder to build anew"
         )
-    _check_sizes_and_labels(listing, cache, places)
     old = {**numbers, **skipped}
+    if earlier_tables(cache.manifest) and len(old) == len(places):
+        listing = _relabelled(listing, cache, places)
+    _check_sizes_and_labels(listing, cache, places)
     order = sorted(old, key=old.__getitem__)
     order += [sample.path for sample in listing.samples if sample.path not in old]
     return _reordered(listing, [places[path] for path in order])
+
+
+def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Listing:
+    """Return a listing with the labels, classes and columns that relabelling gave a cache of the same samples."""
+    _log.warning("%s was relabelled: its own labels and columns are used, not those of the source", cache.directory)
+    table = cache.samples
+    samples = [dataclasses.replace(sample, label=None) for sample in listing.samples]
+    rows = np.zeros(len(samples), np.int64)  # a sample that was skipped has no row; it is not built either
+    rows[[places[path] for path in table.paths]] = np.arange(len(table.paths))
+    if table.labels is not None:
+        labels = [tuple(label) if isinstance(label, list) else label for label in table.labels.tolist()]
+        samples = [
+            dataclasses.replace(sample, label=labels[row]) for sample, row in zip(samples, rows.tolist(), strict=True)
+        ]
+    columns = {name: _taken(table[name], rows) for name in table if name not in OWN_COLUMNS}
+    return dataclasses.replace(listing, samples=samples, classes=cache.manifest.classes, columns=columns)
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
@@ -103,7 +129,7 @@ def _reordered(listing: Listing, places: Sequence[int]) -> Listing:
     return dataclasses.replace(listing, samples=samples, columns=columns)
 
 
-def _taken(column: Column, places: Any) -> Column:
+def _taken(column: Column | Strings, places: Any) -> Column:
     return column[places] if isinstance(column, np.ndarray) else [column[at] for at in places.tolist()]
 
 
@@ -125,7 +151,8 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
     if changed:
         raise SourceError(
             f"{len(changed):,} samples have another label than when {cache.directory} was made of them: "
-            f"{name_some(changed)}. Bring the labels back as they were, or give another folder to build anew"
+            f"{name_some(changed)}. Bring the labels back as they were, change the cache's with `tpucache relabel`, or "
+            "give another folder to build anew"
         )
 
 

@@ -13,6 +13,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE, Field
 from tpucache.warmup.options import BuildOptions, LabelKind
+from tpucache.warmup.planning.asked import check_given_classes
 from tpucache.warmup.planning.augmentation import full_augmentation
 from tpucache.warmup.planning.blocks import Block, listing_sha256, missing_blocks, plan_blocks
 from tpucache.warmup.planning.labels import find_unused_labels, first_label, label_rule, saved_unused_labels
@@ -93,6 +94,7 @@ def plan_addition(
     augmentation = full_augmentation(recipe, manifest.fields, manifest)
     check_recipe(cache.directory, manifest, full_recipe(recipe, augmentation))
     numbered = number_samples(listing, cache)
+    check_given_classes(manifest, numbered, cache.directory)
     check_listing(source, numbered, cache)
     blocks = missing_blocks(cache, numbered, recipe)
     if blocks and (other := version_differences(manifest.created_by)):

@@ -14,6 +14,7 @@ from tpucache.warmup.sources.base import Sample, Source, SourceKind
 from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
+from tpucache.warmup.sources.selected import select_source
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecords import source as tfrecords
 from tpucache.warmup.sources.tfrecords.source import TFRecordSource
@@ -29,6 +30,7 @@ __all__ = [
     "TableSource",
     "label_source",
     "open_source",
+    "select_source",
 ]
 
 #: All kinds of sources; the first that matches is opened.

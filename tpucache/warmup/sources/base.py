@@ -54,12 +54,14 @@ class Listing:
 
     `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
     samples table as they are, one item a sample. `left_out` counts files that are no samples, by their name's suffix.
+    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given.
     """
 
     samples: Sequence[Sample]
     classes: tuple[str, ...] = ()
     columns: Mapping[str, Column] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

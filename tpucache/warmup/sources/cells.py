@@ -7,29 +7,35 @@ import dataclasses
 import io
 import posixpath
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from tpucache.errors import SourceError
 from tpucache.warmup.sources.archives.archive import find_archive
 
+_ROWS_AT_ONCE: Final = 4096
+
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a CSV file, and the line that each row begins on."""
+    """The cells of a CSV file by column, and the line that each row begins on."""
 
     path: Path
-    names: list[str]
-    rows: list[list[str]]
+    columns: Mapping[str, list[str]]
     lines: list[int]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.columns)
 
     def column(self, name: str) -> list[str]:
         """Return a column's cells, one a row. Raises SourceError when there is no such column."""
         if name not in self.names:
             raise SourceError(f"{self.path} has no column {name!r}: there are {', '.join(map(repr, self.names))}")
-        index = self.names.index(name)
-        return [row[index] for row in self.rows]
+        return self.columns[name]
 
     def wrong(self, row: int, column: str, reason: str) -> SourceError:
         """Return the error that a cell is, with its line."""
@@ -42,6 +48,8 @@ def read_table(path: str | Path) -> Table:
     Raises SourceError for what is no such file, has rows of the wrong length, names a column twice or has no rows.
     """
     path = Path(path)
+    names: list[str] = []
+    columns: list[list[str]] = []
     rows: list[list[str]] = []
     lines: list[int] = []
     line = 1
@@ -49,9 +57,18 @@ def read_table(path: str | Path) -> Table:
         with _open(path) as file:
             reader = csv.reader(file, strict=True)
             for row in reader:
-                if row:  # an empty line is no row
+                if row and not names:
+                    names = row
+                    columns = [[] for _ in names]
+                elif row:  # an empty line is no row
+                    if len(row) != len(names):
+                        raise SourceError(
+                            f"{path}, line {line}: it has {len(row)} cells, not {len(names)} as the first line"
+                        )
                     rows.append(row)
                     lines.append(line)
+                if len(rows) == _ROWS_AT_ONCE:
+                    _append(columns, rows)
                 line = reader.line_num + 1
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
@@ -59,16 +76,20 @@ def read_table(path: str | Path) -> Table:
         raise SourceError(f"{path} is not UTF-8, at or after line {line}: save it as UTF-8") from error
     except csv.Error as error:
         raise SourceError(f"{path}, line {line}: {error}") from error
-    if len(rows) < 2:
+    _append(columns, rows)
+    if not lines:
         raise SourceError(f"{path} has no rows: the first line names the columns, and each further one is a sample")
-    names = rows.pop(0)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise SourceError(f"{path} has more than one column {twice[0]!r}: give each a name of its own")
-    for row, start in zip(rows, lines[1:], strict=True):
-        if len(row) != len(names):
-            raise SourceError(f"{path}, line {start}: it has {len(row)} cells, not {len(names)} as the first line")
-    return Table(path, names, rows, lines[1:])
+    return Table(path, dict(zip(names, columns, strict=True)), lines)
+
+
+def _append(columns: Sequence[list[str]], rows: list[list[str]]) -> None:
+    """Move rows to the ends of the columns: millions of lists would keep Python's garbage collector busy."""
+    for column, cells in zip(columns, zip(*rows, strict=True), strict=False):
+        column.extend(cells)
+    rows.clear()
 
 
 def _open(path: Path) -> TextIO:

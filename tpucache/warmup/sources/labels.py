@@ -24,7 +24,7 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
     cell. Raises SourceError for a column without labels, or one of numbers that holds something else.
     """
     if not columns:
-        return [None] * len(table.rows), ()
+        return [None] * len(table.lines), ()
     for name in columns:
         if not any(cell.strip() for cell in table.column(name)):
             raise SourceError(f"{table.path} has no label in any row of column {name!r}")
@@ -37,10 +37,11 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
 
 def _single(table: Table, name: str) -> tuple[Sequence[Label], tuple[str, ...]]:
     cells = table.column(name)
-    numbers = [to_number(cell) for cell in cells if cell.strip()]
-    is_padded = all(isinstance(number, int) for number in numbers) and any(map(_PADDED.match, cells))
+    distinct = {cell for cell in cells if cell.strip()}
+    numbers = [to_number(cell) for cell in distinct]
+    is_padded = all(isinstance(number, int) for number in numbers) and any(map(_PADDED.match, distinct))
     if None in numbers or is_padded:
-        names = sorted({cell for cell in cells if cell.strip()})
+        names = sorted(distinct)
         by_name = {cell: number for number, cell in enumerate(names)}
         return [by_name.get(cell) for cell in cells], tuple(names)
     values = _numbers(table, name)
@@ -69,10 +70,10 @@ def _name_lists(cells: Sequence[str], separator: str) -> tuple[Sequence[Label], 
 
 def _numbers(table: Table, name: str) -> list[int | float | None]:
     """Return a label column's numbers, None where a cell is empty. Raises SourceError for what is no finite number."""
-    values = []
-    for row, cell in enumerate(table.column(name)):
-        value = to_number(cell)
+    cells = table.column(name)
+    numbers = {cell: to_number(cell) for cell in set(cells)}
+    for cell, value in numbers.items():
         if cell.strip() and (value is None or not math.isfinite(value)):
+            row = cells.index(cell)
             raise table.wrong(row, name, f"{cell!r} is no number: leave the cell empty where there is no label")
-        values.append(value)
-    return values
+    return [numbers[cell] for cell in cells]

@@ -100,7 +100,7 @@ class TableSource:
             members = () if found is None else _members(found, files.names(number))
             size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
             samples.append(Sample(number, name, label, size, members))
-        return Listing(samples, classes, _columns(table, self._options))
+        return Listing(samples, classes, kept_columns(table, self._options))
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and of its mask. Raises SampleError when it lacks one or it is not read.
@@ -167,7 +167,7 @@ def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member,
 
 
 def _files(table: Table, options: TableOptions) -> _Files:
-    path_name = _path_column(table, options)
+    path_name = path_column(table, options)
     needed = {path_name: "path"}
     if options.label_sep is None:
         needed |= dict.fromkeys(options.label_cols, "label")
@@ -191,7 +191,8 @@ def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Fi
     return _files(read_table(path), options)
 
 
-def _path_column(table: Table, options: TableOptions) -> str:
+def path_column(table: Table, options: TableOptions) -> str:
+    """Return the name of the column of paths. Raises SourceError where every column means something else."""
     if options.path_col is not None:
         return options.path_col
     others = {*options.label_cols, options.mask_col, options.fold_col}
@@ -201,30 +202,36 @@ def _path_column(table: Table, options: TableOptions) -> str:
     return next((name for known in _PATH_NAMES for name in free if name.lower() == known), free[0])
 
 
-def _columns(table: Table, options: TableOptions) -> dict[str, Column]:
-    """Return the columns that are kept: the fold, and those without a meaning here."""
+def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
+    """Return the columns that are kept: the fold, and those without a meaning here.
+
+    Raises SourceError for a fold that is no whole number from 0.
+    """
     columns: dict[str, Column] = {}
     if options.fold_col is not None:
-        folds = [to_number(cell) for cell in table.column(options.fold_col)]
+        cells = table.column(options.fold_col)
+        numbers = {cell: to_number(cell) for cell in set(cells)}
+        folds = [numbers[cell] for cell in cells]
         for row, fold in enumerate(folds):
             if not isinstance(fold, int) or not 0 <= fold < 2**31:
                 raise table.wrong(row, options.fold_col, "a fold is a whole number from 0")
         columns["fold"] = np.array(folds, np.int64)
-    taken = {_path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
+    taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
     kept = column_names(name for name in table.names if name not in taken and options.is_kept(name))
     return columns | {safe: _column(table.column(name)) for name, safe in kept.items()}
 
 
 def _column(cells: Sequence[str]) -> Column:
     """Return cells as int64 or float64 where nothing of them is lost by it, else as text."""
-    numbers = [number for number in map(to_number, cells) if number is not None]
-    if len(numbers) < len(cells) or any(re.match(r"\s*[+-]?0\d", cell) for cell in cells):  # 007 is a name
+    known = {cell: to_number(cell) for cell in set(cells)}
+    numbers = [number for number in known.values() if number is not None]
+    if len(numbers) < len(known) or any(re.match(r"\s*[+-]?0\d", cell) for cell in known):  # 007 is a name
         return cells
     if all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers):
-        return np.array(numbers, np.int64)
+        return np.array([known[cell] for cell in cells], np.int64)
     if any(isinstance(number, int) and float(number) != number for number in numbers):
         return cells
-    return np.array(numbers, np.float64)
+    return np.array([known[cell] for cell in cells], np.float64)
 
 
 def _is_table(source: str | Path) -> bool:

@@ -13,6 +13,7 @@ from tpucache.recipe import EXTENT
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.warmup.planning.asked import check_asked
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sample_difference, sizes_of
 from tpucache.warmup.planning.plan import Plan
 from tpucache.warmup.planning.recipe_check import recipe_differences
@@ -68,6 +69,7 @@ def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]
     saved, now = json.loads((work / _PLAN_NAME).read_bytes()), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
+    check_asked(cache, saved.get("asked", {}), now["asked"])
     table = SampleTable(work / _LISTING_NAME, saved["source"]["samples"])
     if saved["source"] != now["source"]:
         raise SourceError(
@@ -108,6 +110,7 @@ def _encode(plan: Plan) -> bytes:
         "source": plan.source,
         "labels": {"asked": plan.labels, "unused": list(plan.unused_labels)},
         "left_out": dict(plan.listing.left_out),
+        "asked": dict(plan.listing.asked),
         "fields": [field.to_dict() for field in plan.fields],
         "before": plan.existing.manifest.identity if plan.existing else "",
         "versions": versions(),

@@ -1,0 +1,241 @@
+"""relabel: other labels, folds and columns for the same records, or a clear refusal that changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, verify_cache
+from tpucache.cli import main
+from tpucache.errors import BuildError, DamageError, NotACacheError, SourceError, TpucacheError, UsageError
+from tpucache.publish.transfer import fetch_cache, push_cache
+from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint
+from tpucache.warmup import TableOptions, relabel_cache
+
+Digests = Callable[[Path], Mapping[str, str]]
+KIND = TableOptions(label_cols=("kind",))
+
+
+@pytest.fixture
+def copy(cache: Path, tmp_path: Path) -> Path:
+    """A cache of 150 samples in three classes, which may be written to."""
+    return Path(shutil.copytree(cache, tmp_path / "cache"))
+
+
+@pytest.fixture
+def table(cache: Path, tmp_path: Path) -> Path:
+    """A row for each sample, in another order: a kind, a fold, an age, and the name of the file."""
+    rows = [
+        f"{path},{'xyz'[number % 3]},{number % 5},{number + 0.5},{Path(path).name}"
+        for number, path in enumerate(CachedDataset(cache).paths)
+    ]
+    return write(tmp_path / "labels.csv", "path,kind,fold,age,file", rows[::-1])
+
+
+def write(path: Path, head: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: Path, digests: Digests) -> None:
+    shards = {name: digest for name, digest in digests(copy).items() if name.endswith(".lmdb")}
+    before = CachedDataset(copy)
+    labels = before.labels
+    manifest = relabel_cache(copy, table, TableOptions(label_cols=("kind",), fold_col="fold"))
+    after = CachedDataset(copy)
+    assert manifest == Manifest.load(copy)
+    assert (after.classes, manifest.statistics.class_counts) == (("x", "y", "z"), (50, 50, 50))
+    assert after.labels.tolist() == [number % 3 for number in range(150)]
+    assert np.asarray(after.table["fold"]).tolist() == [number % 5 for number in range(150)]
+    assert np.asarray(after.table["age"])[:2].tolist() == [0.5, 1.5]
+    with pytest.raises(DamageError, match="missing: open the cache again if it was relabelled"):
+        before.paths  # noqa: B018  # is read now
+    assert verify_cache(copy) == []
+    assert {name: digest for name, digest in digests(copy).items() if name.endswith(".lmdb")} == shards
+    assert len(list(copy.iterdir())) == len(shards) + 3
+    assert after.labels.tolist() != labels.tolist()
+    assert before.manifest.identity != manifest.identity
+    images, labels = next(iter(CachedLoader(after, 4)))
+    assert (labels.tolist(), images[3].tolist()) == ([0, 1, 2, 0], before[3][0].tolist())
+
+
+def test_what_the_table_lacks_stays(copy: Path, table: Path) -> None:
+    labels = CachedDataset(copy).labels.tolist()
+    relabel_cache(copy, table, TableOptions(fold_col="fold"))
+    dataset = CachedDataset(copy)
+    assert (dataset.labels.tolist(), len(dataset.classes)) == (labels, 3)
+    relabel_cache(copy, write(table, "path,new", [f"{path},1" for path in dataset.paths]), TableOptions())
+    assert {"fold", "age", "new"} <= set(CachedDataset(copy).table)
+
+
+def test_the_same_labels_again_change_nothing(copy: Path, table: Path, digests: Digests) -> None:
+    relabel_cache(copy, table, KIND)
+    before = digests(copy)
+    relabel_cache(copy, table, KIND)
+    assert digests(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "labels", "text"),
+    [
+        ({"label_cols": ("age",)}, "auto", "numbers from 0.5 to 149.5"),
+        ({"label_cols": ("fold",)}, "auto", "5 classes by whole numbers from 0 to 4"),
+        ({"label_cols": ("fold",)}, "numbers", "numbers from 0 to 4"),
+        ({"label_cols": ("kind",)}, "classes", "3 classes: x 50, y 50, z 50"),
+        ({"label_cols": ("fold", "age")}, "auto", "numbers, 2 a sample, from 0 to 149.5"),
+    ],
+)
+def test_labels_of_another_kind_are_read_as_by_warmup(
+    options: dict[str, Any], labels: Any, text: str, copy: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [part for name in options["label_cols"] for part in ("--label-col", name)]
+    assert main(["relabel", str(copy), str(table), *flags, "--labels", labels]) == 0
+    assert text in capsys.readouterr().out
+    assert main(["inspect", str(copy)]) == 0
+    assert text in capsys.readouterr().out
+
+
+def test_rows_match_by_file_name_or_id_and_others_are_reported(
+    copy: Path, table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    relabel_cache(copy, table, TableOptions(path_col="file", label_cols=("kind",)))
+    assert CachedDataset(copy).labels.tolist() == [number % 3 for number in range(150)]
+    paths = CachedDataset(copy).paths
+    write(table, "path,id", [f"{path},n{number}" for number, path in enumerate(paths)])
+    relabel_cache(copy, table)
+    write(table, "id,kind", [f"n{number},{'vw'[number % 2]}" for number in range(152)])
+    relabel_cache(copy, table, KIND)
+    assert CachedDataset(copy).labels.tolist() == [number % 2 for number in range(150)]
+    assert "2 rows" in caplog.text
+    assert "'n150', 'n151'" in caplog.text
+
+
+def test_classes_may_be_given_by_a_file_or_another_cache(copy: Path, cache: Path, table: Path, tmp_path: Path) -> None:
+    names = write(tmp_path / "classes.txt", "0001", ["z", "", "y", "x"])
+    relabel_cache(copy, table, KIND, classes=names)
+    dataset = CachedDataset(copy)
+    assert dataset.classes == ("0001", "z", "y", "x")
+    assert dataset.labels[:3].tolist() == [3, 2, 1]
+    with pytest.raises(SourceError, match="class 'z', which is none of the 3 given: 'cat'"):
+        relabel_cache(copy, table, KIND, classes=cache)
+    with pytest.raises(UsageError, match="'y' more than once"):
+        relabel_cache(copy, table, KIND, classes=["x", "y", "y"])
+    assert CachedDataset(copy).classes == dataset.classes
+
+
+_REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
+    "another dataset's table": (["path,kind", "dog/1.jpg,x"], {}, "no row .* such as 'dog/1.jpg', .* --path-col"),
+    "samples without a row": (["path,kind", "cat/0000.jpg,x"], {}, "149 samples .* have no row"),
+    "no label in a row": (["path,kind", "cat/0000.jpg,", "*,x"], {}, "line 2: it has no label"),
+    "two rows of one sample": (["path,kind", "*,x", "cat/0000.jpg,y"], {}, "line 152.*is in line 2 already"),
+    "a mask": (["path,kind", "*,x"], {"mask_col": "kind"}, "masks .* are for a warmup"),
+    "no such column": (["path,kind", "*,x"], {"label_cols": ("breed",)}, "has no column 'breed'"),
+    "no table": ([], {}, "has no rows"),
+}
+
+
+@pytest.mark.parametrize(("rows", "options", "reason"), _REFUSED.values(), ids=_REFUSED)
+def test_what_does_not_fit_is_refused_and_changes_nothing(
+    rows: list[str], options: dict[str, Any], reason: str, copy: Path, tmp_path: Path, digests: Digests
+) -> None:
+    before, lines = digests(copy), list[str]()
+    for row in rows[1:]:
+        if row.startswith("*"):
+            named = {line.partition(",")[0] for line in lines}
+            lines += [row.replace("*", path) for path in CachedDataset(copy).paths if path not in named]
+        else:
+            lines.append(row)
+    path = write(tmp_path / "odd.csv", "".join(rows[:1]), lines)
+    with pytest.raises(TpucacheError, match=reason):
+        relabel_cache(copy, path, TableOptions(**{"label_cols": ("kind",), **options}))
+    assert digests(copy) == before
+
+
+def test_a_cache_that_is_unfinished_damaged_or_read_only_is_refused(
+    copy: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotACacheError):
+        relabel_cache(tmp_path / "nowhere", table, KIND)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(BuildError, match=r"Read-only file system.*copy the cache"):
+            relabel_cache(copy, table, KIND)
+    assert CachedDataset(copy).classes == ("cat", "dog", "emu")
+    min(copy.glob("*.lmdb")).unlink()
+    with pytest.raises(DamageError, match="is missing"):
+        relabel_cache(copy, table, KIND)
+
+
+def test_a_warmup_that_is_adding_is_finished_first(photos: Path, table: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "growing"
+    build_cache(photos, cache, Recipe(size=8), jobs=1)
+    work = cache / ".warmup"
+    work.mkdir()
+    (work / "plan.json").write_text(json.dumps({"before": Manifest.load(cache).identity}))
+    with pytest.raises(BuildError, match=r"is adding to .* not finished"):
+        relabel_cache(cache, table, KIND)
+    (work / "plan.json").write_text(json.dumps({"before": "of an earlier time"}))
+    relabel_cache(cache, table, KIND)
+    assert not work.exists()
+
+
+def test_a_relabelled_cache_grows_and_is_repaired_from_its_source(
+    photos: Path, table: Path, tmp_path: Path, jitter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "growing"
+    build_cache(photos, cache, Recipe(size=8), jobs=1)
+    relabel_cache(cache, table, TableOptions(label_cols=("kind",), fold_col="fold"))
+    build_cache(photos, cache, Recipe(size=8, variants=1, augment=jitter), jobs=1)
+    assert "was relabelled" in caplog.text
+    dataset = CachedDataset(cache, variant=1)
+    assert dataset.labels.tolist() == [number % 3 for number in range(150)]
+    assert np.asarray(dataset.table["fold"])[:3].tolist() == [0, 1, 2]
+    (cache / "v01-00000.lmdb").unlink()
+    repair_cache(photos, cache, jobs=1)
+    assert verify_cache(cache) == []
+    name = dataset.manifest.table.name
+    (cache / name).unlink()
+    with pytest.raises(DamageError, match="relabelling changed"):
+        repair_cache(photos, cache, jobs=1)
+
+
+def test_a_relabelled_cache_replaces_its_older_copies(copy: Path, table: Path, tmp_path: Path) -> None:
+    place, fetched = tmp_path / "place", tmp_path / "fetched"
+    push_cache(copy, str(place))
+    fetch_cache(str(place), fetched)
+    relabel_cache(copy, table, KIND)
+    relabel_cache(copy, table, TableOptions(label_cols=("age",)))
+    push_cache(copy, str(place))
+    fetch_cache(str(place), fetched)
+    assert CachedDataset(fetched).labels[:2].tolist() == [[0.5], [1.5]]
+    other = tmp_path / "other"
+    fetch_cache(str(place), other)
+    relabel_cache(other, table, KIND)
+    relabel_cache(copy, table, TableOptions(label_cols=("fold",)))
+    push_cache(copy, str(place))
+    with pytest.raises(UsageError, match="another cache"):
+        push_cache(other, str(place))
+
+
+@pytest.mark.slow
+def test_training_uses_the_new_labels_and_does_not_continue_with_others(
+    copy: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = ["--run", str(run), "--backend", "eager", "--epochs", "1", "--batch-size", "32", "--model", "cnn"]
+    assert main(["train", str(copy), *flags]) == 0
+    relabel_cache(copy, table, KIND)
+    assert main(["train", str(copy), *flags, "--resume"]) == 2
+    assert "the training data are others (their records, labels, selection or order)" in capsys.readouterr().err
+    assert main(["train", str(copy), *flags[:1], str(tmp_path / "new"), *flags[2:]]) == 0
+    assert load_checkpoint(tmp_path / "new" / LAST_NAME)["classes"] == ["x", "y", "z"]

@@ -1,0 +1,51 @@
+"""What the user asked of a source: kept with a cache, so that a later run asks the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tpucache.errors import SourceError
+from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.sources import label_source, select_source
+from tpucache.warmup.sources.base import Listing, Source
+
+
+def as_asked(source: Source, manifest: Manifest) -> Source:
+    """Return a source of the samples, labels and classes that were asked for when a finished cache was made."""
+    asked, read = _saved(manifest.source.get("asked")), _saved(manifest.source.get("labels"))
+    part = select_source(
+        source,
+        limit=asked.get("limit"),
+        include=asked.get("include", ()),
+        exclude=asked.get("exclude", ()),
+    )
+    if earlier_tables(manifest):  # its labels are no longer those of the source
+        return part
+    return label_source(part, read.get("asked", "auto"), manifest.classes if "classes" in asked else ())
+
+
+def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise SourceError when an unfinished build was started with another limit or other patterns or classes."""
+    changed = [
+        f"--{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+    if changed:
+        raise SourceError(f"{cache} was started with {'; '.join(changed)}: give the same options to continue")
+
+
+def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> None:
+    """Raise SourceError when the classes of a finished cache were given, and a source now has others."""
+    if "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
+        raise SourceError(
+            f"{cache} was made with --classes, and the classes now are others or have another order: give "
+            f"--classes {cache}"
+        )
+
+
+def _saved(content: Any) -> Mapping[str, Any]:
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,223 @@
+"""relabel_cache: labels, folds and columns of a finished cache, changed without touching a record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import BuildError, SourceError, UsageError
+from tpucache.store.cache import Cache
+from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.fields import LABEL
+from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
+from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.warmup.options import LabelKind
+from tpucache.warmup.planning.numbering import name_some
+from tpucache.warmup.sources.cells import Table, read_table
+from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
+from tpucache.warmup.sources.labels import read_labels
+from tpucache.warmup.sources.names import unique
+from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
+from tpucache.warmup.tables import label_column, label_facts, write_table
+from tpucache.warmup.work.folder import finished_cache, remove_folder, remove_old_tables
+from tpucache.warmup.work.lock import hold
+from tpucache.warmup.work.plan_file import is_adding_to
+
+Rows = npt.NDArray[np.int64]
+
+_ID: Final = "id"
+
+_log: Final = logging.getLogger("tpucache")
+
+
+def relabel_cache(
+    cache: str | Path,
+    table: str | Path,
+    options: TableOptions | None = None,
+    *,
+    labels: LabelKind = "auto",
+    classes: str | Path | Sequence[str] | None = None,
+) -> Manifest:
+    """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
+
+    A row belongs to the sample with its path. Where no row has the path of a sample, rows are compared with the cache's
+    column of the same name, then with its column `id`, then with the names of files without their folders. Every sample
+    needs a row; rows of other samples are not used, which a warning says. What the table does not have stays as it is:
+    labels without `label_cols`, folds without `fold_col`, and other columns.
+
+    `options`, `labels` and `classes` are those of a build. No record is read or written, and at any moment the cache
+    has either its old labels or the new ones. Raises UsageError for options that do not fit, SourceError for a table
+    that does not, BuildError when the cache cannot be written or a warmup of it is not finished, and what opening a
+    cache raises.
+    """
+    cache, options = Path(cache).absolute(), options or TableOptions()
+    if options.mask_col is not None or options.root is not None:
+        raise UsageError("masks and the folder of images are for a warmup: relabel changes labels, folds and columns")
+    names = class_names(classes)
+    check_kind(labels, names)
+    if not options.label_cols and (labels != "auto" or names):
+        raise UsageError("what labels are needs a column of labels: name it with --label-col")
+    content = read_table(table)
+    with _held(cache) as opened:
+        columns, changes = _new_columns(opened, content, options, labels, names)
+        return _write(opened, columns, changes)
+
+
+@contextlib.contextmanager
+def _held(cache: Path) -> Iterator[Cache]:
+    """Yield a finished cache that nobody else writes to meanwhile. Raises BuildError."""
+    manifest = Manifest.load(cache)
+    finished_cache(cache)  # refuses one that lacks files
+    work = cache / WORK_NAME
+    try:
+        if work.exists() and is_adding_to(work, manifest):
+            raise BuildError(
+                f"a warmup is adding to {cache} and is not finished: run it again to its end, or remove {work} to give "
+                "it up, then relabel"
+            )
+        work.mkdir(exist_ok=True)
+        with hold(work):
+            try:
+                yield Cache.open(cache)
+            finally:
+                remove_old_tables(cache, Manifest.load(cache))
+                remove_folder(work)
+    except OSError as error:
+        raise BuildError(
+            f"{cache} cannot be written: {error}. Its labels are whole, either as before or new: make room, or copy "
+            "the cache to a folder that can be written, then run the same command again"
+        ) from error
+
+
+def _new_columns(
+    cache: Cache, table: Table, options: TableOptions, kind: LabelKind, names: tuple[str, ...]
+) -> tuple[dict[str, Column], dict[str, Any]]:
+    """Return all columns of the samples table, and what changes in the manifest with them."""
+    samples, manifest = cache.samples, cache.manifest
+    rows = _find_rows(cache, table, options)
+    columns: dict[str, Column] = dict(samples)
+    changes: dict[str, Any] = {}
+    if options.label_cols:
+        found, classes = read_labels(table, options.label_cols, options.label_sep)
+        where = [f"line {line}" for line in table.lines]
+        found, classes = read_labels_as(found, classes, kind, names, where)
+        used = [found[row] for row in rows.tolist()]
+        if None in used:
+            line = table.lines[int(rows[used.index(None)])]
+            raise SourceError(f"{table.path}, line {line}: it has no label, and every sample needs one")
+        columns[LABEL], classes, counts = label_column(used, samples.paths, classes)
+        asked = {name: value for name, value in manifest.source.get("asked", {}).items() if name != "classes"}
+        asked |= {"classes": "given"} if names else {}
+        changes = {
+            "classes": classes,
+            "statistics": dataclasses.replace(manifest.statistics, class_counts=counts),
+            "source": {
+                **manifest.source,
+                **({"asked": asked} if asked or "asked" in manifest.source else {}),
+                "labels": label_facts(kind, columns[LABEL], bool(classes)),
+            },
+        }
+    for name, column in kept_columns(table, options).items():
+        if isinstance(column, np.ndarray):
+            columns[name] = column[rows]
+        else:
+            columns[name] = Strings.pack([column[row] for row in rows.tolist()])
+    return columns, changes
+
+
+def _find_rows(cache: Cache, table: Table, options: TableOptions) -> Rows:
+    """Return the row of each sample: int64 (samples,). Raises SourceError unless each has exactly one."""
+    column = path_column(table, options)
+    keys = [cell + options.suffix for cell in table.column(column)]
+    places = {key: row for row, key in enumerate(keys)}
+    candidates = _sample_names(cache.samples, column)
+    what, names = next((found for found in candidates if not places.keys().isdisjoint(found[1])), ("", []))
+    if not names:
+        raise SourceError(
+            f"no row of {table.path} is of a sample of {cache.directory}: column {column!r} has values such as "
+            f"{keys[0]!r}, and the samples have paths such as {cache.samples.paths[0]!r}. Name the column of paths "
+            "with --path-col, and what they lack at their end with --suffix"
+        )
+    if len(places) < len(keys):
+        keys = _tell_apart(table, column, keys, names)
+        places = {key: row for row, key in enumerate(keys)}
+    rows = [places.get(name, -1) for name in names]
+    lacking = [cache.samples.paths[at] for at, row in enumerate(rows) if row < 0]
+    if lacking:
+        raise SourceError(
+            f"{len(lacking):,} samples of {cache.directory} have no row in {table.path}, compared by {what}: "
+            f"{name_some(lacking)}. Add their rows, with their old labels where these are to stay"
+        )
+    _warn_of_others(cache, table, keys, set(names))
+    return np.array(rows, np.int64)
+
+
+def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield what rows may be compared with, in turn: what that is, and each sample's, no two the same."""
+    yield "path", list(samples.paths)
+    for name in dict.fromkeys((column, _ID)):
+        if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):
+            yield f"column {name!r}", names
+    names = [PurePosixPath(path).name for path in samples.paths]
+    if len(set(names)) == len(names):
+        yield "file name", names
+
+
+def _tell_apart(table: Table, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the keys of rows as warmup numbers several rows of one path; raise SourceError where the cache has one."""
+    known, apart = set(names), unique(keys)
+    for row, (key, own) in enumerate(zip(keys, apart, strict=True)):
+        if key != own and key in known and own not in known:
+            first = table.lines[keys.index(key)]
+            raise table.wrong(row, column, f"{key!r} is in line {first} already, and the cache has one such sample")
+    return apart
+
+
+def _warn_of_others(cache: Cache, table: Table, keys: Sequence[str], names: set[str]) -> None:
+    skipped = {skip.path for skip in cache.manifest.skipped}
+    others = [key for key in keys if key not in names and key not in skipped]
+    if others:
+        _log.warning("%s rows of %s are of no sample and are not used: %s", len(others), table.path, name_some(others))
+
+
+def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) -> Manifest:
+    """Write the tables of a new generation, and the manifest last. Raises OSError."""
+    folder, before = cache.directory, cache.manifest
+    data = encode_columns(columns)
+    if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():
+        return before
+    generation = before.generation + 1
+    index = table_name(INDEX_NAME, generation)
+    _copy_index(folder / before.index.name, folder / index)
+    source = changes.get("source", before.source)
+    manifest = dataclasses.replace(
+        before,
+        **{
+            **changes,
+            "tables": (
+                FileEntry(index, before.index.bytes, before.index.sha256),
+                write_table(folder, table_name(SAMPLES_NAME, generation), data),
+            ),
+            "source": {**source, "relabelled": [*earlier_tables(before), before.table.sha256]},
+        },
+    )
+    manifest.save(folder, folder / WORK_NAME / f"{MANIFEST_NAME}.tmp")
+    return manifest
+
+
+def _copy_index(source: Path, target: Path) -> None:
+    """Give the index the name of another generation as well; it holds no labels."""
+    target.unlink(missing_ok=True)  # a killed run may have left one
+    try:
+        os.link(source, target)
+    except OSError:  # some filesystems have no links
+        write_table(target.parent, target.name, source.read_bytes())

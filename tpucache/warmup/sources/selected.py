@@ -1,0 +1,104 @@
+"""A part of a source's samples: those whose paths match patterns, or a limited number of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tpucache.errors import SourceError, UsageError
+from tpucache.warmup.sources.base import Item, Listing, Sample, Source
+
+
+def select_source(
+    source: Source, *, limit: int | None = None, include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> Source:
+    """Return a source of some of the samples of another one.
+
+    `include` and `exclude` are patterns of paths, in which `*` is any text, `/` too. `limit` is how many samples are
+    left at most: they are spread over the whole source, and are among those that a larger limit leaves. Raises
+    UsageError.
+    """
+    included, excluded = tuple(include), tuple(exclude)
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is at least 1, not {limit}")
+    return SelectedSource(source, limit, included, excluded) if limit or included or excluded else source
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectedSource:
+    """The samples of another source that `select_source` describes, numbered anew in the same order."""
+
+    source: Source
+    limit: int | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+    def list(self) -> Listing:
+        """Return the samples that are left; classes that patterns leave without a sample are left out.
+
+        Raises SourceError where none are left.
+        """
+        listing = self.source.list()
+        paths = [sample.path for sample in listing.samples]
+        kept = [at for at, path in enumerate(paths) if self._matches(path)]
+        if not kept:
+            raise SourceError(
+                f"none of the {len(paths):,} samples of {self.source!r} is left by --include and --exclude: their "
+                f"paths are such as {paths[0]!r}"
+                if paths
+                else f"{self.source!r} has no samples"
+            )
+        chosen = _few(kept, paths, self.limit)
+        asked = {name: getattr(self, name) for name in ("limit", "include", "exclude")}
+        return _without_unused(
+            dataclasses.replace(
+                listing,
+                samples=[dataclasses.replace(listing.samples[at], number=number) for number, at in enumerate(chosen)],
+                columns={
+                    name: column[np.array(chosen)] if isinstance(column, np.ndarray) else [column[at] for at in chosen]
+                    for name, column in listing.columns.items()
+                },
+                asked={
+                    **listing.asked,
+                    **{name: [*value] if isinstance(value, tuple) else value for name, value in asked.items() if value},
+                },
+            ),
+            {listing.samples[at].label for at in kept},
+        )
+
+    def load(self, sample: Sample) -> Item:
+        """Return the other source's item of the sample with this path. Raises SampleError."""
+        return self.source.load(sample)
+
+    def _matches(self, path: str) -> bool:
+        wanted = not self.include or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.include)
+        return wanted and not any(fnmatch.fnmatchcase(path, pattern) for pattern in self.exclude)
+
+
+def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:
+    """Return as many positions as the limit allows: those whose paths have the lowest hashes, in their order."""
+    if limit is None or limit >= len(kept):
+        return kept
+    hashes = {at: hashlib.sha256(os.fsencode(paths[at])).digest() for at in kept}
+    return sorted(sorted(kept, key=hashes.__getitem__)[:limit])
+
+
+def _without_unused(listing: Listing, used: set[object]) -> Listing:
+    """Return a listing without the classes that no sample has, where each sample has one class or none."""
+    if not listing.classes or not all(isinstance(label, int) for label in used):
+        return listing
+    left = [number for number in range(len(listing.classes)) if number in used]
+    numbers = {old: new for new, old in enumerate(left)}
+    samples = [
+        dataclasses.replace(sample, label=numbers[sample.label]) if isinstance(sample.label, int) else sample
+        for sample in listing.samples
+    ]
+    return dataclasses.replace(listing, samples=samples, classes=tuple(listing.classes[number] for number in left))
