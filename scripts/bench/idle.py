@@ -1,4 +1,4 @@
-"""How long an accelerator waits for its data, fed in five ways by the processors of this machine.
+"""How long an accelerator waits for its data, fed in eight ways by the processors of this machine.
 
 The accelerator is simulated: it takes so many images a second from a queue of two batches and counts how long it finds
 the queue empty. It is fed batches of 256 images of 224x224 pixels, shuffled,
@@ -7,10 +7,12 @@ the queue empty. It is fed batches of 256 images of 224x224 pixels, shuffled,
 - from presized files: JPEGs of quality 95 at the wanted size, decoded in worker processes;
 - from one `torch.save` a sample: uint8 tensors, loaded in worker processes;
 - from tpucache: a CachedLoader with two threads, out of the page cache;
+- from tpucache yuv420, dct-zstd and dct-lz4: the same, of images that the accelerator finishes, quality 90;
 - from tpucache in memory: the same, each record kept as an array once it was read.
 
-The last four hold the same images, augmented once by the preset that the first one applies each time. All files are in
-the page cache when the clock starts, no epoch ends while it runs, and the workers are alive and busy before it starts.
+All but the first hold the same images, augmented once by the preset that the first one applies each time. All files are
+in the page cache when the clock starts, no epoch ends while it runs, and the workers are alive and busy before it
+starts.
 Rounds take every way at every rate in turn, so that another load on the machine hits all of them.
 
     python -m scripts.bench idle photographs/train --markdown idle.md --picture idle.png

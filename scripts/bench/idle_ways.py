@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 from scripts.bench.photos import make_once, make_up_photographs
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
+from tpucache.loading.loader import Finish
 from tpucache.warmup.planning.augmentation import resolve
 from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize
 
 BATCH: Final = 256
 RECIPE: Final = Recipe(size=224, variants=1, augment="standard")
+PACKED: Final = ("yuv420", "dct-zstd", "dct-lz4")
 THREADS: Final = 2
 EPOCH: Final = 1 << 20  # samples of the cache's epoch, about ImageNet's: the photographs are repeated to reach it
 
@@ -103,13 +105,13 @@ def loader_way(name: str, dataset: Dataset[Sample], samples: int, workers: int) 
     return Way(name, stream, workers)
 
 
-def cache_way(name: str, cache: Path, samples: int, in_memory: bool) -> Way:
-    """Feed by tpucache's own loader."""
+def cache_way(name: str, cache: Path, samples: int, in_memory: bool, finish: Finish = "host") -> Way:
+    """Feed by tpucache's own loader; `finish` "device": with packed images."""
     positions = np.resize(np.arange(samples), max(EPOCH, BATCH))
     dataset = CachedDataset(cache, variant=1, indices=positions, in_memory=in_memory)
     for first in range(0, samples, BATCH):
         dataset.__getitems__(range(first, min(first + BATCH, samples)))  # every record was read before the clock starts
-    loader = CachedLoader(dataset, BATCH, shuffle=True, drop_last=True, threads=THREADS)
+    loader = CachedLoader(dataset, BATCH, shuffle=True, drop_last=True, threads=THREADS, finish=finish)
 
     def stream(batches: int) -> Batches:
         return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), batches)
@@ -122,8 +124,10 @@ def open_ways(source: Path | None, work: Path, workers: int) -> list[Way]:
     source = source or make_up_photographs(work / "photographs")
     say(f"preparing {work}: made once, then used again")
     cache = work / "cache"
-    if not (cache / "manifest.json").exists():
-        build_cache(source, cache, RECIPE)
+    packed = {codec: work / f"cache-{codec}" for codec in PACKED}
+    for codec, folder in {"raw": cache, **packed}.items():
+        if not (folder / "manifest.json").exists():
+            build_cache(source, folder, replace(RECIPE, codec=codec))
     images = CachedDataset(cache, variant=1)
     mark = images.manifest.shards[0].records_sha256[:12]  # files made from another cache are not these
     jpegs = derived_files(work / f"jpeg-{mark}", ".jpg", images, save_jpeg)
@@ -131,7 +135,8 @@ def open_ways(source: Path | None, work: Path, workers: int) -> list[Way]:
     photographs = [source / path for path in images.paths]
     if not all(file.is_file() for file in photographs):
         raise UsageError(f"{cache} was made of other photographs than {source} has: give another folder with --work")
-    for file in [*photographs, *jpegs, *tensors, *cache.glob("*.lmdb")]:
+    shards = [shard for folder in (cache, *packed.values()) for shard in folder.glob("*.lmdb")]
+    for file in [*photographs, *jpegs, *tensors, *shards]:
         file.read_bytes()
     labels, samples = images.labels.tolist(), len(images)
     return [
@@ -139,6 +144,7 @@ def open_ways(source: Path | None, work: Path, workers: int) -> list[Way]:
         loader_way("presized files", PresizedFiles(jpegs, labels), samples, workers),
         loader_way("one torch.save a sample", SavedTensors(tensors, labels), samples, workers),
         cache_way("tpucache", cache, samples, in_memory=False),
+        *(cache_way(f"tpucache {name}", packed[name], samples, in_memory=False, finish="device") for name in PACKED),
         cache_way("tpucache in memory", cache, samples, in_memory=True),
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,15 @@ from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 
 SIZE: Final = 224
+#: Our caches by the kind that contenders name: codec and quality.
+KINDS: Final = {
+    "raw": ("raw", None),
+    "jpeg": ("jpeg", 95),
+    "jpeg90": ("jpeg", 90),
+    "yuv420": ("yuv420", None),
+    "dct-zstd": ("dct-zstd", 90),
+    "dct-lz4": ("dct-lz4", 90),
+}
 _MADE_UP: Final = 3072
 _CLASSES: Final = 10
 _SHAPE: Final = (480, 360)
@@ -35,16 +44,19 @@ def main() -> None:
     print(f"{data}: {images:,} images")
 
 
-def prepare_data(work: Path, source: Path | None) -> tuple[Path, int]:
+def prepare_data(
+    work: Path, source: Path | None, size: int = SIZE, kinds: Sequence[str] = ("raw", "jpeg")
+) -> tuple[Path, int]:
     """Build the caches and the array of one source, unless they exist; return their folder and the number of images."""
     source = source or make_up_photographs(work / "photos")
-    data = work / f"data-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]}"
-    for codec in ("raw", "jpeg"):
-        say(f"tpucache: building the {codec} cache")
-        recipe = Recipe(size=SIZE, codec=codec, quality=95 if codec == "jpeg" else None)
-        build_cache(source, data / f"cache-{codec}", recipe, on_error="skip")
+    name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
+    data = work / (f"data-{name}" if size == SIZE else f"data-{name}-{size}")
+    for kind in kinds:
+        codec, quality = KINDS[kind]
+        say(f"tpucache: building the {kind} cache")
+        build_cache(source, data / f"cache-{kind}", Recipe(size=size, codec=codec, quality=quality), on_error="skip")
     dataset = CachedDataset(data / "cache-raw")
-    _export(dataset, data)
+    _export(dataset, data, size)
     return data, len(dataset)
 
 
@@ -83,7 +95,7 @@ def _photograph(rng: np.random.Generator) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def _export(dataset: CachedDataset, data: Path) -> None:
+def _export(dataset: CachedDataset, data: Path, size: int) -> None:
     """Write images.npy and labels.npy: the very bytes of the raw cache, in its order."""
     mark, wanted = data / "exported", dataset.manifest.fingerprint + str(len(dataset))
     if mark.exists() and mark.read_text() == wanted:
@@ -91,7 +103,7 @@ def _export(dataset: CachedDataset, data: Path) -> None:
     say("writing the same images as one array")
     shutil.rmtree(data / "peer", ignore_errors=True)
     mark.unlink(missing_ok=True)
-    images = np.lib.format.open_memmap(data / "images.npy", "w+", np.uint8, (len(dataset), SIZE, SIZE, 3))
+    images = np.lib.format.open_memmap(data / "images.npy", "w+", np.uint8, (len(dataset), size, size, 3))
     at = 0
     for batch, _ in CachedLoader(dataset, 256):
         images[at : at + len(batch)] = batch.permute(0, 2, 3, 1).numpy()

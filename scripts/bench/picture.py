@@ -30,6 +30,40 @@ def draw_rates(report: dict[str, Any], path: Path) -> None:
     _save(figure, path)
 
 
+def draw_formats(report: dict[str, Any], path: Path) -> None:
+    """Draw the rate with two threads against the bytes of an image, a point for each format."""
+    figure = _figure(4.5, dpi=100)
+    axes = figure.subplots()
+    for row in report["formats"]:
+        rate, size = row["images_per_second"].get("2"), row["bytes_per_image"] / 1000
+        if rate is None:
+            continue
+        is_ours = row["name"].startswith(OURS)
+        axes.scatter(size, rate, s=70, color=_OURS if is_ours else _PEER, marker="o" if is_ours else "s", zorder=3)
+        axes.annotate(
+            f"{row['name']}, {_thousands(rate)}",
+            (size, rate),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            fontweight=_weight(row["name"]),
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(0.18)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if str(value)[0] in "25" else "")
+    axes.yaxis.set_major_formatter(lambda value, _: _thousands(value))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("kB an image on disk")
+    size, cpus = report["size"], report["machine"]["cpus"]
+    title = f"Images/s by the bytes of an image: {size}x{size}, shuffled batches of {report['batch']}, {cpus} CPUs"
+    axes.set_title(title, fontsize=11)
+    _save(figure, path)
+
+
 def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     rates = [row["images_per_second"] for row in rows]
     below = [row["images_per_second"] - row["min"] for row in rows]

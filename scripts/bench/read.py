@@ -23,7 +23,7 @@ from typing import Any, Final
 from scripts.bench.photos import SIZE, prepare_data
 from scripts.bench.picture import draw_rates
 from scripts.bench.race import Contender, LeftOut, Track, leaving_out, race, ratio, spread, spread_cell
-from scripts.bench.read_contenders import CONTENDERS, LIMIT, OURS, REFERENCE, choose, threads_of
+from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, REFERENCE, choose, threads_of
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
@@ -43,7 +43,7 @@ _LEFT: Final = (0, 5)  # columns of text
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    data, images = prepare_data(options.work, options.source)
+    data, images = prepare_data(options.work, options.source, SIZE, KINDS_READ)
     os.environ["BENCH_PASSES"] = str(options.passes)  # for the processes that read
     report: dict[str, Any] = {"machine": machine(), "images": images, "size": SIZE, "batch": BATCH}
     report |= {"rounds": options.rounds, "seconds": options.seconds, "passes": options.passes}
@@ -51,7 +51,7 @@ def main() -> None:
     track = Track(options.work)
     with contextlib.ExitStack() as stack:
         field = Field(track, data, options.seconds, left_out)
-        for contender in track.admit(choose(options.only), left_out):
+        for contender in track.admit(choose(CONTENDERS, options.only), left_out):
             field.enter(contender, stack)
         readers = field.race(options.rounds)
     report |= {"versions": track.versions, "left_out": left_out, "readers": readers}
@@ -70,6 +70,8 @@ class Field:
         self._track, self._data, self._seconds, self._left_out = track, data, seconds, left_out
         self._workers: dict[str, Worker] = {}
         self._trials: dict[str, list[dict[str, Any]]] = {}
+        #: What each one lost of the images that went in, in dB; None: nothing.
+        self.psnr: dict[str, float | None] = {}
 
     def enter(self, contender: Contender, stack: contextlib.ExitStack) -> None:
         """Start the process of a contender, with the fastest of its settings, and let it warm up."""
@@ -81,6 +83,7 @@ class Field:
             if "reason" in trials[0]:
                 raise CommandError(trials[0]["reason"])
             worker = stack.enter_context(contextlib.closing(self._start(contender, trials[0]["setting"])))
+            self.psnr[contender.name] = worker.ask("check")["psnr"]
             worker.rate(self._seconds / 2)
             self._workers[contender.name], self._trials[contender.name] = worker, trials
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from scripts.bench.race import Contender
@@ -11,6 +13,10 @@ from scripts.environments import Environment
 LIMIT: Final = "gather"
 OURS: Final = "tpucache"
 REFERENCE: Final = "tpucache in memory 2"
+#: Kinds of our caches that contenders read (`scripts.bench.photos`).
+KINDS_READ: Final = ("raw", "jpeg", "yuv420", "dct-zstd", "dct-lz4")
+#: Kinds whose formats are compared by the bytes of an image: the same quality everywhere.
+KINDS_COMPARED: Final = ("raw", "jpeg90", "yuv420", "dct-zstd", "dct-lz4")
 
 # All are for Python 3.11; every peer that needs torch gets the same one.
 _TORCH: Final = "torch==2.13.0"
@@ -41,6 +47,7 @@ _WEBDATASET: Final = Environment("webdataset", ((_TORCH, _NUMPY, "webdataset==1.
 _TFDATA: Final = Environment("tfdata", ((_NUMPY, "tensorflow-cpu==2.21.0"),))
 _PLAIN_TORCH: Final = Environment("torch", ((_TORCH, _NUMPY, _PILLOW),))
 
+_PACKED: Final = ("yuv420", "dct-zstd", "dct-lz4")
 _WORKERS: Final = ({"workers": 0}, {"workers": 2})
 
 
@@ -50,6 +57,10 @@ def _peer(name: str, module: str, environment: Environment | None, *settings: Se
 
 def _ours(name: str, **setting: Any) -> Contender:
     return _peer(f"tpucache {name}", "tpucache", None, setting)
+
+
+def _packed(kind: str, threads: int) -> Contender:
+    return _ours(f"{kind} {threads}", kind=kind, threads=threads, finish="device")
 
 
 def _ffcv(kind: str, threads: int) -> Contender:
@@ -67,6 +78,7 @@ CONTENDERS: Final = (
     *(_ours(f"in memory {n}", kind="raw", threads=n, memory=True) for n in (1, 2)),
     _ours("jpeg in memory 2", kind="jpeg", threads=2, memory=True),
     *(_ours(f"{kind} {n}", kind=kind, threads=n) for kind in ("raw", "jpeg") for n in (1, 2)),
+    *(_packed(kind, 2) for kind in _PACKED),
     *(_ffcv(kind, n) for kind in ("raw", "jpeg") for n in (1, 2)),
     _grain(2),
     _peer("litdata", "litdata", _LITDATA, *_WORKERS),
@@ -79,11 +91,27 @@ CONTENDERS: Final = (
 )
 
 
-def choose(only: list[str] | None) -> list[Contender]:
+#: What is compared by the bytes of an image: batches of packed images are handed over as they are.
+FORMATS: Final = (
+    *(_ours(f"{kind} {n}", kind=kind, threads=n) for kind in ("raw", "jpeg90") for n in (1, 2)),
+    *(_packed(kind, n) for kind in _PACKED for n in (1, 2)),
+    *(_ffcv(kind, n) for kind in ("raw", "jpeg90") for n in (1, 2)),
+)
+
+
+def files_of(contender: Contender, data: Path) -> list[Path]:
+    """Return the files that hold the images that a contender reads, none where its format is not one of these."""
+    kind = contender.settings[0].get("kind")
+    folder = data / f"cache-{kind}" if contender.peer == OURS else data / "peer" / contender.peer
+    pattern = {OURS: "*.lmdb", "ffcv": f"{kind}.beton"}.get(contender.peer)
+    return list(folder.glob(pattern)) if pattern else []
+
+
+def choose(contenders: Sequence[Contender], only: list[str] | None) -> list[Contender]:
     """Return those of some names or peers; the limit and the reference always take part, as ratios need them."""
     return [
         contender
-        for contender in CONTENDERS
+        for contender in contenders
         if not only
         or contender.name == REFERENCE
         or contender.peer == LIMIT

@@ -116,7 +116,10 @@ def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [("bench", {"read", "warmup", "idle", "train", "loader", "photos"}), ("checks", {"build", "offline", "release"})],
+    [
+        ("bench", {"read", "formats", "finish", "warmup", "idle", "train", "loader", "photos"}),
+        ("checks", {"accuracy", "build", "offline", "release"}),
+    ],
 )
 def test_the_commands_of_a_package_are_listed_with_what_they_do(package: str, names: set[str]):
     commands = find_commands(ROOT / "scripts" / package)

@@ -1,4 +1,4 @@
-"""FFCV: a .beton of raw pixels and one of JPEG; os_cache, as its tuning guide says of data that fit in memory."""
+"""FFCV: .beton files of raw pixels and of JPEG; os_cache, as its tuning guide says of data that fit in memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def write(data: Path, folder: Path) -> None:
     fields = {
         "raw": RGBImageField(write_mode="raw"),
         "jpeg": RGBImageField(write_mode="jpg", max_resolution=SIZE, jpeg_quality=95),
+        "jpeg90": RGBImageField(write_mode="jpg", max_resolution=SIZE, jpeg_quality=90),
     }
     for kind, image in fields.items():
         writer = DatasetWriter(str(folder / f"{kind}.beton"), {"image": image, "label": IntField()}, num_workers=2)

@@ -1,0 +1,152 @@
+"""Formats of images by their bytes: how large, how good, how fast to read, and what is left for the device.
+
+The formats that a device finishes (yuv420, dct-zstd, dct-lz4) beside raw pixels and JPEG of quality 90, ours and
+FFCV's: the same photographs, in shuffled batches out of the page cache, nothing kept decoded. PSNR is against the raw
+pixels, the mean over 16 images. The device is this machine's processors, by plain torch and by XLA.
+
+    python -m scripts.bench formats --source photographs --size 512 --picture rate_bytes.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.bench.finish import milliseconds_an_image
+from scripts.bench.photos import SIZE, prepare_data
+from scripts.bench.picture import draw_formats
+from scripts.bench.race import LeftOut, Track, leaving_out, ratio
+from scripts.bench.read import BATCH, Field
+from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, files_of
+from scripts.bench.table import (
+    add_race_options,
+    as_markdown,
+    as_text,
+    machine,
+    machine_line,
+    parse_options,
+    write_files,
+)
+from scripts.commands import say
+
+_RAW, _JPEG = "ffcv raw", "ffcv jpeg90"
+_PASSES: Final = 16
+_BACKENDS: Final = ("eager", "xla")
+
+
+def main() -> None:
+    """Run the benchmark as the command line asks."""
+    options = _parse()
+    data, images = prepare_data(options.work, options.source, options.size, KINDS_COMPARED)
+    os.environ["BENCH_PASSES"], os.environ["BENCH_SIZE"] = str(_PASSES), str(options.size)  # for those that read
+    report: dict[str, Any] = {"machine": machine(), "images": images, "size": options.size, "batch": BATCH}
+    report |= {"rounds": options.rounds, "seconds": options.seconds, "passes": _PASSES}
+    left_out: LeftOut = []
+    track = Track(options.work)
+    with contextlib.ExitStack() as stack:
+        field = Field(track, data, options.seconds, left_out)
+        contenders = track.admit(FORMATS, left_out)
+        for contender in contenders:
+            field.enter(contender, stack)
+        readers = {row["name"]: row for row in field.race(options.rounds)}
+    names = dict.fromkeys(name.rpartition(" ")[0] for name in readers)
+    sizes = {
+        contender.name.rpartition(" ")[0]: sum(path.stat().st_size for path in files_of(contender, data)) / images
+        for contender in contenders
+    }
+    finish = {backend: finish_times(backend, data, left_out) for backend in _BACKENDS}
+    report |= {"versions": track.versions, "left_out": left_out, "finish": finish}
+    report["formats"] = [to_format(name, readers, sizes[name], field.psnr, finish) for name in names]
+    report["formats"].sort(key=lambda row: -(row["images_per_second"].get("2") or 0))
+    print(as_text(to_rows(report)), end="")
+    for row in left_out:
+        say(f"left out: {row['name']}: {row['reason']}")
+    write_files(options, report, to_markdown(report))
+    if options.picture:
+        draw_formats(report, options.picture)
+
+
+def finish_times(backend: str, data: Path, left_out: LeftOut) -> dict[str, float]:
+    """Return by kind how many milliseconds an image takes to be finished, nothing where the backend is not there."""
+    with leaving_out(f"finishing by {backend}", left_out):
+        return milliseconds_an_image(backend, {kind: data / f"cache-{kind}" for kind in KINDS_COMPARED})
+    return {}
+
+
+def to_format(
+    name: str,
+    readers: dict[str, dict[str, Any]],
+    size: float,
+    psnr: dict[str, float | None],
+    finish: dict[str, dict[str, float]],
+) -> dict[str, Any]:
+    """Return the row of a format: `images_per_second` by the number of threads, `host_us` of one thread an image."""
+    found = {threads: readers[f"{name} {threads}"] for threads in "12" if f"{name} {threads}" in readers}
+    rates = {threads: row["rates"] for threads, row in found.items()}
+    kind = name.partition(" ")[2]
+    alone = rates.get("1")
+    return {
+        "name": name,
+        "bytes_per_image": size,
+        "psnr": next((psnr[row["name"]] for row in found.values()), None),
+        "images_per_second": {threads: statistics.median(each) for threads, each in rates.items()},
+        "host_us": 1e6 / statistics.median(alone) if alone else None,
+        "device_ms": {backend: finish[backend].get(kind) if name.startswith(OURS) else None for backend in finish},
+        "of_ffcv_jpeg": _ratio(rates, readers, _JPEG),
+        "of_ffcv_raw": _ratio(rates, readers, _RAW),
+        "of_raw": _ratio(rates, readers, f"{OURS} raw"),
+    }
+
+
+def _ratio(rates: dict[str, list[float]], readers: dict[str, dict[str, Any]], other: str) -> float | None:
+    """Return the rate with two threads over another's, round by round."""
+    return ratio(rates.get("2"), readers.get(f"{other} 2", {}).get("rates"))
+
+
+def to_rows(report: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of the table, its heading first."""
+    heading = ["format", "kB an image", "PSNR, dB", "images/s, 1 thread", "2 threads"]
+    heading += ["of FFCV JPEG", "of FFCV raw", "of raw", "host, us", *(f"device ({name}), ms" for name in _BACKENDS)]
+    rows = [heading]
+    for row in report["formats"]:
+        rates = [row["images_per_second"].get(threads) for threads in "12"]
+        ratios = [row[key] for key in ("of_ffcv_jpeg", "of_ffcv_raw", "of_raw")]
+        rows.append(
+            [row["name"], f"{row['bytes_per_image'] / 1000:.1f}", f"{row['psnr']:.1f}" if row["psnr"] else "exact"]
+            + [_shown(rate, ",.0f") for rate in rates]
+            + [_shown(each, ".2f") for each in ratios]
+            + [_shown(row["host_us"], ".0f"), *(_shown(row["device_ms"][backend], ".2f") for backend in _BACKENDS)]
+        )
+    return rows
+
+
+def _shown(value: float | None, digits: str) -> str:
+    return "" if value is None else f"{value:{digits}}"
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    """Return the table, what was measured and with which versions."""
+    lines = [
+        as_markdown(to_rows(report), is_bold=lambda name: name.startswith(OURS)),
+        f"{report['images']:,} images of {report['size']}x{report['size']}, shuffled batches of {report['batch']}, "
+        f"warm page cache; median of {report['rounds']} rounds of {report['seconds']:g} s that take turns. Ratios "
+        f"are of two threads, round by round. {machine_line(report['machine'])}.",
+        "",
+    ]
+    for peer, versions in report["versions"].items():
+        lines.append(f"- {peer}: {', '.join(f'{name} {version}' for name, version in versions.items())}")
+    lines += [f"- left out: {row['name']}: {row['reason']}" for row in report["left_out"]]
+    return "\n".join(lines) + "\n"
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, help="a folder of photographs, a folder a class; else some are made up")
+    add_race_options(parser, "build/bench", seconds=2.0)
+    parser.add_argument("--size", type=int, default=SIZE, help="of the images, in pixels (%(default)s)")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw rate against bytes (needs matplotlib)")
+    return parse_options(parser, {"size": 16})
