@@ -80,8 +80,8 @@ class CachedLoader:
         self.batch_size = to_integer("batch_size", batch_size, 1)
         self._threads, self._prefetch = to_integer("threads", threads, 1), to_integer("prefetch", prefetch, 0)
         self._window, self._seed = to_integer("window", window, 1), to_integer("seed", seed, 0)
-        self._world_size, self._rank = to_integer("world_size", world_size, 1), to_integer("rank", rank, 0)
-        if self._rank >= self._world_size:
+        self.world_size, self.rank = to_integer("world_size", world_size, 1), to_integer("rank", rank, 0)
+        if self.rank >= self.world_size:
             raise UsageError(f"rank is 0 to {world_size - 1} in a world of {world_size}, not {rank}")
         if not isinstance(drop_last, bool):
             raise UsageError(f"drop_last is True or False, not {drop_last!r}")
@@ -95,8 +95,8 @@ class CachedLoader:
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._pool: BufferPool | None = BufferPool(self.dataset.record_fields, self.batch_size)
         left = len(self.dataset) % self._global_batch
-        if 0 < left < self._world_size and not drop_last:
-            raise UsageError(_too_few(left, self._world_size))
+        if 0 < left < self.world_size and not drop_last:
+            raise UsageError(_too_few(left, self.world_size))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
@@ -156,8 +156,8 @@ class CachedLoader:
         record = max(1, sum(entry.bytes for entry in earlier.shards) // max(1, earlier.records))
         saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record))
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
-        if 0 < stop - first < self._world_size:
-            raise UsageError(_too_few(stop - first, self._world_size))
+        if 0 < stop - first < self.world_size:
+            raise UsageError(_too_few(stop - first, self.world_size))
         self._seed, self._chunk = saved.seed, saved.chunk
         self._go_to(saved.epoch, saved.position)
 
@@ -187,7 +187,7 @@ class CachedLoader:
 
     @property
     def _global_batch(self) -> int:
-        return self.batch_size * self._world_size
+        return self.batch_size * self.world_size
 
     def _run(self, iteration: int, epoch: int, start: int, order: Positions) -> Generator[Batch, None, None]:
         pending: deque[tuple[int, Future[Batch]]] = deque()
@@ -203,7 +203,7 @@ class CachedLoader:
                         ahead = order[hinted : hinted + self._hint_span]
                         hints.submit(self.dataset.hint, ahead, epoch)
                         hinted += len(ahead)
-                    own = order[rank_slice(first, stop, self._rank, self._world_size)]
+                    own = order[rank_slice(first, stop, self.rank, self.world_size)]
                     pending.append((stop, threads.submit(self._read, own, epoch)))
                     if len(pending) > self._prefetch:
                         yield self._next(pending, iteration, epoch)
@@ -237,7 +237,7 @@ class CachedLoader:
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
-        return global_batches(start, len(self.dataset), self._global_batch, self._world_size, self.drop_last)
+        return global_batches(start, len(self.dataset), self._global_batch, self.world_size, self.drop_last)
 
     def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int) -> Batch:
         self._buffers  # a loader closed meanwhile is refused  # noqa: B018

@@ -1,0 +1,35 @@
+"""JAX programs in processes of their own, because the number of simulated devices is set once a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """Start Python with these arguments on so many simulated CPU devices."""
+
+    def run(*arguments: object, devices: int = 1) -> subprocess.Popen[str]:
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+        words = [sys.executable, *map(str, arguments)]
+        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def port() -> int:
+    """A port that is free now."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,215 @@
+"""What `tpucache.jax.feed` gives, on four simulated devices; `test_feed.py` runs this in a process of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from PIL import Image
+
+import tpucache.jax
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
+from tpucache.jax import AugmentSettings, feed
+from tpucache.ondevice import Augment, Normalise, draw
+
+ALL = AugmentSettings(flip=True, vertical_flip=True, shift=3, brightness=0.3, contrast=0.3, saturation=0.3, erase=0.4)
+WORKERS = ("tpucache-feed", "tpucache-read", "tpucache-hint")
+
+
+def make_cache(codec, tmp_path_factory):
+    """Build a cache of 48 smooth images of 20x28."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(3)
+    for number in range(48):
+        (folder / str(number % 3)).mkdir(exist_ok=True)
+        pixels = rng.integers(0, 256, (5, 7, 3), np.uint8)
+        Image.fromarray(pixels).resize((28, 20)).save(folder / str(number % 3) / f"{number}.png")
+    directory = tmp_path_factory.mktemp("caches") / "cache"
+    build_cache(folder, directory, Recipe(size=(20, 28), codec=codec), jobs=1)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["raw", "yuv420", "dct-lz4"])
+def each_cache(request, tmp_path_factory):
+    """The images raw and as what a device finishes; the two dct codecs unpack to the same."""
+    return make_cache(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return make_cache("raw", tmp_path_factory)
+
+
+def test_the_public_names_are_there_and_documented():
+    assert sorted(dir(tpucache.jax)) == sorted(tpucache.jax.__all__) == ["AugmentSettings", "Feed", "feed"]
+    assert all(getattr(tpucache.jax, name).__doc__ for name in tpucache.jax.__all__)
+
+
+def normalised(dataset, images):
+    statistics = dataset.manifest.statistics
+    return Normalise(statistics.mean, statistics.std, torch.device("cpu"))(images.permute(0, 2, 3, 1))
+
+
+def threads():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
+
+
+@pytest.mark.parametrize("finish", ["host", "device"])
+def test_images_and_labels_are_those_of_the_loader(each_cache, finish):
+    dataset = CachedDataset(each_cache)
+    batches = feed(CachedLoader(dataset, 16, shuffle=True, seed=3, finish=finish))
+    assert len(batches) == 3
+    for (images, labels), (expected, expected_labels) in zip(
+        batches, CachedLoader(dataset, 16, shuffle=True, seed=3), strict=True
+    ):
+        assert images.dtype == np.uint8
+        assert images.shape == (16, 20, 28, 3)
+        assert len(images.sharding.device_set) == len(labels.sharding.device_set) == 4
+        difference = np.abs(np.asarray(images).astype(int) - expected.permute(0, 2, 3, 1).numpy())
+        assert difference.max() <= (0 if finish == "host" or dataset.record_fields[0].codec == "raw" else 1)
+        assert labels.dtype == np.int32
+        assert np.array_equal(labels, expected_labels)
+
+
+def test_normalised_images_are_those_of_torch(each_cache):
+    dataset = CachedDataset(each_cache)
+    for (images, _), (expected, _) in zip(
+        feed(CachedLoader(dataset, 16), normalise=True), CachedLoader(dataset, 16), strict=True
+    ):
+        assert images.dtype == np.float32
+        found = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
+        torch.testing.assert_close(found, normalised(dataset, expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mixes", [{}, {"mixup": 0.4}, {"cutmix": 1.0}])
+def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
+    settings = AugmentSettings(**{**ALL.__dict__, **mixes})
+    dataset = CachedDataset(cache)
+    statistics = dataset.manifest.statistics
+    augment = Augment(settings, statistics.mean, statistics.std, 20, 28, torch.device("cpu"))
+    batches, host = feed(CachedLoader(dataset, 16), augment=settings, seed=5), CachedLoader(dataset, 16)
+    for epoch in range(2):
+        for number, ((images, labels), (expected, classes)) in enumerate(zip(batches, host, strict=True)):
+            draws = torch.from_numpy(draw(settings, 5, 3 * epoch + number, 16))
+            targets = torch.nn.functional.one_hot(classes, 3).float() if mixes else classes
+            pixels, targets = augment.mix(augment.images(expected.permute(0, 2, 3, 1), draws), targets, draws)
+            found = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
+            torch.testing.assert_close(found, pixels, atol=2e-4, rtol=1e-4)
+            assert np.allclose(labels, targets, atol=1e-6)
+
+
+def test_an_epoch_continued_in_the_middle_has_the_same_batches(cache):
+    dataset = CachedDataset(cache)
+    settings = AugmentSettings(flip=True, shift=2, mixup=0.3)
+    whole = [np.asarray(images) for images, _ in feed(CachedLoader(dataset, 16, shuffle=True), augment=settings)]
+    loader = CachedLoader(dataset, 16, shuffle=True)
+    next(iter(loader))
+    rest = CachedLoader(dataset, 16, shuffle=True)
+    rest.load_state_dict({**loader.state_dict(), "position": 16})
+    found = [np.asarray(images) for images, _ in feed(rest, augment=settings)]
+    assert len(found) == 2
+    assert all(np.array_equal(one, other) for one, other in zip(found, whole[1:], strict=True))
+
+
+def test_kept_batches_stay_as_they_were_while_buffers_are_used_again(cache):
+    dataset = CachedDataset(cache)
+    kept = []
+    for _ in range(4):
+        for images, _ in feed(CachedLoader(dataset, 8)):
+            kept.append((images, np.array(images)))
+    assert all(np.array_equal(images, copy) for images, copy in kept)
+
+
+def test_leaving_a_loop_early_leaves_no_thread(cache):
+    loader = CachedLoader(CachedDataset(cache), 4)
+    batches = feed(loader)
+    for _ in batches:
+        assert threads()
+        break
+    assert not threads()
+    next(batches)
+    assert threads()
+    batches.close()
+    assert not threads()
+    next(feed(loader))
+    assert not threads()
+
+
+def test_next_gives_one_epoch_after_the_other(cache):
+    batches = feed(CachedLoader(CachedDataset(cache), 16))
+    for _ in range(2):
+        assert [next(batches)[0].shape[0] for _ in range(3)] == [16] * 3
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+def test_no_more_than_the_asked_batches_are_read_ahead(cache, monkeypatch):
+    read = []
+    real = CachedDataset.read_into
+    monkeypatch.setattr(CachedDataset, "read_into", lambda self, *args: (read.append(1), real(self, *args))[1])
+    batches = feed(CachedLoader(CachedDataset(cache), 4, prefetch=0, threads=1), depth=1)
+    next(batches)
+    time.sleep(0.3)
+    assert len(read) <= 1 + 1 + 2  # handed out, waiting, and in the hands of the thread and of the reader
+    batches.close()
+
+
+def test_an_error_in_reading_is_raised_where_its_batch_would_have_come(cache, monkeypatch):
+    real, calls = CachedDataset.read_into, []
+
+    def fail(self, buffer, indices, epoch):
+        calls.append(indices)
+        if len(calls) == 3:
+            raise DamageError("a shard was cut short")
+        real(self, buffer, indices, epoch)
+
+    monkeypatch.setattr(CachedDataset, "read_into", fail)
+    batches = feed(CachedLoader(CachedDataset(cache), 4, threads=1))
+    assert next(batches)[0].shape[0] == next(batches)[0].shape[0] == 4
+    with pytest.raises(DamageError, match="cut short"):
+        next(batches)
+    assert not threads()
+
+
+def test_a_sharding_of_ones_own_is_used(cache):
+    loader = CachedLoader(CachedDataset(cache), 8)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
+    images, labels = next(feed(loader, NamedSharding(mesh, PartitionSpec("batch", None, None, None))))
+    assert {shard.data.shape for shard in images.addressable_shards} == {(4, 20, 28, 3)}
+    assert {shard.data.shape for shard in labels.addressable_shards} == {(4,)}
+    images, _ = next(feed(loader, SingleDeviceSharding(jax.devices()[3])))
+    assert images.devices() == {jax.devices()[3]}
+
+
+def test_what_does_not_fit_is_refused(cache):
+    dataset = CachedDataset(cache)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
+    with pytest.raises(UsageError, match="first axis"):
+        feed(CachedLoader(dataset, 8), NamedSharding(mesh, PartitionSpec("a", "b")))
+    with pytest.raises(UsageError, match="6 samples cannot be divided evenly over 4 devices"):
+        feed(CachedLoader(dataset, 6))
+    with pytest.raises(UsageError, match="drop_last"):
+        feed(CachedLoader(dataset.select(range(42)), 20))
+    assert len(feed(CachedLoader(dataset.select(range(42)), 20, drop_last=True))) == 2
+    with pytest.raises(UsageError, match="world_size"):
+        feed(CachedLoader(dataset, 4, rank=1, world_size=2))
+    with pytest.raises(UsageError, match="square"):
+        next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(rotate=True)))
+
+
+def test_the_same_work_is_compiled_once(cache):
+    dataset = CachedDataset(cache)
+    settings = AugmentSettings(flip=True)
+    feeds = [feed(CachedLoader(dataset, 8), augment=settings) for _ in range(3)]
+    next(feeds[0])
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        compiled = []
+        patch.setattr("jax._src.compiler.backend_compile_and_load", lambda *a, **k: compiled.append(a))
+        next(feeds[1])
+        next(feeds[2])
+    assert not compiled

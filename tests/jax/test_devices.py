@@ -1,0 +1,48 @@
+"""Eight devices, and two processes of four, train as one device does, and see every sample once."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpucache import CachedDataset
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.slow
+
+TRAIN = Path(__file__).with_name("train.py")
+
+
+@pytest.fixture(scope="module")
+def found(start, cache, port, tmp_path_factory):
+    """What each process of each way of running wrote into its file."""
+    folder = tmp_path_factory.mktemp("found")
+    ways = {"one": [(1, 0, 1)], "eight": [(1, 0, 8)], "two": [(2, 0, 4), (2, 1, 4)]}
+    running = {
+        (way, process): start(TRAIN, cache, folder / f"{way}{process}.npz", count, process, port, devices=devices)
+        for way, processes in ways.items()
+        for count, process, devices in processes
+    }
+    for key, program in running.items():
+        output, _ = program.communicate(timeout=300)
+        assert program.returncode == 0, f"{key}: {output}"
+    return {key: dict(np.load(folder / f"{key[0]}{key[1]}.npz")) for key in running}
+
+
+@pytest.mark.parametrize("key", [("eight", 0), ("two", 0), ("two", 1)])
+def test_losses_are_those_of_one_device(found, key):
+    expected = found["one", 0]["losses"]
+    assert len(expected) == 50
+    assert expected[-9:].mean() < 0.9 * expected[:9].mean()
+    assert np.abs(found[key]["losses"] - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("way", ["one", "eight", "two"])
+def test_every_sample_of_an_epoch_is_seen_exactly_once(found, cache, way):
+    seen = np.concatenate([values["seen"] for (name, _), values in found.items() if name == way])
+    dataset = CachedDataset(cache, variant="epoch")
+    expected = [zlib.crc32(dataset[row][0].permute(1, 2, 0).numpy().tobytes()) for row in range(144)]
+    assert sorted(seen.tolist()) == sorted(expected)

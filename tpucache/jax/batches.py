@@ -1,0 +1,215 @@
+"""A CachedLoader's batches as sharded JAX arrays, uploaded while the batches before them are used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.jax.finish import FinishOptions, check_labels, make_finish
+from tpucache.loading.ahead import Ahead
+from tpucache.loading.loader import CachedLoader
+from tpucache.ondevice.draws import draw
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.store.fields import IMAGE, LABEL, Field
+
+#: Batches at the start of an epoch whose waiting is not counted: reading begins, and the first steps compile.
+_UNCOUNTED: Final = 2
+_AXIS: Final = "data"
+
+Array = npt.NDArray[Any]
+Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
+
+
+def feed(
+    loader: CachedLoader,
+    sharding: jax.sharding.Sharding | None = None,
+    *,
+    augment: AugmentSettings | None = None,
+    normalise: bool = False,
+    seed: int = 0,
+    depth: int = 2,
+) -> Feed:
+    """Return an iterator of (images, labels) as sharded arrays: one epoch of the loader, and the next one when it is
+    iterated again.
+
+    Images are (batch, height, width, channels): uint8, or with `normalise` float32, normalised by the cache's
+    statistics. `augment` normalises, too, and augments with random numbers of (seed, step) alone, as training with
+    torch does. Packed images (`CachedLoader(finish="device")`) are finished on the device. Labels are int32 (batch,),
+    float32 (batch, outputs) where the cache has vectors or they are mixed. Records with more fields than an image give
+    a dict of arrays, the label under "label".
+
+    `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
+    has a loader with `rank=jax.process_index()` and `world_size=jax.process_count()`, and the arrays are of the global
+    batch. Uploading is done by a thread, `depth` batches ahead; computing is started by the caller's thread, so that
+    all processes do it in the same order. Raises UsageError.
+    """
+    sharding = _of_first_axis(sharding or _all_devices())
+    _check(loader, sharding)
+    settings = AugmentSettings() if augment is None and normalise else augment
+    return Feed(_Epochs(loader, sharding, settings, seed, depth))
+
+
+class Feed:
+    """Batches of a loader as sharded JAX arrays; made by `feed`.
+
+    An error in reading or uploading is raised where that batch would have come. No thread remains when a loop is left
+    early. `waited_seconds` is how long the caller has been blocked here after the first two batches of each epoch, and
+    `waited` the fraction of the time since then.
+    """
+
+    def __init__(self, epochs: _Epochs) -> None:
+        self._epochs = epochs
+        self._current: Generator[Batch, None, None] | None = None  # what `next` continues
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch."""
+        return len(self._epochs.loader)
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the caller was blocked here, after the first two batches of each epoch."""
+        return self._epochs.waited_seconds
+
+    @property
+    def waited(self) -> float:
+        """The fraction of the time, after the first two batches of each epoch, that the caller was blocked here."""
+        return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._epochs.run()
+
+    def __next__(self) -> Batch:
+        if self._current is None:
+            self._current = self._epochs.run()
+        try:
+            return next(self._current)
+        except StopIteration:
+            self._current = None
+            raise
+
+    def close(self) -> None:
+        """End the iteration that `next` began, with its thread."""
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+
+class _Epochs:
+    """What Feed iterates. A running iteration refers to this and not to the Feed, which so is freed when it is left."""
+
+    def __init__(
+        self,
+        loader: CachedLoader,
+        sharding: jax.sharding.Sharding,
+        augment: AugmentSettings | None,
+        seed: int,
+        depth: int,
+    ) -> None:
+        self.loader, self._sharding = loader, sharding
+        self._draws = None if augment == AugmentSettings() else augment
+        self._seed, self._depth = seed, depth
+        self._finish = make_finish(_options(loader, augment))
+        self.waited_seconds = self.seconds = 0.0
+
+    def run(self) -> Generator[Batch, None, None]:
+        """Yield the batches of one epoch."""
+        first = self._next_step() if self._draws else 0
+        with Ahead(iter(self.loader), self._upload, self._depth, first) as ahead:
+            counted: tuple[float, float] | None = None  # when counting began, and what had been waited before
+            try:
+                for number, uploaded in enumerate(ahead):
+                    if number == _UNCOUNTED:
+                        counted = time.perf_counter(), ahead.waited_seconds
+                    fields, labels = self._finish(*uploaded)
+                    yield (fields[IMAGE], labels) if fields.keys() == {IMAGE} else {**fields, LABEL: labels}
+                    del uploaded, fields, labels
+            finally:
+                if counted is not None:
+                    self.seconds += time.perf_counter() - counted[0]
+                    self.waited_seconds += ahead.waited_seconds - counted[1]
+
+    def _next_step(self) -> int:
+        """Return the number of the loader's next batch, counted from the first epoch on."""
+        place = self.loader.state_dict()
+        whole = self.loader.batch_size * self.loader.world_size
+        return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
+
+    def _upload(self, batch: Any, number: int) -> tuple[dict[str, Any], Any, Any]:
+        """Return a batch's fields, labels and random numbers on the devices; in the uploading thread."""
+        named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
+        arrays = {name: np.asarray(value) for name, value in named.items()}
+        labels = arrays.pop(LABEL)
+        labels = labels.astype(np.int32) if labels.dtype == np.int64 else labels
+        check_labels(labels, self._draws, arrays)
+        if arrays.get(IMAGE, labels).ndim == 4:
+            # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
+            arrays[IMAGE] = np.moveaxis(arrays[IMAGE], 1, 3)
+        draws = None
+        if self._draws is not None:
+            drawn = draw(self._draws, self._seed, number, len(labels) * self.loader.world_size)
+            draws = self._put(drawn[len(labels) * self.loader.rank :][: len(labels)])
+        return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws
+
+    def _put(self, array: Array) -> jax.Array:
+        # JAX keeps the array, and with it the pooled buffer, until its copy is done.
+        uploaded: jax.Array = jax.make_array_from_process_local_data(self._sharding, array)
+        return uploaded
+
+
+def _options(loader: CachedLoader, augment: AugmentSettings | None) -> FinishOptions:
+    manifest = loader.dataset.manifest
+    fields: dict[str, Field] = {field.name: field for field in manifest.fields}
+    shapes = {field.name: field.shape for field in loader.dataset.record_fields}
+    if augment is not None and IMAGE not in fields:
+        raise UsageError("the cache has no images to normalise or augment: leave that out")
+    return FinishOptions(
+        image=fields.get(IMAGE),
+        is_packed=len(shapes.get(IMAGE, ())) == 1,
+        augment=augment,
+        mean=tuple(manifest.statistics.mean),
+        std=tuple(manifest.statistics.std),
+        classes=len(manifest.classes),
+    )
+
+
+def _all_devices() -> jax.sharding.Sharding:
+    """Return a sharding of the first axis over all devices of all processes."""
+    # A Mesh, whose axes are automatic: with the explicit axes of jax.make_mesh, gathers in a loss raise.
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), (_AXIS,))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
+
+
+def _of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """Return a sharding that fits arrays of any rank: it divides the first axis as the given one does."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    if any(axis is not None for axis in sharding.spec[1:]):
+        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} divides others, too")
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[:1]))
+
+
+def _check(loader: CachedLoader, sharding: jax.sharding.Sharding) -> None:
+    """Raise UsageError unless the loader is of this process and each of its batches can be divided evenly."""
+    processes = len({device.process_index for device in sharding.device_set})
+    if loader.world_size != processes or (processes > 1 and loader.rank != jax.process_index()):
+        raise UsageError(
+            f"the sharding is over {processes} process(es) and this is process {jax.process_index()}, but the loader "
+            f"has rank={loader.rank}, world_size={loader.world_size}: give it rank=jax.process_index() and "
+            "world_size=jax.process_count()"
+        )
+    whole = loader.batch_size * loader.world_size
+    sizes = [whole] if loader.drop_last else [whole, len(loader.dataset) % whole]
+    for size in sizes:
+        try:
+            sharding.shard_shape((size,))
+        except ValueError as error:
+            raise UsageError(
+                f"a batch of {size} samples cannot be divided evenly over {len(sharding.device_set)} devices: "
+                "choose another batch_size, or drop_last=True"
+            ) from error

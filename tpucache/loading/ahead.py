@@ -1,0 +1,85 @@
+"""Batches prepared ahead of the loop that takes them, by one thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Generic, TypeVar
+
+Prepared = TypeVar("Prepared")
+Self = TypeVar("Self", bound="Ahead[Any]")
+
+_DONE: Final = object()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+class Ahead(Generic[Prepared]):
+    """Iterates what `prepare(batch, number)` makes of batches, `depth` of them ahead of the loop, in a thread.
+
+    An error in reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains
+    when the context is left early. `waited_seconds` is how long the loop has been blocked here.
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], prepare: Callable[[Any, int], Prepared], depth: int = 2, first: int = 0
+    ) -> None:
+        """Take batches, whose numbers begin at `first`; the thread starts with the context."""
+        self.waited_seconds = 0.0
+        self._batches, self._prepare, self._first = batches, prepare, first
+        self._ready: queue.Queue[Any] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tpucache-feed", daemon=True)
+
+    def __enter__(self: Self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        while self._thread.is_alive():
+            # The thread may be blocked on a full queue: make room until it has seen the flag.
+            try:
+                self._ready.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Prepared]:
+        while True:
+            asked = time.perf_counter()
+            item = self._ready.get()
+            self.waited_seconds += time.perf_counter() - asked
+            if item is _DONE:
+                return
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+
+    def _run(self) -> None:
+        batches = iter(self._batches)
+        try:
+            for number, batch in enumerate(batches, self._first):
+                if self._stop.is_set():
+                    return
+                self._ready.put(self._prepare(batch, number))
+                del batch  # otherwise the buffer would be in use until the next batch is read
+            self._ready.put(_DONE)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
+            self._ready.put(_Failure(error))
+        finally:
+            # Close a generator in the thread that ran it, before the context ends.
+            if isinstance(batches, Generator):
+                batches.close()
