@@ -75,8 +75,8 @@ def open_run(
     state = RunState(**content["stand"])
     if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
         raise UsageError(
-            f"{run} is finished after {len(state.rows)} epochs, and its learning rate has gone through its schedule. For "
-            f"more, begin a new run with its weights: --run OTHER --weights {run}"
+            f"{run} is finished after {len(state.rows)} epochs, and its learning rate has gone through its schedule. "
+            f"For more, begin a new run with its weights: --run OTHER --weights {run}"
         )
     if changed:
         raise UsageError(
