@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -16,6 +17,8 @@ from tpucache.store.codecs.coefficients import CHROMA
 
 Fit = Literal["crop", "pad", "stretch"]
 Coordinates = Literal["displayed", "stored"]
+Mode = Literal["rgb", "grey", "keep"]
+MaskValues = Literal["keep", "scale"]
 
 MAX_SIDE: Final = 16384
 MAX_VARIANTS: Final = 1000
@@ -23,9 +26,25 @@ DEFAULT_SHARD_MB: Final = 128
 
 #: Parts that say how much is built and in how many files, not what a record is: changing them rebuilds nothing.
 EXTENT: Final = ("variants", "max_blocks", "shard_mb")
+#: Parts that no record depends on: those, and which images are refused.
+_OF_NO_RECORD: Final = (*EXTENT, "max_pixels")
+
+#: The codecs that hold numbers of any depth and number of channels without loss, for the mode keep.
+_CODECS_THAT_KEEP: Final = ("raw", "zstd")
+#: Codecs of three channels only.
+_COLOUR_CODECS: Final = ("yuv420",)
+_COLOUR: Final = re.compile("[0-9a-f]{6}")
 
 #: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
-_ADDED: Final[Mapping[str, Any]] = {"coordinates": None, "white_level": None, "chroma": None}
+_ADDED: Final[Mapping[str, Any]] = {
+    "coordinates": None,
+    "white_level": None,
+    "chroma": None,
+    "mode": "rgb",
+    "max_pixels": None,
+    "mask_values": "keep",
+    "mask_colours": None,
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,11 @@ class Recipe:
     `coordinates` says what masks, boxes and keypoints lie on: the image as `displayed`, turned by its EXIF orientation,
     or as `stored`. None: samples for which it makes a difference are refused. `white_level` is the number that is white
     in images of more than 8 bits; None: images whose numbers do not show it are refused.
+
+    `mode` is what images become: `rgb`, `grey` (one channel), or `keep`, which leaves 1 to 16 channels of uint8,
+    uint16, int16 or float32 as they are, in the codecs raw and zstd. `max_pixels` is how many pixels a source image
+    may have; None: Pillow's limit, about 89 million. `mask_values` "scale" makes masks of black and white into 0 and 1;
+    "keep" takes their numbers as classes. `mask_colours` are the classes' colours in RGB masks, as hexadecimal rrggbb.
 
     Raises RecipeError for values that no cache can have.
     """
@@ -81,6 +105,17 @@ class Recipe:
         None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1
     )
 
+    mode: Mode = option(
+        "rgb", "what images become: colours, one grey channel, or their channels and bit depth as they are"
+    )
+    max_pixels: int | None = option(
+        None, "refuse images of more pixels; about 89 million if not given", metavar="N", minimum=1
+    )
+    mask_values: MaskValues = option("keep", "scale: black and white masks, 0 and 255 or 65535, become 0 and 1")
+    mask_colours: tuple[str, ...] | None = option(
+        None, "a .csv of red, green, blue in the order of the classes: RGB masks become class numbers", metavar="FILE"
+    )
+
     def __post_init__(self) -> None:
         size = tuple(self.size) if isinstance(self.size, (tuple, list)) else (self.size, self.size)
         if len(size) != 2 or not all(_whole(side, 1, MAX_SIDE) for side in size):
@@ -100,12 +135,30 @@ class Recipe:
         self._check("coordinates", fine, "one of " + ", ".join(get_args(Coordinates)) + ", or left out")
         fine = self.white_level is None or _whole(self.white_level, 1, 2**31 - 1)
         self._check("white_level", fine, "1 to 2147483647, or left out")
+        self._check_pixels()
         chromas = CODECS[self.codec].chromas
         allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"left out for {self.codec}"
         self._check("chroma", self.chroma is None or self.chroma in chromas, allowed)
         low, high = CODECS[self.codec].quality_range or (0, -1)
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
+
+    def _check_pixels(self) -> None:
+        self._check("mode", self.mode in get_args(Mode), "one of " + ", ".join(get_args(Mode)))
+        if self.mode == "keep":
+            self._check("codec", self.codec in _CODECS_THAT_KEEP, "raw or zstd for the mode keep")
+        if self.mode == "grey":
+            self._check("codec", self.codec not in _COLOUR_CODECS, "one that holds grey, for the mode grey")
+        fine = self.max_pixels is None or _whole(self.max_pixels, 1, 2**31 - 1)
+        self._check("max_pixels", fine, "1 to 2147483647, or left out")
+        allowed = "one of " + ", ".join(get_args(MaskValues))
+        self._check("mask_values", self.mask_values in get_args(MaskValues), allowed)
+        if self.mask_colours is not None:
+            colours = tuple(self.mask_colours) if isinstance(self.mask_colours, (list, tuple)) else ()
+            fine = 1 < len(colours) <= 256 and len(set(colours)) == len(colours)
+            fine = fine and all(isinstance(each, str) and _COLOUR.fullmatch(each) for each in colours)
+            self._check("mask_colours", fine, "2 to 256 different colours as rrggbb, or left out")
+            object.__setattr__(self, "mask_colours", colours)
 
     @property
     def height(self) -> int:
@@ -123,7 +176,8 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain JSON values."""
-        return {**dataclasses.asdict(self), "size": list(self._size)}
+        colours = None if self.mask_colours is None else list(self.mask_colours)
+        return {**dataclasses.asdict(self), "size": list(self._size), "mask_colours": colours}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
@@ -142,7 +196,9 @@ class Recipe:
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a recipe's dictionary without its extent: equal for recipes of equal records."""
-    content = {name: value for name, value in recipe.items() if name not in EXTENT and not _is_default(name, value)}
+    content = {
+        name: value for name, value in recipe.items() if name not in _OF_NO_RECORD and not _is_default(name, value)
+    }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,7 +209,7 @@ def _is_default(name: str, value: object) -> bool:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name each part in which two recipe dictionaries differ, as `seed 0, now 1`; their extent does not count."""
     before, now = {**_ADDED, **before}, {**_ADDED, **now}
-    names = sorted({*before, *now}.difference(EXTENT))
+    names = sorted({*before, *now}.difference(_OF_NO_RECORD))
     return [
         f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
     ]

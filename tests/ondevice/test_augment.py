@@ -273,3 +273,33 @@ def test_settings_that_do_not_fit_the_images_are_refused():
         augment(AugmentSettings(shift=9))
     with pytest.raises(UsageError, match="saturation"):
         Augment(AugmentSettings(saturation=0.1), (0.0,), (1.0,), 8, 8, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<i2", "<f4"])
+def test_numbers_of_any_depth_move_exactly_also_by_products_in_bfloat16(dtype: str) -> None:
+    limits = np.array([-32768, 32767]) if dtype == "<i2" else np.array([0, 65535])
+    rng = np.random.default_rng(0)
+    whole = rng.integers(*limits, (4, 8, 8, 2), endpoint=True)
+    pixels = (rng.standard_normal(whole.shape) * 1e3 if dtype == "<f4" else whole).astype(dtype)
+    settings = AugmentSettings(flip=True, shift=3, rotate=True)
+    augment = Augment(settings, [0.0] * 2, [1.0] * 2, 8, 8, torch.device("cpu"), dtype)
+    draws = torch.from_numpy(draw(settings, 0, 1, 4))
+    moved = augment.images(torch.from_numpy(pixels), draws)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(augment.images(torch.from_numpy(pixels), draws), moved)
+    known = {*pixels[0, ..., 0].astype(np.float32).ravel().tolist()}
+    assert {*moved[0, 0].ravel().tolist()} <= known
+    assert not np.array_equal(moved.numpy(), pixels.transpose(0, 3, 1, 2))
+
+
+def test_brightness_is_refused_where_no_number_is_white() -> None:
+    with pytest.raises(UsageError, match="not of float32"):
+        Augment(AugmentSettings(brightness=0.1), [0.0], [1.0], 8, 8, torch.device("cpu"), "<f4")
+
+
+def test_deep_pixels_stay_within_black_and_white() -> None:
+    settings = AugmentSettings(brightness=1.0)
+    augment = Augment(settings, [0.0], [1.0], 4, 4, torch.device("cpu"), "<u2")
+    images = torch.full((16, 4, 4, 1), 60000, dtype=torch.uint16)
+    found = augment.images(images, torch.from_numpy(draw(settings, 0, 0, 16)))
+    assert 255 < found.max() <= 65535

@@ -171,6 +171,16 @@ def size(text: str) -> int | tuple[int, int]:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
+def colours(text: str) -> tuple[str, ...]:
+    """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255; the first may be a heading."""
+    try:
+        lines = [line.split(",") for line in Path(text).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        found = lines if lines and all(cell.strip().isdecimal() for cell in lines[0][-3:]) else lines[1:]
+        return tuple(bytes(int(cell) for cell in cells[-3:]).hex() for cells in found)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no .csv of red, green and blue, 0 to 255: {error}") from error
+
+
 def seconds(text: str) -> float:
     """Read a time such as 8h, 1h30m, 90m or 5400, in seconds."""
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_options, from_options, names, seconds, size
+from tpucache.cli.options import add_cache, add_command, add_options, colours, from_options, names, seconds, size
 from tpucache.cli.terminal import complain, say, show
 from tpucache.recipe import Recipe
 from tpucache.warmup.options import BuildOptions, SelectionOptions, WorkerOptions
@@ -171,7 +171,7 @@ def add(commands: Any) -> None:
         "module:callable",
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
-    add_options(command, Recipe, parsers={"size": size})
+    add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     add_options(command, SelectionOptions)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names})

@@ -1,4 +1,4 @@
-"""Augmentation of whole uint8 batches on the device.
+"""Augmentation of whole batches on the device.
 
 Random numbers are drawn on the host and uploaded with the batch. An augmentation that is off is not part of the graph.
 Shapes are static, and nothing is read back.
@@ -6,6 +6,8 @@ Shapes are static, and nothing is read back.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -19,6 +21,9 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, MASK
 
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
+_BYTES: Final = "|u1"
+#: The number that is white, by the images' dtype; others have none that is certain.
+_WHITE: Final = {_BYTES: 255, "<u2": 65535}
 
 
 class BatchAugment:
@@ -32,15 +37,21 @@ class BatchAugment:
         height: int,
         width: int,
         library: ArrayLibrary,
+        dtype: str = _BYTES,
     ) -> None:
-        """Take the channels' mean and standard deviation in 0..255. Raises UsageError when the sides do not fit."""
+        """Take the channels' mean and standard deviation, in the numbers of the images, and the images' dtype.
+
+        Raises UsageError when the sides do not fit, or a setting is not of such images.
+        """
         if settings.rotate and height != width:
             raise UsageError(f"only square images turn by right angles, not {height}x{width}: leave rotate out")
         if settings.shift >= min(height, width):
             raise UsageError(f"a shift of {settings.shift} pixels leaves nothing of {height}x{width}")
         if settings.saturation and len(mean) != 3:
             raise UsageError(f"saturation is of 3 channels, not of {len(mean)}: leave it out")
-        self.settings = settings
+        self.settings, self._dtype, self._white = settings, dtype, _WHITE.get(dtype)
+        if settings.brightness and self._white is None:
+            raise UsageError(f"brightness is of numbers from black to white, not of {np.dtype(dtype)}: leave it out")
         self._library, self._functions = library, library.functions
         self._normalise = BatchNormalise(mean, std, library)
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
@@ -49,7 +60,7 @@ class BatchAugment:
     def fields(self, fields: Mapping[str, Array], draws: Array | None = None) -> dict[str, Array]:
         """Return a batch's fields with the image normalised and, given `draws`, augmented, and the mask moved with it.
 
-        An image is uint8 (batch, height, width, channels), a mask (batch, height, width, 1).
+        An image is (batch, height, width, channels), a mask (batch, height, width, 1).
         """
         if draws is None:
             return {**fields, IMAGE: self.plain(fields[IMAGE])}
@@ -59,15 +70,17 @@ class BatchAugment:
         return changed
 
     def plain(self, images: Array) -> Array:
-        """Only normalise: uint8 (batch, height, width, channels) -> float32 (batch, channels, height, width)."""
+        """Only normalise: (batch, height, width, channels) -> float32 (batch, channels, height, width)."""
         return self._normalise(images)
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Move pixels, change colours, normalise, erase: from uint8 NHWC to float32 NCHW.
+        """Move pixels, change colours, normalise, erase: from NHWC to float32 NCHW.
 
         An erased rectangle is of the mean colour. Autocast loses nothing of the pixels.
         """
-        moved = self._move(self._functions.moveaxis(images, 3, 1), draws)
+        images = self._functions.moveaxis(images, 3, 1)
+        # torch flips few other whole numbers than bytes
+        moved = self._move(images if self._dtype == _BYTES else self._float(images), draws, self._dtype)
         pixels = self._normalise.pixels(self._colours(self._float(moved), draws))
         if self.settings.erase:
             pixels = pixels * (1 - self._inside(draws[:, drawn.ERASED]))
@@ -75,7 +88,8 @@ class BatchAugment:
 
     def masks(self, masks: Array, draws: Array) -> Array:
         """Move masks (batch, height, width) of class numbers 0 to 255 as their images are moved; same dtype."""
-        return self._library.cast(self._move(masks[:, None], draws)[:, 0], str(masks.dtype).removeprefix("torch."))
+        moved = self._move(masks[:, None], draws)
+        return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
     def mix(self, images: Array, targets: Array, draws: Array) -> tuple[Array, Array]:
         """Mix each image with the one before it in the batch, and its float targets in the same proportion.
@@ -93,8 +107,8 @@ class BatchAugment:
         own = share if targets.ndim == 4 else share.mean((1, 2, 3)).reshape(-1, 1)
         return images * share + others * (1 - share), targets * own + other_targets * (1 - own)
 
-    def _move(self, images: Array, draws: Array) -> Array:
-        """Transpose, reverse and shift (batch, channels, height, width); every value stays what it is."""
+    def _move(self, images: Array, draws: Array, dtype: str = _BYTES) -> Array:
+        """Transpose, reverse and shift (batch, channels, height, width); every value, of `dtype`, stays what it is."""
         settings, functions = self.settings, self._functions
         if settings.rotate:
             images = functions.where(_flag(draws, drawn.TRANSPOSED), images.swapaxes(2, 3), images)
@@ -104,13 +118,33 @@ class BatchAugment:
         if by_columns:
             images = functions.where(_flag(draws, drawn.COLUMNS_REVERSED), functions.flip(images, (3,)), images)
         if settings.shift:
-            # A product with one 1 in each row moves values exactly, also in bfloat16, and is what a TPU does best.
-            images = self._one_hot(self._rows, draws[:, drawn.DOWN]) @ self._float(images)
-            images = images @ self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
+            # A product with one 1 in each row moves bytes exactly, also in bfloat16, and is what a TPU does best.
+            rows = self._one_hot(self._rows, draws[:, drawn.DOWN])
+            columns = self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
+            parts = [rows @ part @ columns for part in self._parts(self._float(images), dtype)]
+            images = functools.reduce(operator.add, map(self._float, parts)) if len(parts) > 1 else parts[0]
         return images
 
+    def _parts(self, pixels: Array, dtype: str) -> list[Array]:
+        """Return float32 arrays that add up to `pixels`, numbers of `dtype`, and that bfloat16 holds exactly."""
+        if dtype == _BYTES:
+            return [pixels]
+        if np.dtype(dtype).kind in "iu":  # of 16 bits
+            high = self._functions.floor(pixels / 256) * 256
+            return [high, pixels - high]
+        parts = []
+        for _ in range(2):  # 8 of 24 bits each: T. J. Dekker, doi:10.1007/BF01397083
+            scaled = pixels * (2**16 + 1)
+            high = scaled - (scaled - pixels)
+            parts.append(high)
+            pixels = pixels - high
+        return [*parts, pixels]
+
     def _colours(self, pixels: Array, draws: Array) -> Array:
-        """Change brightness, contrast (around the image's mean luma) and saturation, in this order, within 0..255."""
+        """Change brightness, contrast (around the image's mean luma) and saturation, in this order.
+
+        Pixels stay between black and white where their dtype says which number is white.
+        """
         settings = self.settings
         if settings.brightness:
             pixels = pixels * _number(draws, drawn.BRIGHTNESS)
@@ -120,8 +154,8 @@ class BatchAugment:
         if settings.saturation:
             grey = self._grey(pixels)
             pixels = grey + (pixels - grey) * _number(draws, drawn.SATURATION)
-        if settings.brightness or settings.contrast or settings.saturation:
-            pixels = self._functions.clip(pixels, 0, 255)
+        if self._white is not None and (settings.brightness or settings.contrast or settings.saturation):
+            pixels = self._functions.clip(pixels, 0, self._white)
         return pixels
 
     def _grey(self, pixels: Array) -> Array:

@@ -27,10 +27,10 @@ class HasFields(Protocol):
 
 
 class Normalise(BatchNormalise):
-    """uint8 (batch, height, width, channels) -> float32 (batch, channels, height, width), (x - mean) / std."""
+    """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        """Take each channel's mean and standard deviation in 0..255; a channel without spread is only centred."""
+        """Take each channel's mean and standard deviation; a channel without spread is only centred."""
         super().__init__(mean, std, _torch_on(device))
 
 
@@ -45,9 +45,13 @@ class Augment(BatchAugment):
         height: int,
         width: int,
         device: torch.device,
+        dtype: str = "|u1",
     ) -> None:
-        """Take the channels' mean and standard deviation in 0..255. Raises UsageError when the sides do not fit."""
-        super().__init__(settings, mean, std, height, width, _torch_on(device))
+        """Take the channels' mean and standard deviation, in the numbers of the images, and the images' dtype.
+
+        Raises UsageError when the sides do not fit, or a setting is not of such images.
+        """
+        super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
 
 
 class Decoder(nn.Module):

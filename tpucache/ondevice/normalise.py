@@ -10,10 +10,10 @@ from tpucache.ondevice.arrays import Array, ArrayLibrary
 
 
 class BatchNormalise:
-    """uint8 (batch, height, width, channels) -> float32 (batch, channels, height, width), (x - mean) / std."""
+    """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], library: ArrayLibrary) -> None:
-        """Take each channel's mean and standard deviation in 0..255; a channel without spread is only centred."""
+        """Take each channel's mean and standard deviation; a channel without spread is only centred."""
         scale = [1.0 / spread if spread else 1.0 for spread in std]
         shift = [-m * s for m, s in zip(mean, scale, strict=True)]
         self._library = library

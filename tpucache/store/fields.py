@@ -37,6 +37,7 @@ KEYPOINTS: Final = "keypoints"
 LABEL: Final = "label"
 
 FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_DEEP_IMAGES: Final = 4  # the format version that brought them
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -68,6 +69,16 @@ class Field:
     def stored_bytes(self) -> int | None:
         """Bytes of the encoded array in every record, None where that differs from record to record."""
         return CODECS[self.codec].stored_bytes(self)
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether it is an image in other than 8-bit grey or RGB, whose numbers are not 0 to 255."""
+        return self.name == IMAGE and (self.dtype != "|u1" or self.shape[2:] not in ((1,), (3,)))
+
+    @property
+    def since(self) -> int:
+        """The lowest format version that has its codec, and images like it."""
+        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0)
 
     @property
     def is_plain(self) -> bool:

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 FORMAT: Final = "tpucache"
-VERSION: Final = 3
+VERSION: Final = 4
 #: Older versions that are still read. A cache is written in the lowest version that has all of its codecs.
-OLDER_VERSIONS: Final = (2,)
+OLDER_VERSIONS: Final = (2, 3)
 
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
-from tpucache.store.codecs import CODECS
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.files.reading import refuse_too_many_files, refuse_url
 from tpucache.store.manifest_json import JsonObject, read_object
 
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
-_MAX_SUM: Final = 1 << 100
+_MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the clean variant: each channel's mean and standard deviation in 0..255, samples of each class.
+    """Statistics of the clean variant: each channel's mean and standard deviation, samples of each class.
 
-    `sums` and `squares` are the exact sums that the first two are computed from, so that samples can be added.
+    `sums` and `squares` are the exact sums that the first two are computed from, so that samples can be added. Those of
+    float images count multiples of 2^-149 and 2^-298, which all of their numbers and squares are.
     """
 
     mean: tuple[float, ...] = ()
@@ -101,8 +101,8 @@ class Manifest:
 
     @property
     def version(self) -> int:
-        """The lowest version of the format that has the codecs of all fields."""
-        return max((CODECS[field.codec].since for field in self.fields), default=fmt.VERSION)
+        """The lowest version of the format that has the codecs of all fields, and images like these."""
+        return max((field.since for field in self.fields), default=fmt.VERSION)
 
     @property
     def layout(self) -> RecordLayout:
@@ -261,7 +261,7 @@ def _read_statistics(item: JsonObject) -> Statistics:
         item.floats("mean"),
         item.floats("std"),
         item.integers("class_counts", fmt.MAX_SAMPLES),
-        item.integers("sums", _MAX_SUM),
+        item.integers("sums", _MAX_SUM, -_MAX_SUM),
         item.integers("squares", _MAX_SUM),
     )
 

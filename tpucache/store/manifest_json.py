@@ -10,6 +10,8 @@ from typing import Any, Final
 from tpucache.errors import FormatError
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+#: The largest that numbers of 32-bit floats add up to on average.
+_LARGEST: Final = 3.5e38
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
 
@@ -34,15 +36,15 @@ class JsonObject:
         """Return a whole number from `low` to `high`."""
         return _integer(self.get(key, int), low, high, f"{self.where}: {key!r}")
 
-    def integers(self, key: str, high: int) -> tuple[int, ...]:
-        """Return a list of whole numbers from 0 to `high`."""
+    def integers(self, key: str, high: int, low: int = 0) -> tuple[int, ...]:
+        """Return a list of whole numbers from `low` to `high`."""
         where = f"{self.where}: an item of {key!r}"
-        return tuple(_integer(item, 0, high, where) for item in self.get(key, list))
+        return tuple(_integer(item, low, high, where) for item in self.get(key, list))
 
     def floats(self, key: str) -> tuple[float, ...]:
         """Return a list of numbers."""
         values = self.get(key, list)
-        if not all(type(value) in (int, float) and abs(value) < 1e9 for value in values):
+        if not all(type(value) in (int, float) and abs(value) <= _LARGEST for value in values):
             raise FormatError(f"{self.where}: {key!r} holds something other than numbers")
         return tuple(float(value) for value in values)
 

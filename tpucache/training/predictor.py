@@ -113,7 +113,8 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
 def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:
     """Return the function that computes a run's outputs for a batch."""
     settings = settings_from(content["settings"])
-    model = build_model(settings.model, content["outputs"])
+    channels = next((field["shape"][2] for field in content["fields"] if field["name"] == IMAGE), 3)
+    model = build_model(settings.model, content["outputs"], channels)
     try:
         model.load_state_dict(content["model"])
     except RuntimeError as error:

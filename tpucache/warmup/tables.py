@@ -22,6 +22,7 @@ from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
 from tpucache.warmup.planning.plan import Plan
+from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.sources.base import Listing
 from tpucache.warmup.versions import versions
 from tpucache.warmup.work.chunks import ChunkInfo, join_infos
@@ -208,11 +209,13 @@ def _statistics(
         ChunkInfo(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else ChunkInfo()
     )
     whole = join_infos([old, new])
+    scale = pixels << (FLOAT_BITS if np.dtype(fields[0].dtype).kind == "f" else 0)
     variances = [
-        (square * pixels - total * total) / pixels**2 for total, square in zip(whole.sums, whole.squares, strict=True)
+        (square * pixels - total * total) / (scale * scale)
+        for total, square in zip(whole.sums, whole.squares, strict=True)
     ]
     return Statistics(
-        mean=tuple(total / pixels for total in whole.sums),
+        mean=tuple(total / scale for total in whole.sums),
         std=tuple(variance**0.5 for variance in variances),
         class_counts=counts,
         sums=tuple(whole.sums),

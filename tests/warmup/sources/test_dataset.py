@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.warmup.records.decode import decode_mask
+from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.sources import DatasetSource, Sample, dataset, open_source
 from tpucache.warmup.sources.base import Item
 

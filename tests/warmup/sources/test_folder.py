@@ -182,9 +182,9 @@ def test_a_folder_takes_no_options_of_a_table(tmp_path: Path) -> None:
 
 def test_files_of_other_types_are_counted_by_suffix(tmp_path: Path) -> None:
     _touch(
-        tmp_path, "a/1.jpg", "a/2.HEIC", "b/3.heic", "a/4.dcm", "b/README", "b/1.2.840.113619", "a/x.tar.gz", "a/y.a b"
+        tmp_path, "a/1.jpg", "a/2.PSD", "b/3.psd", "a/4.svg", "b/README", "b/1.2.840.113619", "a/x.tar.gz", "a/y.a b"
     )
-    assert FolderSource(tmp_path).list().left_out == {".heic": 2, ".dcm": 1, ".gz": 1, "(no suffix)": 3}
+    assert FolderSource(tmp_path).list().left_out == {".psd": 2, ".svg": 1, ".gz": 1, "(no suffix)": 3}
 
 
 def test_hidden_files_and_those_that_systems_add_are_not_counted(tmp_path: Path) -> None:
@@ -194,6 +194,6 @@ def test_hidden_files_and_those_that_systems_add_are_not_counted(tmp_path: Path)
 
 
 def test_a_folder_of_other_types_alone_is_refused_saying_which(tmp_path: Path) -> None:
-    _touch(tmp_path, "a/1.heic", "a/2.heic", "a/3.txt")
-    with pytest.raises(SourceError, match=r"found 2 \.heic, 1 \.txt"):
+    _touch(tmp_path, "a/1.psd", "a/2.psd", "a/3.txt")
+    with pytest.raises(SourceError, match=r"found 2 \.psd, 1 \.txt"):
         FolderSource(tmp_path).list()

@@ -15,13 +15,13 @@ from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Augment
-from tpucache.store.fields import IMAGE, LABEL
+from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
 from tpucache.training.learn.metrics import MORE_IS_BETTER
-from tpucache.training.learn.models import build_model
+from tpucache.training.learn.models import build_model, channels_of
 from tpucache.training.learn.optimizers import clip_gradients, has_groups, make_optimizer, set_rates
 from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.parameters import freeze
@@ -59,7 +59,7 @@ class Learner:
         """
         self.settings, self.task, self.device = settings, task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
-        model = build_model(settings.model, task.outputs)
+        model = build_model(settings.model, task.outputs, channels_of(dataset.manifest.fields))
         #: What was taken over of the weights given.
         self.matched: MatchedWeights | None = None
         if weights is not None:
@@ -272,6 +272,8 @@ def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple
     mean, std = IMAGENET
     if len(statistics.mean) != len(mean):
         raise UsageError(f"ImageNet's statistics are of 3 channels, the cache's images have {len(statistics.mean)}")
+    if _image_field(dataset).is_deep:
+        raise UsageError("ImageNet's statistics are of 8-bit images: use the cache's own, --normalise cache")
     return list(mean), list(std)
 
 
@@ -282,8 +284,13 @@ def _augment(
         if settings.augment != type(settings.augment)():
             raise UsageError("the cache has no images to augment: leave the augmentations out")
         return None
-    height, width = dataset.manifest.fields[dataset.names.index(IMAGE)].shape[:2]
-    return Augment(settings.augment, mean, std, height, width, device.torch_device)
+    image = _image_field(dataset)
+    height, width = image.shape[:2]
+    return Augment(settings.augment, mean, std, height, width, device.torch_device, image.dtype)
+
+
+def _image_field(dataset: CachedDataset) -> Field:
+    return dataset.manifest.fields[dataset.names.index(IMAGE)]
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""Small reference networks, from random weights; every one takes (batch, 3, height, width) and gives its outputs."""
+"""Small reference networks, from random weights; each takes (batch, channels, height, width) and gives its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, TpucacheError, UsageError
+from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
 
 _TIMM: Final = "timm:"
@@ -35,9 +36,9 @@ class ResidualBlock(nn.Module):
 class UNet(nn.Module):
     """A U-Net: an encoder and a decoder with skip connections (Ronneberger et al., arXiv:1505.04597)."""
 
-    def __init__(self, outputs: int, channels: tuple[int, ...]) -> None:
+    def __init__(self, outputs: int, channels: tuple[int, ...], inputs: int = 3) -> None:
         super().__init__()
-        sides = list(zip((3, *channels), channels, strict=False))
+        sides = list(zip((inputs, *channels), channels, strict=False))
         self.down = nn.ModuleList(_two_convs(inputs, width) for inputs, width in sides)
         self.up = nn.ModuleList(_two_convs(inputs + width, inputs) for inputs, width in reversed(sides[1:]))
         self.head = nn.Conv2d(channels[0], outputs, 1)
@@ -63,24 +64,24 @@ def conv_bn(inputs: int, outputs: int, stride: int, kernel: int = 3) -> nn.Seque
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
 
-def cnn(outputs: int) -> nn.Module:
+def cnn(outputs: int, inputs: int = 3) -> nn.Module:
     """Return four strided convolutions, 16 to 128 channels: 0.1 M parameters, for small images and quick trials."""
     layers: list[nn.Module] = []
-    channels = 3
+    channels = inputs
     for width, stride in ((16, 1), (32, 2), (64, 2), (128, 2)):
         layers += [conv_bn(channels, width, stride), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
 
 
-def resnet9(outputs: int) -> nn.Module:
+def resnet9(outputs: int, inputs: int = 3) -> nn.Module:
     """Return a ResNet-9 for images of 64 to 96 pixels on a small processor: 1.9 M parameters.
 
     D. Page's network ("How to train your ResNet", 2018) of convolutions that widen, each pooled, with a residual block
     after them. Here the first one is strided, there are half the channels, and all three have their block, which begins
     as the identity (Goyal et al., arXiv:1706.02677).
     """
-    layers: list[nn.Module] = [conv_bn(3, 32, 2), nn.ReLU()]
+    layers: list[nn.Module] = [conv_bn(inputs, 32, 2), nn.ReLU()]
     channels = 32
     for width in (64, 128, 256):
         block = ResidualBlock(width, width, 1)
@@ -95,9 +96,9 @@ def resnet9(outputs: int) -> nn.Module:
     return model
 
 
-def resnet18(outputs: int) -> nn.Module:
+def resnet18(outputs: int, inputs: int = 3) -> nn.Module:
     """Return the ResNet-18 of arXiv:1512.03385: 11 M parameters."""
-    layers: list[nn.Module] = [conv_bn(3, 64, 2, kernel=7), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [conv_bn(inputs, 64, 2, kernel=7), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [ResidualBlock(channels, width, stride), ResidualBlock(width, width, 1)]
@@ -105,31 +106,39 @@ def resnet18(outputs: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
 
 
-def unet(outputs: int) -> nn.Module:
+def unet(outputs: int, inputs: int = 3) -> nn.Module:
     """Return a U-Net of four levels, 16 to 128 channels: 0.5 M parameters, scores for each class and pixel."""
-    return UNet(outputs, (16, 32, 64, 128))
+    return UNet(outputs, (16, 32, 64, 128), inputs)
 
 
 #: Those that give (batch, outputs) ...
-MODELS: Final[dict[str, Callable[[int], nn.Module]]] = {"cnn": cnn, "resnet9": resnet9, "resnet18": resnet18}
+MODELS: Final[dict[str, Callable[[int, int], nn.Module]]] = {"cnn": cnn, "resnet9": resnet9, "resnet18": resnet18}
 #: ... and those that give (batch, outputs, height, width), for masks.
-DENSE_MODELS: Final[dict[str, Callable[[int], nn.Module]]] = {"unet": unet}
+DENSE_MODELS: Final[dict[str, Callable[[int, int], nn.Module]]] = {"unet": unet}
 
 
-def build_model(name: str, outputs: int) -> nn.Module:
+def channels_of(fields: Iterable[Field]) -> int:
+    """Return the channels of the images that records with these fields have; 3 where they have none."""
+    return next((field.shape[2] for field in fields if field.name == IMAGE), 3)
+
+
+def build_model(name: str, outputs: int, channels: int = 3) -> nn.Module:
     """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` returns.
+
+    Those that are built in, and timm's, take images of this many channels; a callable is given the outputs alone.
 
     Raises UsageError for a name that is none of these and for a callable that fails or makes no module,
     DependencyError for a timm model without timm.
     """
     built_in = MODELS | DENSE_MODELS
     if name.startswith(_TIMM):
-        return _timm_model(name.removeprefix(_TIMM), outputs)
+        return _timm_model(name.removeprefix(_TIMM), outputs, channels)
     if name not in built_in and ":" not in name:
         raise UsageError(f"there is no model {name!r}: use {', '.join(built_in)}, timm:NAME or module:callable")
-    build = built_in[name] if name in built_in else load_callable(name)
+    if name in built_in:
+        return built_in[name](outputs, channels)
     try:
-        model = build(outputs)
+        model = load_callable(name)(outputs)
     except TpucacheError:
         raise
     except Exception as error:  # somebody's code raises whatever it raises
@@ -139,7 +148,7 @@ def build_model(name: str, outputs: int) -> nn.Module:
     return model
 
 
-def _timm_model(name: str, outputs: int) -> nn.Module:
+def _timm_model(name: str, outputs: int, channels: int) -> nn.Module:
     try:
         import timm
     except ImportError as error:
@@ -147,7 +156,8 @@ def _timm_model(name: str, outputs: int) -> nn.Module:
     if not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name}*")[:5])
         raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=outputs)
+    options = {} if channels == 3 else {"in_chans": channels}
+    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=outputs, **options)
     return model
 
 

@@ -34,7 +34,7 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
     """
     if name in PRESETS:
-        definition: dict[str, Any] = _plain(preset(name, height, width))
+        definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
     elif name.endswith((".json", ".yaml", ".yml")):
         definition = _read_file(Path(name))
     elif ":" in name:
@@ -50,6 +50,11 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     if name not in PRESETS:
         _check_reproducible(name, blank, definition)
     return definition
+
+
+def _has_colours(fields: Sequence[Field]) -> bool:
+    """Return whether the images of records are 8-bit grey or RGB, whose colours albumentations can change."""
+    return all(field.dtype == "|u1" and field.shape[2] in (1, 3) for field in fields if field.name == IMAGE)
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
@@ -75,7 +80,7 @@ def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapp
     """Raise RecipeError when a few calls on the same samples do not return the same arrays."""
     if not image_fields(record):
         return
-    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8).astype(record[IMAGE].dtype)
     passes = [
         [augment_fields({**record, IMAGE: noise}, definition, 0, number, 1) for number in range(_TRIALS)]
         for _ in range(2)

@@ -63,8 +63,7 @@ class Plan:
 
 def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
     """Plan a new cache. Raises RecipeError, SourceError."""
-    first = _first_item(source, listing)
-    fields = record_fields(first, recipe)
+    first, fields = _first_item(source, listing, recipe)
     unused = find_unused_labels(listing, first)
     _check_variants(source, recipe, fields)
     _warn_of_left_out(listing)
@@ -120,12 +119,13 @@ def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, An
     return {**recipe.to_dict(), "augmentation": dict(augmentation)}
 
 
-def _first_item(source: Source, listing: Listing) -> Item:
-    """Return the first sample that can be read: it decides what all records and labels are like."""
+def _first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
+    """Return the first sample that can be used, and its fields: it decides what all records and labels are like."""
     errors: list[SampleError] = []
     for sample in listing.samples:
         try:
-            return source.load(sample)
+            item = source.load(sample)
+            return item, record_fields(item, recipe, sample.path)
         except SampleError as error:
             errors.append(error)
     raise SourceError(f"none of the {len(errors)} samples could be used; {errors[0]}")

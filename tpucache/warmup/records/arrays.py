@@ -20,9 +20,9 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
-from tpucache.warmup.records.decode import decode_turned_mask
+from tpucache.warmup.records.decoding.masks import decode_turned_mask
 from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_back
-from tpucache.warmup.records.presize import View, presize_in_view
+from tpucache.warmup.records.presize import View, presize, presize_in_view
 from tpucache.warmup.sources.base import Item
 
 Array = npt.NDArray[Any]
@@ -42,18 +42,20 @@ def image_fields(names: Container[str]) -> tuple[str, ...]:
     return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
 
 
-def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
-    """Return the fields of every record of a source, judged by one of its samples.
+def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") -> tuple[Field, ...]:
+    """Return the fields of every record of a source, judged by one of its samples, which `path` names.
 
-    Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3); `mask`, lossless, uint8
+    Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3), one channel in the mode grey,
+    or the channels and dtype that the sample has in the mode keep; `mask`, lossless, uint8
     (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then the other
-    arrays in the sample's order, as they are. Raises SourceError when a record cannot hold one of them.
+    arrays in the sample's order, as they are. Raises SourceError when a record cannot hold one of them, SampleError for
+    an image that has to be decoded and cannot be.
     """
     if not item.fields:
         raise SourceError("the first sample has no fields: give it an image or arrays")
     known = image_fields(item.fields)
     makers: dict[str, Callable[[], Field]] = {
-        IMAGE: lambda: _image_field(recipe),
+        IMAGE: lambda: _image_field(item.fields[IMAGE], recipe, path),
         MASK: lambda: Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
         BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
         KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
@@ -62,14 +64,18 @@ def record_fields(item: Item, recipe: Recipe) -> tuple[Field, ...]:
     return (*(makers[name]() for name in known), *others)
 
 
-def _image_field(recipe: Recipe) -> Field:
+def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
     codec = CODECS[recipe.codec]
     decoded_by: dict[str, Any] = {}
     if codec.default_quality is not None:
         decoded_by["quality"] = recipe.quality or codec.default_quality
     if codec.chromas:
         decoded_by["chroma"] = recipe.chroma or codec.chromas[0]
-    return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, 3), **decoded_by)
+    if recipe.mode == "keep":
+        kept = presize(value, recipe, path)
+        return Field(IMAGE, recipe.codec, kept.dtype.str, kept.shape)
+    channels = 1 if recipe.mode == "grey" else 3
+    return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, channels), **decoded_by)
 
 
 def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> dict[str, Array]:
@@ -91,18 +97,29 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
     known = image_fields(names)
     if known:
         clean[IMAGE], view = presize_in_view(item.fields[IMAGE], recipe, path)
+        _check_alike(clean[IMAGE], fields[names.index(IMAGE)], path)
     for field in fields:
         value = item.fields[field.name]
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
         elif field.name == MASK:
-            clean[MASK] = _mask(value, view, recipe.coordinates, path)[..., None]
+            clean[MASK] = _mask(value, view, recipe, path)[..., None]
         elif field.name == BOXES:
             clean[BOXES] = _boxes(_numbers(field.name, value, path), view, recipe, path)
         elif field.name == KEYPOINTS:
             points = _numbers(field.name, value, path)
             clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
     return clean
+
+
+def _check_alike(image: Array, field: Field, path: str) -> None:
+    """Raise SampleError when an image that is kept as it is has other channels or numbers than the first one."""
+    if image.dtype.str != field.dtype or image.shape != field.shape:
+        raise SampleError(
+            path,
+            f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} with "
+            f"{field.shape[2]}: make them alike, or use --mode rgb or grey",
+        )
 
 
 def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
@@ -175,9 +192,10 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
-def _mask(value: bytes | Array, view: View, coordinates: Coordinates | None, path: str) -> Array:
-    """Return a mask (height, width) in view. Where `coordinates` is None, its size has to show what it lies on."""
-    stored, own = decode_turned_mask(value, path)
+def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> Array:
+    """Return a mask (height, width) in view. Where it is not stated, its size has to show what it lies on."""
+    coordinates = recipe.coordinates
+    stored, own = decode_turned_mask(value, path, recipe)
     displayed = turn(stored, TURNS[own])
     readings = {"stored": stored, "displayed": turn_back(displayed, view.turn)}
     stated = readings if coordinates is None else {coordinates: readings[coordinates]}

@@ -162,8 +162,11 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
     return apply
 
 
-def preset(name: str, height: int, width: int) -> dict[str, Any]:
-    """Return the definition of a preset for images of a size, as albumentations describes it."""
+def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict[str, Any]:
+    """Return the definition of a preset for images of a size, as albumentations describes it.
+
+    Only with `has_colours` does it change colours, which are numbers of 0 to 255 for albumentations.
+    """
     A = _albumentations()
     flip = A.HorizontalFlip(p=0.5)
     affine = A.Affine(
@@ -183,7 +186,8 @@ def preset(name: str, height: int, width: int) -> dict[str, Any]:
         "standard": [flip, crop, colour],
         "strong": [flip, crop, affine, colour, erase],
     }
-    definition: dict[str, Any] = A.to_dict(A.Compose(pipelines[name]))
+    transforms = [each for each in pipelines[name] if has_colours or each is not colour]
+    definition: dict[str, Any] = A.to_dict(A.Compose(transforms))
     return definition
 
 

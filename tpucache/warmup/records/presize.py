@@ -1,8 +1,8 @@
-"""Images of any size -> uint8 RGB of the recipe's size, and where their pixels end up.
+"""Images of any size -> pixels of the recipe's size and mode, and where they end up.
 
 What happens to an image, in this order:
 
-- decode: as `decode.py` describes for every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
+- decode: as `decoding/` describes for every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
   (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes it whole.
 - fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
 - orient: by the EXIF tag.
@@ -20,14 +20,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.errors import SampleError
 from tpucache.recipe import Coordinates, Fit, Recipe
-from tpucache.warmup.records.decode import decode, decoder_versions, opened, orientation, stored_size
+from tpucache.warmup.records.decoding.decode import decoder_versions
+from tpucache.warmup.records.decoding.picture import open_picture
 from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_points
 from tpucache.warmup.records.resize import resize, resizer_versions
 
 Array = npt.NDArray[Any]
-Pixels = npt.NDArray[np.uint8]
-
 _SCALED_DECODE_FACTOR: Final = 2
 
 
@@ -100,23 +100,28 @@ class View:
         return View(stored, (left, top, right, bottom), size, Turn(), self.canvas)
 
 
-def presize(data: bytes | Array, recipe: Recipe, path: str) -> Pixels:
-    """Return an image as uint8 (height, width, 3) of the recipe's size.
+def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
+    """Return an image as (height, width, channels) of the recipe's size: uint8 RGB or grey, or in its own numbers.
 
-    `data` is an encoded image or uint8 (height, width, 3) or (height, width). `path` names the sample in errors.
-    Raises SampleError when the bytes are no image or a broken one, or the array is another.
+    `data` is an encoded image, or an array (height, width), (height, width, channels) or (channels, height, width).
+    `path` names the sample in errors. Raises SampleError when it is no image, a broken one, or cannot be had in the
+    recipe's mode.
     """
     return presize_in_view(data, recipe, path)[0]
 
 
-def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Pixels, View]:
+def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Array, View]:
     """Return what `presize` does, and the view by which masks and points go the same way. Raises SampleError."""
-    with opened(data, path) as image:
-        view = view_of(stored_size(image), orientation(image), recipe)
-        pixels, scale = decode(image, data, None if recipe.exact else view.least(), recipe.white_level)
+    with open_picture(data, recipe, path) as picture:
+        view = view_of(picture.size, picture.orientation, recipe)
+        pixels, scale = picture.decode(recipe, None if recipe.exact else view.least())
         left, top, right, bottom = (side * scale for side in view.box)
         resized = resize(pixels, (left, top, right, bottom), view.size)
-    return view.place(resized if resized.ndim == 3 else np.repeat(resized[..., None], 3, axis=2)), view
+    if resized.dtype.kind == "f" and not np.isfinite(resized).all():
+        raise SampleError(path, "some of its pixels are not finite numbers")
+    if resized.ndim == 2:
+        resized = np.repeat(resized[..., None], 3 if recipe.mode == "rgb" else 1, axis=2)
+    return view.place(resized), view
 
 
 def image_versions() -> dict[str, str]:

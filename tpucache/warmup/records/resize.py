@@ -1,7 +1,9 @@
 """Pixels of an image -> as many as are wanted, by Lanczos.
 
 cykooz_resizer does it where it is installed, with the same result on whatever instructions a processor has; Pillow
-elsewhere, which takes several times as long and differs by a level here and there.
+elsewhere, which takes several times as long and differs by a level here and there. What is not uint8 of one or three
+channels is resized by Pillow, one channel after the other, as floats of 32 bits, which hold 16 bits exactly; whole
+numbers are rounded, and limited to what their dtype holds.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
@@ -23,11 +26,15 @@ LOBES: Final = 3  # of the filter, to either side
 _threads: Final = threading.local()
 
 
-def resize(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
-    """Return what lies in `box` at `size`, uint8 (height, width) or (height, width, 3) as `pixels` are.
+def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
+    """Return what lies in `box` at `size`: (height, width) or (height, width, channels), of the dtype of `pixels`.
 
     `box` is (left, top, right, bottom), continuous and inside the image; `size` is (width, height).
     """
+    if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
+        channels = pixels[..., None] if pixels.ndim == 2 else pixels
+        resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
+        return resized[..., 0] if pixels.ndim == 2 else resized
     library = find_cykooz_resizer()
     return _by_pillow(pixels, box, size) if library is None else _by_cykooz(library, pixels, box, size)
 
@@ -35,6 +42,15 @@ def resize(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
 def resizer_versions() -> dict[str, str]:
     """Return the version of cykooz_resizer, which pixels depend on; "" where it is not installed."""
     return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
+
+
+def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
+    floats = Image.fromarray(np.ascontiguousarray(values, np.float32))
+    resized = np.asarray(floats.resize(size, Image.Resampling.LANCZOS, box))
+    if values.dtype.kind == "f":
+        return resized
+    limits = np.iinfo(values.dtype)
+    return np.asarray(np.rint(resized).clip(limits.min, limits.max), values.dtype)
 
 
 def _by_pillow(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:

@@ -6,15 +6,13 @@ import uuid
 import zlib
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.writer import ShardInfo, ShardWriter
 from tpucache.warmup.planning.blocks import Block, Chunk
+from tpucache.warmup.records.moments import Moments, add_moments, moments
 from tpucache.warmup.running.consistency import check_clean
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.work.chunks import (
@@ -69,7 +67,7 @@ def _add_samples(
     context: BuildContext, chunk: Chunk, first: int, info: ChunkInfo, records: dict[int, list[bytes]]
 ) -> int:
     """Add a chunk's samples from the `first` on to `info` and `records`; return where the deadline stopped it."""
-    totals = np.array([info.sums, info.squares], np.uint64) if info.sums else np.zeros((2, 3), np.uint64)
+    totals: Moments = (info.sums, info.squares)
     done = first
     for sample in chunk.samples[first:]:
         _check_run(context)
@@ -88,10 +86,9 @@ def _add_samples(
         for variant, record in zip(chunk.variants, encoded.records, strict=True):
             records[variant].append(record)
         if IMAGE in encoded.clean:
-            totals += _moments(encoded.clean[IMAGE])
+            totals = add_moments(totals, moments(encoded.clean[IMAGE]))
         info.add(sample.number, encoded.item)
-    if context.encoder.fields[0].name == IMAGE:
-        info.sums[:], info.squares[:] = totals.tolist()
+    info.sums[:], info.squares[:] = totals
     return done
 
 
@@ -176,13 +173,3 @@ def _check_run(context: BuildContext) -> None:
     """Stop a worker whose run was killed: another one may be working in the same place by now."""
     if not is_held(context.work, context.run):
         raise BuildError(f"the run that this worker builds {context.shards} for is gone")
-
-
-def _moments(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Return each channel's sum and sum of squares, exactly: uint64 (2, channels)."""
-    height, _, channels = image.shape
-    rows = image.reshape(height, -1)
-    # Down the columns numpy adds in steps that a processor does many at once; 2^32 is 66,051 squares of 255.
-    columns = [np.add.reduce(rows, 0, np.uint32), np.add.reduce(np.square(rows, dtype=np.uint16), 0, np.uint32)]
-    moments: npt.NDArray[np.uint64] = np.stack(columns).reshape(2, -1, channels).sum(1, np.uint64)
-    return moments

@@ -68,11 +68,12 @@ class Listing:
 class Item:
     """One sample, read.
 
-    `fields` are by name: `image` as encoded bytes or uint8 (height, width, 3) or (height, width); `mask`, over the
-    image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left, top, right, bottom in the image's
-    pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and arrays of any other name, kept as
-    they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the image as displayed or as stored,
-    which the recipe's `coordinates` states. `label` and `columns` are what is known only once the sample is read.
+    `fields` are by name: `image` as encoded bytes, or pixels (height, width), (height, width, channels) or (channels,
+    height, width); `mask`, over the image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left,
+    top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
+    arrays of any other name, kept as they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
+    image as displayed or as stored, which the recipe's `coordinates` states. `label` and `columns` are what is known
+    only once the sample is read.
     """
 
     fields: Mapping[str, bytes | Array]

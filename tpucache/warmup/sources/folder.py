@@ -14,8 +14,12 @@ from tpucache.store.fields import IMAGE
 from tpucache.warmup.sources.base import Item, Listing, Member, Sample, SourceKind
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
-_NAMES: Final = "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga"
+_NAMES: Final = (
+    "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga heic heif hif dcm dicom"
+)
 SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
+#: What counts as an image where there is no other: a file of this type beside images is rarely one.
+_ARRAY_SUFFIX: Final = ".npy"
 #: What a file without a suffix counts as, where it is left out.
 NO_SUFFIX: Final = "(no suffix)"
 _LONGEST_SUFFIX: Final = 10
@@ -58,15 +62,18 @@ def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
 
     Raises SourceError that names `where` they are.
     """
+    has_images = any(file.name.suffix.lower() in SUFFIXES for file in files)
+    suffixes = SUFFIXES if has_images else {_ARRAY_SUFFIX}
     images = sorted(
-        (file for file in files if file.name.suffix.lower() in SUFFIXES),
+        (file for file in files if file.name.suffix.lower() in suffixes),
         key=lambda file: [os.fsencode(part) for part in file.name.parts],
     )
-    others = Counter(_type(file.name) for file in files if file.name.suffix.lower() not in SUFFIXES)
+    others = Counter(_type(file.name) for file in files if file.name.suffix.lower() not in suffixes)
     left_out = dict(sorted(others.items()))
     if not images:
         found = f", found {left_out_text(left_out)}" if left_out else ""
-        raise SourceError(f"{where} holds no images: looked for {' '.join(sorted(SUFFIXES))}{found}")
+        looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
+        raise SourceError(f"{where} holds no images: looked for {looked_for}{found}")
     classes = tuple(sorted({file.place.parts[0] for file in images if len(file.place.parts) > 1}))
     loose = [file.name for file in images if len(file.place.parts) == 1]
     if loose and classes:

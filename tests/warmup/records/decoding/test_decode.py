@@ -15,8 +15,10 @@ from PIL import Image, features
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records import decode as decoding
-from tpucache.warmup.records.decode import Decoded, decode, decode_mask, decoder_versions, opened, orientation
+from tpucache.warmup.records.decoding import decode as decoding
+from tpucache.warmup.records.decoding import jpeg
+from tpucache.warmup.records.decoding.decode import Decoded, decode, decoder_versions, opened, orientation
+from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.records.presize import presize
 
 _JPEGS: dict[str, dict[str, Any]] = {
@@ -32,7 +34,8 @@ _JPEGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "find_simplejpeg", lambda: None)
+    for module in (decoding, jpeg):
+        monkeypatch.setattr(module, "find_simplejpeg", lambda: None)
 
 
 def _jpeg(kind: str, image: Image.Image, encode: Any) -> bytes:

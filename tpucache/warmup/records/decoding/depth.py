@@ -31,7 +31,11 @@ _TIFF_BITS: Final = 258
 _ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
 
 
-class UncertainRangeError(Exception):
+class PixelsError(Exception):
+    """The pixels of an image cannot be taken, for a reason that its user can change."""
+
+
+class UncertainRangeError(PixelsError):
     """Nothing says which number of an image is white."""
 
 

@@ -1,0 +1,1 @@
+"""Files and arrays -> the pixels that they hold, as they are stored."""
