@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
@@ -33,6 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("xla"):
                 item.add_marker(NEEDS_XLA)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out os.fsync, which takes milliseconds: what a test kills is a process, never the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 def write_photos(folder: Path, samples: int, classes: tuple[str, ...] = CLASSES, side: int = 24) -> Path:

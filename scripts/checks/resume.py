@@ -8,35 +8,38 @@ Every weight, averaged weight and loss has to be the same to the bit.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-KILLED = """
-import os, signal, sys
-from tpucache.cli import main
-from tpucache.training.learn.learner import Learner
-
-kill_at = int(sys.argv[1])
-step = Learner.step
-
-def killed(self, batches, rates, number):
-    if number == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, batches, rates, number)
-
-Learner.step = killed
-sys.exit(main(sys.argv[2:]))
-"""
 OPTIONS = (
     "--batch-size 16 --epochs 2 --checkpoint-every 3 --valid 0.2 --optimizer adamw --lr 0.01 --ema 0.99 "
     "--flip --mixup 0.3 --resume"
 )
+
+
+def train(words: list[str], kill_at: int, log: Path) -> None:
+    """Run the command in this process, a fork, which is killed before a step; -1: it runs through."""
+    from tpucache.cli import main as run_command
+    from tpucache.training.learn.learner import Learner
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    step = Learner.step
+
+    def killed(self: Learner, batches: Any, rates: Any, number: int) -> Any:
+        if number == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, batches, rates, number)
+
+    Learner.step = killed  # type: ignore[method-assign]  # in this process, which ends with the run
+    sys.exit(run_command(words))
 
 
 def leaves(tree: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -56,15 +59,18 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(options.cores)}
+    os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(options.cores)}
+    processes = multiprocessing.get_context("fork")  # so that torch is imported once
 
     def run(folder: Path, kill_at: int) -> None:
         words = ["train", options.cache, "--run", folder, "--backend", options.backend, "--cores", options.cores]
-        words += ["--model", options.model]
-        command = [sys.executable, "-c", KILLED, kill_at, *words, *OPTIONS.split()]
-        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != (0 if kill_at < 0 else -signal.SIGKILL):
-            sys.exit(f"status {done.returncode}: {done.stderr[-2000:]}")
+        words += ["--model", options.model, *OPTIONS.split()]
+        log = folder.with_suffix(".log")
+        process = processes.Process(target=train, args=(list(map(str, words)), kill_at, log))
+        process.start()
+        process.join()
+        if process.exitcode != (0 if kill_at < 0 else -signal.SIGKILL):
+            sys.exit(f"status {process.exitcode}: {log.read_text()[-2000:]}")
 
     with tempfile.TemporaryDirectory() as work:
         whole, killed = Path(work, "whole"), Path(work, "killed")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from tpucache.cli import main
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
 OPTIONS = [
     *("--valid", "0.2", "--model", "tiny_models:tiny", "--epochs", "2", "--batch-size", "16", "--lr", "0.02"),
     *("--flip", "--shift", "2", "--brightness", "0.2"),
@@ -62,19 +59,13 @@ def test_a_run_predicts_from_a_cache_of_another_codec(packed: dict[str, Path], t
     assert rows["yuv420"] == pytest.approx(rows["raw"], abs=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [1, 8])
-def test_losses_on_xla_are_those_of_plain_torch(packed: dict[str, Path], cores: int, tmp_path: Path) -> None:
+def test_losses_on_xla_are_those_of_plain_torch(
+    packed: dict[str, Path], python: Callable[..., Any], cores: int, tmp_path: Path
+) -> None:
     expected = train(packed["dct-zstd"], tmp_path / "eager")
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(cores), "PYTHONPATH": str(HERE)}
-    command = [sys.executable, "-m", "tpucache", "train", str(packed["dct-zstd"]), "--run", str(tmp_path / "xla")]
-    done = subprocess.run(
-        [*command, *OPTIONS, "--backend", "xla", "--cores", str(cores)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["-m", "tpucache", "train", packed["dct-zstd"], "--run", tmp_path / "xla", *OPTIONS, "--backend", "xla"]
+    done = python(*command, "--cores", str(cores), devices=cores)
     assert done.returncode == 0, done.stderr
     assert losses_of(tmp_path / "xla") == pytest.approx(expected, abs=1e-3)

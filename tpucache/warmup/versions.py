@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -18,9 +19,15 @@ def versions() -> dict[str, str]:
     return {
         "tpucache": __version__,
         "python": platform.python_version(),
-        **{name: version(name) for name in _LIBRARIES},
+        **_library_versions(),
         **image_versions(),
     }
+
+
+@functools.cache
+def _library_versions() -> dict[str, str]:
+    """Return the installed versions of what is always installed; reading one takes a millisecond."""
+    return {name: version(name) for name in _LIBRARIES}
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:
