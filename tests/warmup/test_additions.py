@@ -48,9 +48,9 @@ def test_variants_are_added_beside_shards_that_stay_as_they_are(
 ) -> None:
     cache, whole = tmp_path / "cache", tmp_path / "whole"
     before = build_cache(photos, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
-    standing = identities(cache)
+    existing = identities(cache)
     after = build_cache(photos, cache, Recipe(size=16, variants=3, augment=jitter), jobs=2)
-    assert standing.items() <= identities(cache).items()
+    assert existing.items() <= identities(cache).items()
     assert after.variants == (0, 1, 2, 3)
     assert after.fingerprint == before.fingerprint
     assert after.statistics == before.statistics
@@ -70,14 +70,14 @@ def test_a_first_augmentation_may_come_later(photos: Path, jitter: str, tmp_path
 def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path, jitter: str, tmp_path: Path) -> None:
     cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment=jitter)
     build_cache(source, cache, recipe, jobs=1)
-    old, standing = records(cache), identities(cache)
+    old, existing = records(cache), identities(cache)
     (source / "ant").mkdir()  # a class that sorts before the others
     for number, path in enumerate(sorted((source / "dog").iterdir())[:5]):
         shutil.copy(path, source / "ant" / f"{number}.jpg")
     reports: list[BuildProgress] = []
     manifest = build_cache(source, cache, recipe, jobs=2, report=reports.append)
     assert reports[-1].total == 5
-    assert standing.items() <= identities(cache).items()
+    assert existing.items() <= identities(cache).items()
     assert manifest.samples == 155
     assert manifest.classes == ("ant", "cat", "dog", "emu")
     assert manifest.statistics.class_counts == (5, 50, 50, 50)

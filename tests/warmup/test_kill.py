@@ -241,10 +241,10 @@ def test_a_run_killed_after_a_shard_does_not_build_it_again(
     assert not (cache / "manifest.json").exists()
     receipts = {path.stem for path in cache.glob(".warmup/shard-*.npz")}
     names = {path: f"shard-{path.stem[4:]}-v{int(path.stem[1:3]):04d}" for path in cache.glob("*.lmdb")}
-    standing = {path: path.stat().st_ino for path, name in names.items() if name in receipts}
-    assert len(standing) == len(receipts) > 0
+    existing = {path: path.stat().st_ino for path, name in names.items() if name in receipts}
+    assert len(existing) == len(receipts) > 0
     assert 0 < _finish(source, cache) < 150
-    assert {path: path.stat().st_ino for path in standing} == standing
+    assert {path: path.stat().st_ino for path in existing} == existing
     assert digests(cache) == uninterrupted[0]
 
 

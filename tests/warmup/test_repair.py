@@ -106,13 +106,13 @@ SETS = [
 def test_what_is_damaged_comes_back_and_nothing_else_is_touched(
     source: Path, grown: Path, cache: Path, names: tuple[str, ...], harm: str, digests: Digests
 ) -> None:
-    standing = {name: known for name, known in identities(cache).items() if name not in names}
+    existing = {name: known for name, known in identities(cache).items() if name not in names}
     for name in names:
         HARMS[harm](cache / name)
     damages = repair_cache(source, cache, jobs=1)
     assert {damage.name for damage in damages} == set(names)
     assert digests(cache) == digests(grown)
-    assert standing.items() <= identities(cache).items()
+    assert existing.items() <= identities(cache).items()
 
 
 def test_a_whole_cache_is_left_alone(source: Path, cache: Path) -> None:

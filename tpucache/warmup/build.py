@@ -105,7 +105,8 @@ def build_cache(
             if work.exists() and not is_adding_to(work, existing.manifest):
                 _clean_up(cache, existing.manifest)
             return existing.manifest
-        encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, plan.label_rule)
+        rule = plan.label_rule
+        encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
         context = BuildContext(encoder, work, cache, on_error == "skip", run="", deadline=deadline)
         manifest = _Build(plan, context, executor, target, report, announce).run()
         _clean_up(cache, manifest)

@@ -31,7 +31,8 @@ class SampleEncoder:
     """All that decides the bytes of a sample's records.
 
     `augmentation` is a definition as `resolve` returns it. `labels` is what labels in the samples must be, None where
-    they are ignored because the listing has labels. It is pickled to every worker.
+    they are ignored. `is_labelled` is whether the listing has labels, so that a sample needs one. It is pickled to
+    every worker.
     """
 
     source: Source
@@ -39,13 +40,14 @@ class SampleEncoder:
     augmentation: Mapping[str, Any]
     fields: tuple[Field, ...]
     labels: LabelRule | None = None
+    is_labelled: bool = False
 
     def encode(self, sample: Sample, variants: Sequence[int]) -> EncodedSample:
         """Load and decode a sample once, and encode these variants of it. Raises SampleError, RecipeError."""
         item = self.source.load(sample)
         if self.labels is not None:
             self.labels.check(item.label, sample.path)
-        elif sample.label is None:
+        elif self.is_labelled and sample.label is None:
             raise SampleError(sample.path, "has no label, as other samples have")
         clean = clean_fields(item, self.fields, self.recipe, sample.path)
         records = []
