@@ -14,6 +14,8 @@ from tpucache.warmup.sources.base import Sample, Source, SourceKind
 from tpucache.warmup.sources.dataset import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
+from tpucache.warmup.sources.parquet import source as parquet
+from tpucache.warmup.sources.parquet.source import ParquetSource
 from tpucache.warmup.sources.selected import select_source
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecords import source as tfrecords
@@ -23,6 +25,7 @@ __all__ = [
     "ArchiveSource",
     "DatasetSource",
     "FolderSource",
+    "ParquetSource",
     "Sample",
     "Source",
     "TFRecordSource",
@@ -34,7 +37,14 @@ __all__ = [
 ]
 
 #: All kinds of sources; the first that matches is opened.
-_KINDS: Final[tuple[SourceKind, ...]] = (folder.KIND, table.KIND, archives.KIND, tfrecords.KIND, dataset.KIND)
+_KINDS: Final[tuple[SourceKind, ...]] = (
+    parquet.KIND,
+    folder.KIND,
+    table.KIND,
+    archives.KIND,
+    tfrecords.KIND,
+    dataset.KIND,
+)
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:

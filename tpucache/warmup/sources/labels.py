@@ -29,7 +29,7 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
         if not any(cell.strip() for cell in table.column(name)):
             raise SourceError(f"{table.path} has no label in any row of column {name!r}")
     if separator is not None:
-        return _name_lists(table.column(columns[0]), separator)
+        return split_names(table.column(columns[0]), separator)
     if len(columns) == 1:
         return _single(table, columns[0])
     return _vectors(table, columns)
@@ -62,7 +62,8 @@ def _vectors(table: Table, names: Sequence[str]) -> tuple[Sequence[Label], tuple
     return labels, tuple(names) if known <= {0, 1} else ()
 
 
-def _name_lists(cells: Sequence[str], separator: str) -> tuple[Sequence[Label], tuple[str, ...]]:
+def split_names(cells: Sequence[str], separator: str) -> tuple[Sequence[Label], tuple[str, ...]]:
+    """Return lists of names in one text as a 0 or 1 for each of all names, which are the classes."""
     rows = [{part.strip() for part in cell.split(separator) if part.strip()} for cell in cells]
     classes = tuple(sorted(set().union(*rows)))
     return [tuple(float(name in row) for name in classes) for row in rows], classes

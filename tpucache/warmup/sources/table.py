@@ -26,7 +26,7 @@ from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.names import column_names, unique
 
 #: What the column of paths is called, the first of these that there is; without one it is the first column.
-_PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
+PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def path_column(table: Table, options: TableOptions) -> str:
     free = [name for name in table.names if name not in others]
     if not free:
         raise SourceError(f"{table.path} has no column of paths beside {', '.join(map(repr, table.names))}")
-    return next((name for known in _PATH_NAMES for name in free if name.lower() == known), free[0])
+    return next((name for known in PATH_NAMES for name in free if name.lower() == known), free[0])
 
 
 def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:

@@ -52,6 +52,17 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
     return labels, tuple(columns) if marks else ()
 
 
+def marks_of_numbers(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
+    """Return a 0 or 1 for each class, of lists of class numbers. Raises SourceError for other numbers."""
+    labels: list[Label] = []
+    for value in values:
+        numbers = set(value or ())
+        if not all(isinstance(number, int) and 0 <= number < len(classes) for number in numbers):
+            raise SourceError(f"{where}: {value!r} are no numbers of the {len(classes)} classes")
+        labels.append(None if value is None else tuple(float(number in numbers) for number in range(len(classes))))
+    return labels, tuple(classes)
+
+
 def columns_of_values(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:
     """Return columns of the samples table: int64, float64 or text, as their values are; missing ones are NaN or ""."""
     names = column_names(columns)

@@ -1,0 +1,217 @@
+"""Parquet files, written by pyarrow as Hugging Face and pandas do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.cli import main
+from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.warmup.sources import TableOptions, open_source
+from tpucache.warmup.sources.parquet import rows
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+NAMES = ["ant", "bee", "cat"]
+
+
+def _png(number):
+    target = io.BytesIO()
+    Image.new("RGB", (9, 7), (number * 9, 80, 30)).save(target, "PNG")
+    return target.getvalue()
+
+
+def _features(**features):
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+def _write(path, columns, features=None, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns)
+    if features:
+        table = table.replace_schema_metadata(_features(**features))
+    pq.write_table(table, path, **options)
+    return path
+
+
+def _images(numbers):
+    return [{"bytes": _png(number), "path": f"{number}.png"} for number in numbers]
+
+
+CLASS = {"_type": "ClassLabel", "names": NAMES}
+
+
+def _shard(path, numbers):
+    columns = {"image": _images(numbers), "label": [n % 3 for n in numbers], "age": [n / 2 for n in numbers]}
+    return _write(path, columns, {"image": {"_type": "Image"}, "label": CLASS}, row_group_size=4)
+
+
+@pytest.mark.slow
+def test_a_folder_of_hugging_face_becomes_a_cache_that_trains(tmp_path):
+    for part in range(2):
+        _shard(tmp_path / "data" / f"train-0000{part}-of-00002.parquet", range(part * 10, part * 10 + 10))
+    cache = tmp_path / "cache"
+    assert main(["warmup", str(tmp_path / "data"), str(cache), "--size", "8", "--jobs", "2"]) == 0
+    data = CachedDataset(cache)
+    assert data.classes == tuple(NAMES)
+    assert data.labels.tolist() == [n % 3 for n in range(20)]
+    assert data.table["age"].tolist() == [n / 2 for n in range(20)]
+    assert [int(data[n][0][0, 0, 0]) for n in range(20)] == [n * 9 for n in range(20)]
+    assert data.paths[12] == "train-00001-of-00002.parquet#2"
+    run = "--backend eager --model cnn --epochs 1 --batch-size 8 --lr 0.01"
+    assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
+
+
+@settings(max_examples=25)
+@given(order=st.lists(st.integers(0, 49), min_size=1, max_size=30), group=st.integers(1, 60))
+def test_rows_are_read_in_any_order(tmp_path_factory, order, group):
+    path = tmp_path_factory.getbasetemp() / f"rows-{group}.parquet"
+    if not path.exists():
+        _write(path, {"image": [b"%d" % n for n in range(50)]}, row_group_size=group)
+    source = pickle.loads(pickle.dumps(open_source(path)))
+    samples = source.list().samples
+    assert [source.load(samples[n]).fields["image"] for n in order] == [b"%d" % n for n in order]
+
+
+def test_paths_labels_folds_masks_and_columns(tmp_path):
+    for n in range(4):
+        (tmp_path / f"{n}.png").write_bytes(_png(n))
+    columns = {
+        "file": [str(n) for n in range(4)],
+        "kind": ["b", "a", "b", "a"],
+        "part": [0, 1, 0, 1],
+        "note": ["x", None, "y", "z"],
+        "mask": _images(range(4)),
+        "extra": [{"a": 1}] * 4,
+    }
+    path = _write(tmp_path / "a.parquet", columns)
+    options = TableOptions(path_col="file", label_cols=("kind",), fold_col="part", suffix=".png")
+    source = open_source(path, options)
+    listing = source.list()
+    assert listing.classes == ("a", "b")
+    assert [sample.label for sample in listing.samples] == [1, 0, 1, 0]
+    assert listing.columns["fold"].tolist() == [0, 1, 0, 1]
+    assert listing.columns["note"] == ["x", "", "y", "z"]
+    assert source.load(listing.samples[2]).fields == {"image": _png(2), "mask": _png(2)}
+
+
+def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
+    columns = {
+        "image": _images(range(3)),
+        "a": [0, 1, 1],
+        "b": [1, 1, 0],
+        "tags": [[0, 2], [], [1]],
+        "age": [1.5, 2.0, 3.0],
+    }
+    path = _write(tmp_path / "a.parquet", columns, {"tags": {"_type": "Sequence", "feature": CLASS}})
+    for names, classes, labels in (
+        (("a", "b"), ("a", "b"), [(0, 1), (1, 1), (1, 0)]),
+        (("tags",), tuple(NAMES), [(1, 0, 1), (0, 0, 0), (0, 1, 0)]),
+        (("age",), (), [(1.5,), (2.0,), (3.0,)]),
+        ((), tuple(NAMES), [(1, 0, 1), (0, 0, 0), (0, 1, 0)]),
+    ):
+        listing = open_source(path, TableOptions(label_cols=names)).list()
+        assert (listing.classes, [sample.label for sample in listing.samples]) == (classes, labels)
+
+
+def test_lists_of_numbers_are_arrays(tmp_path):
+    columns = {
+        "input_ids": [[1, 2, 3], [4, 5, 6]],
+        "grid": [[[0.5, 1.0]], [[2.0, 3.0]]],
+        "label": [0, 1],
+        "text": ["a", "b"],
+    }
+    source = open_source(_write(tmp_path / "a.parquet", columns))
+    listing = source.list()
+    fields = source.load(listing.samples[1]).fields
+    assert fields["input_ids"].tolist() == [4, 5, 6]
+    assert (fields["grid"].dtype, fields["grid"].tolist()) == (np.float64, [[2.0, 3.0]])
+    assert [sample.label for sample in listing.samples] == [0, 1]
+    assert listing.columns["text"] == ["a", "b"]
+
+
+def test_what_is_ambiguous_is_refused(tmp_path):
+    _shard(tmp_path / "d" / "train-00000-of-00001.parquet", range(2))
+    _shard(tmp_path / "d" / "test-00000-of-00001.parquet", range(2))
+    with pytest.raises(SourceError, match="splits test, train: give a pattern of one"):
+        open_source(tmp_path / "d").list()
+    assert len(open_source(tmp_path / "d" / "test-*.parquet").list().samples) == 2
+    columns = {"image": _images([1]), "fine": [1], "coarse": [1]}
+    path = _write(tmp_path / "b.parquet", columns, {"fine": CLASS, "coarse": CLASS})
+    with pytest.raises(SourceError, match="several columns of classes, fine, coarse: name one with --label-col"):
+        open_source(path).list()
+    path = _write(tmp_path / "c.parquet", {"left": _images([1]), "right": _images([1])})
+    with pytest.raises(SourceError, match="several columns of images, left, right: name one with --path-col"):
+        open_source(path).list()
+    with pytest.raises(SourceError, match=r"no column 'x': there are 'left', 'right'"):
+        open_source(path, TableOptions(label_cols=("x",))).list()
+    _write(tmp_path / "e" / "a.parquet", {"image": _images([1])})
+    _write(tmp_path / "e" / "b.parquet", {"image": _images([1]), "label": [1]})
+    with pytest.raises(SourceError, match=r"b\.parquet has other columns than a\.parquet"):
+        open_source(tmp_path / "e").list()
+
+
+def test_rows_that_cannot_be_used_are_samples_that_do_not_load(tmp_path):
+    columns = {"image": [*_images([1]), None, {"bytes": None, "path": None}, {"bytes": None, "path": "gone.png"}]}
+    source = open_source(_write(tmp_path / "a.parquet", columns))
+    samples = source.list().samples
+    for sample, reason in zip(samples[1:], ("no image", "no image", "'gone.png' cannot be read"), strict=True):
+        with pytest.raises(SampleError, match=reason):
+            source.load(sample)
+    _write(tmp_path / "a.parquet", {"image": _images([1])})
+    with pytest.raises(SampleError, match="fewer rows"):
+        source.load(samples[1])
+
+
+@settings(max_examples=60)
+@given(at=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
+def test_a_flipped_or_missing_byte_is_an_error_or_changes_nothing(tmp_path_factory, at, flip):
+    folder, images = tmp_path_factory.getbasetemp(), [_png(n) for n in range(6)]
+    whole = folder / "whole.parquet"
+    if not whole.exists():
+        _write(whole, {"image": images}, row_group_size=2, write_page_checksum=True)
+    data = whole.read_bytes()
+    place = int(at * len(data))
+    flipped = folder / "flipped.parquet"
+    flipped.write_bytes(data[:place] + (bytes([data[place] ^ flip]) + data[place + 1 :] if flip else b""))
+    try:
+        source = open_source(flipped)
+        samples = source.list().samples
+    except SourceError:
+        return
+    for sample in samples:
+        with contextlib.suppress(SampleError):  # the file's end has no checksum, and may name other rows
+            assert source.load(sample).fields["image"] in images
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + bytes(40) + b"PAR1", b"<html>"], ids=len)
+def test_what_is_no_parquet_file_is_refused(tmp_path, data):
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match=r"a\.parquet is no whole parquet file"):
+        open_source(tmp_path / "a.parquet").list()
+
+
+def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
+    path = _write(tmp_path / "a.parquet", {"image": _images([1])})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    rows._pyarrow.cache_clear()
+    with pytest.raises(DependencyError, match=r"pip install 'tpucache\[parquet\]'"):
+        open_source(path).list()
+    rows._pyarrow.cache_clear()
+
+
+def test_a_resumed_build_has_the_same_bytes(tmp_path):
+    path = _shard(tmp_path / "a.parquet", range(20))
+    first = build_cache(path, tmp_path / "one", Recipe(size=8), jobs=1)
+    assert build_cache(path, tmp_path / "one", Recipe(size=8), jobs=1).identity == first.identity

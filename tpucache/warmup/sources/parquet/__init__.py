@@ -1,0 +1,1 @@
+"""Samples in parquet files, as Hugging Face and pandas write them."""
