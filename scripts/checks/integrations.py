@@ -58,6 +58,8 @@ INTEGRATIONS: Final = (
     Integration("trainer", ("transformers", "accelerate")),
     Integration("accelerate", ("accelerate",)),
     Integration("keras", ("keras", "jax"), "jax"),
+    Integration("jax", ("jax",)),
+    Integration("flax", ("flax", "optax", "jax")),
     Integration("grain", ("grain",)),
     Integration("timm", ("timm",)),
     Integration("fastai", ("fastai",)),

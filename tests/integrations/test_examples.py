@@ -20,6 +20,8 @@ EXAMPLES = {
     "with_timm.py": ("timm", DROPPED),
     "with_fastai.py": ("fastai", DROPPED),
     "with_sklearn.py": ("sklearn", FOLDS),
+    "with_jax.py": ("jax", DROPPED),
+    "with_flax.py": ("flax", DROPPED),
 }
 
 

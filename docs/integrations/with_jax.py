@@ -1,0 +1,61 @@
+"""Plain JAX on all devices: a small network trained with momentum, fed by `tpucache.jax.feed`."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpucache import CachedDataset, CachedLoader
+from tpucache.jax import AugmentSettings, feed
+
+Weights = dict[str, Any]
+
+
+def outputs_of(weights: Weights, images: jax.Array) -> jax.Array:
+    hidden = jax.lax.conv_general_dilated(
+        images, weights["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(hidden).mean((1, 2)) @ weights["head"]
+
+
+def loss_of(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
+    logs = jax.nn.log_softmax(outputs_of(weights, images))
+    return -jnp.take_along_axis(logs, labels[:, None], 1).mean()
+
+
+@jax.jit
+def step(weights: Weights, momentum: Weights, images: jax.Array, labels: jax.Array) -> tuple[Weights, Weights]:
+    gradients = jax.grad(loss_of)(weights, images, labels)
+    momentum = jax.tree.map(lambda speed, slope: 0.9 * speed + slope, momentum, gradients)
+    return jax.tree.map(lambda weight, speed: weight - 0.02 * speed, weights, momentum), momentum
+
+
+def main(cache: str) -> None:
+    train, valid = CachedDataset(cache, variant="epoch"), CachedDataset(cache)
+    batch = 32 * jax.device_count()
+    batches = feed(CachedLoader(train, batch, shuffle=True, drop_last=True), augment=AugmentSettings(shift=2))
+
+    rng = np.random.default_rng(0)
+    weights = {
+        "kernel": rng.normal(0, 0.2, (3, 3, 3, 32)).astype(np.float32),
+        "head": rng.normal(0, 0.2, (32, len(train.classes))).astype(np.float32),
+    }
+    momentum = jax.tree.map(np.zeros_like, weights)
+    seen = 0
+    for _ in range(2):
+        for images, labels in batches:
+            weights, momentum = step(weights, momentum, images, labels)
+            seen += len(labels)
+
+    right = total = 0
+    predict = jax.jit(lambda weights, images: outputs_of(weights, images).argmax(1))
+    for images, labels in feed(CachedLoader(valid, batch, drop_last=True), normalise=True):
+        right += int((predict(weights, images) == labels).sum())
+        total += len(labels)
+    print(f"{seen} images seen, accuracy {right / total:.3f}, waited for data {batches.waited:.1%} of the time")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
