@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import RecipeError
 from tpucache.option_fields import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
 from tpucache.store.codecs.coefficients import CHROMA
+from tpucache.store.manifest import Manifest
 
 Fit = Literal["crop", "pad", "stretch"]
 Coordinates = Literal["displayed", "stored"]
@@ -34,6 +36,9 @@ _CODECS_THAT_KEEP: Final = ("raw", "zstd")
 #: Codecs of three channels only.
 _COLOUR_CODECS: Final = ("yuv420",)
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
+
+#: Parts in which caches that belong together are the same: what an image is, and how it is stored.
+SHARED: Final = ("size", "fit", "codec", "quality", "chroma", "max_boxes")
 
 #: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
 _ADDED: Final[Mapping[str, Any]] = {
@@ -188,6 +193,25 @@ class Recipe:
             return cls(**{**values, "size": tuple(content["size"])})
         except (TypeError, KeyError) as error:
             raise RecipeError(f"this is not a recipe: {error!r}") from error
+
+    @classmethod
+    def like(cls, cache: str | Path, **options: Any) -> Recipe:
+        """Return a recipe of records like those of a finished cache; `options` are its other parts.
+
+        They have the same size, fit, codec, quality, colours and room for boxes. Raises RecipeError for an option that
+        is another one there, and what `Manifest.load` raises.
+        """
+        before = cls.from_dict(Manifest.load(cache).recipe).to_dict()
+        shared = {name: before[name] for name in SHARED}
+        size = options.get("size")
+        asked = {**options, "size": [size, size] if isinstance(size, int) else list(size)} if size else options
+        changed = {name: value for name, value in asked.items() if shared.get(name, value) != value}
+        if changed:
+            texts = [f"{name} {shared[name]}, not {value}" for name, value in changed.items()]
+            raise RecipeError(
+                f"the records of {cache} have {'; '.join(texts)}: leave {', '.join(changed)} out, or --like"
+            )
+        return cls(**{**options, **shared})
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:

@@ -75,13 +75,26 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
     if bool in each.types:
         return {"action": "store_true"}
     if each.choices:
-        return {"choices": each.choices, "default": each.default}
+        return {"action": _Explicit, "choices": each.choices, "default": each.default}
     if each.default is MISSING:
         return {"required": True, "metavar": each.metavar}
     if isinstance(each.default, tuple):
         return {"action": "append", "default": [*each.default], "metavar": each.metavar}
     kind = parser or (at_least(each.minimum) if each.minimum is not None else each.types[-1])
-    return {"type": kind, "default": each.default, "metavar": each.metavar}
+    return {"action": _Explicit, "type": kind, "default": each.default, "metavar": each.metavar}
+
+
+class _Explicit(argparse.Action):
+    """Stores a value, and that it was given: it may be the default, too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.explicit = explicit(namespace) | {self.dest}
+
+
+def explicit(options: argparse.Namespace) -> frozenset[str]:
+    """Return the names of the options that were given with a value of their own."""
+    return frozenset(getattr(options, "explicit", ()))
 
 
 def add_cache(command: argparse.ArgumentParser) -> None:

@@ -9,10 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_options, colours, from_options, names, seconds, size
+from tpucache.cli.options import (
+    add_cache,
+    add_command,
+    add_options,
+    cache,
+    colours,
+    explicit,
+    from_options,
+    names,
+    seconds,
+    size,
+)
 from tpucache.cli.terminal import complain, say, show
-from tpucache.recipe import Recipe
-from tpucache.warmup.options import BuildOptions, SelectionOptions, WorkerOptions
+from tpucache.option_fields import options_of
+from tpucache.recipe import SHARED, Recipe
+from tpucache.warmup.options import BuildOptions, LabelKind, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -33,7 +45,7 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.warmup.work.folder import check_source
 
     began = time.monotonic()
-    recipe = from_options(Recipe, options)
+    recipe, labels, classes = _wanted(options)
     executor = Executor(options.backend, options.jobs, options.scheduler)
     check_source(options.source, options.cache)
     progress = _Progress("warmup")
@@ -53,8 +65,8 @@ def warmup(options: argparse.Namespace) -> int:
             on_error=options.on_error,
             time_limit=options.time_limit,
             target=options.target,
-            labels=options.labels,
-            classes=options.classes,
+            labels=labels,
+            classes=classes,
             engine=executor,
             report=progress.report,
             announce=announce,
@@ -76,6 +88,17 @@ def warmup(options: argparse.Namespace) -> int:
     for suffix, count in left_out(manifest).items():
         say(f"  left out {count:,} {suffix!r}: no images by their names")
     return 0
+
+
+def _wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tuple[str, ...] | None]:
+    """Return the recipe, what labels are, and the classes: those of the cache that --like names, if it is given."""
+    from tpucache.warmup.sources.labelled import labels_like
+
+    if options.like is None:
+        return from_options(Recipe, options), options.labels, options.classes
+    given = explicit(options)
+    chosen = {name: getattr(options, name) for name in options_of(Recipe) if name in given or name not in SHARED}
+    return Recipe.like(options.like, **chosen), *labels_like(options.like, options.labels, options.classes)
 
 
 def _source(options: argparse.Namespace) -> Source:
@@ -174,7 +197,7 @@ def add(commands: Any) -> None:
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     add_options(command, SelectionOptions)
     add_options(command, WorkerOptions)
-    add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names})
+    add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
     _add_table(command)
     command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
     add_cache(command)

@@ -38,10 +38,13 @@ def check_fit(
     if valid_set is not None and valid_set.classes != train_set.classes:
         raise UsageError(
             f"the validation cache has the classes {', '.join(valid_set.classes)}, "
-            f"the training cache {', '.join(train_set.classes)}: they must be the same in the same order"
+            f"the training cache {', '.join(train_set.classes)}: they must be the same in the same order. "
+            f"{_advice(train_set)}"
         )
     if valid_set is not None and _shapes(valid_set) != _shapes(train_set):
-        raise UsageError("the validation cache's records have other fields or sizes than the training cache's")
+        raise UsageError(
+            f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
+        )
     _check_combination(settings, train_set)
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch_size, settings.part_size
@@ -56,6 +59,10 @@ def check_fit(
             f"a batch of {batch} does not divide over {device.cores} cores in {settings.accumulate} parts: "
             f"give --batch-size {-(-batch // share) * share}"
         )
+
+
+def _advice(train_set: CachedDataset) -> str:
+    return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:

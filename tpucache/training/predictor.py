@@ -68,13 +68,14 @@ class Predictor:
                 other = "none" if name not in found else "{} {}".format(*found[name])
                 raise UsageError(
                     f"the run learned from the field {name!r} of {kind[0]} {kind[1]}, and {dataset.directory} has "
-                    f"{other}: warm it up with the options of the training cache"
+                    f"{other}: warm it up with --like and the cache that the run learned from"
                 )
         learned, found_classes = self.classes, self.task.class_names(dataset.classes)
         if learned and found_classes and learned != found_classes:
             raise UsageError(
                 f"the run has learned other classes than those of {dataset.directory}: "
-                f"{describe_difference(self.classes, dataset.classes)}. Its labels would be compared with other classes"
+                f"{describe_difference(self.classes, dataset.classes)}. Its labels would be compared with other "
+                "classes: warm it up with --like and the cache that the run learned from, or relabel it with --classes"
             )
 
 

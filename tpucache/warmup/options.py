@@ -31,6 +31,11 @@ class BuildOptions:
         "the classes in their order: a text file with one name on each line, or a cache that has them",
         metavar="FILE|CACHE",
     )
+    like: str | Path | None = option(
+        None,
+        "the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",
+        metavar="CACHE",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -119,9 +119,9 @@ def sample_columns(
     if all(label is None for label in labels):  # only the samples themselves state them
         old: Any = table.get(LABEL, [])
         labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
-    classes, counts = listing.classes, tuple[int, ...]()
+    classes, counts = () if "classes" in listing.asked else listing.classes, tuple[int, ...]()
     if any(label is not None for label in labels):
-        columns[LABEL], classes, counts = label_column(labels, [sample.path for sample in samples], classes)
+        columns[LABEL], classes, counts = label_column(labels, [sample.path for sample in samples], listing.classes)
     for name, column in listing.columns.items():
         items = [column[at] for at in places.tolist()]
         columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])

@@ -40,7 +40,7 @@ def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> None:
     """Raise SourceError when the classes of a finished cache were given, and a source now has others."""
-    if "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
+    if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
             f"{cache} was made with --classes, and the classes now are others or have another order: give "
             f"--classes {cache}"

@@ -48,6 +48,10 @@ _PRESET_CLASSES: Final = frozenset(
 )
 
 
+class AugmentationError(RecipeError):
+    """The augmentation fails on one sample, or makes something else of it than it should."""
+
+
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
     """Return one augmented variant of an image: the same for the same arguments, in any process and any order.
 
@@ -79,7 +83,7 @@ def augment_fields(
             given = {name: clean[name].copy() for name in names}
             result = function(given, entropy)
     except Exception as error:
-        raise RecipeError(
+        raise AugmentationError(
             f"the augmentation fails on sample {number}, variant {variant}: {type(error).__name__}: {error}"
         ) from error
     return {**clean, **_checked(result, {name: clean[name] for name in names})}
@@ -89,13 +93,15 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays of an augmentation's result. Raises RecipeError when they are not like the clean ones."""
     if not isinstance(result, dict) or result.keys() != clean.keys():
         got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
-        raise RecipeError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
+        raise AugmentationError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
     for name, before in clean.items():
         after = result[name]
         if not isinstance(after, np.ndarray) or after.dtype != before.dtype or after.shape != before.shape:
             got = f"{after.dtype} {after.shape}" if isinstance(after, np.ndarray) else type(after).__name__
             what, advice = ("", ": end it with a resize or a crop to the size") if name == IMAGE else (f"{name} ", "")
-            raise RecipeError(f"the augmentation must return {what}{before.dtype} {before.shape}, not {got}{advice}")
+            raise AugmentationError(
+                f"the augmentation must return {what}{before.dtype} {before.shape}, not {got}{advice}"
+            )
     return {name: np.ascontiguousarray(result[name]) for name in clean}
 
 

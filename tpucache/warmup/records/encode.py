@@ -13,7 +13,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.codecs import encode
 from tpucache.store.fields import IMAGE, Field, RecordLayout
 from tpucache.warmup.records.arrays import clean_fields
-from tpucache.warmup.records.augment import augment_fields
+from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.records.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Sample, Source
 
@@ -54,9 +54,15 @@ class SampleEncoder:
         for variant in variants:
             arrays = clean
             if variant:
-                arrays = augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
+                arrays = self._augment(clean, sample, variant)
             records.append(self.to_record(arrays))
         return EncodedSample(item, clean, records)
+
+    def _augment(self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int) -> Mapping[str, Any]:
+        try:
+            return augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
+        except AugmentationError as error:
+            raise SampleError(sample.path, str(error)) from error
 
     def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
         """Return a sample's arrays as the bytes of its record."""

@@ -52,6 +52,26 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     return names
 
 
+def labels_like(
+    cache: str | Path, kind: LabelKind, classes: str | Path | Sequence[str] | None = None
+) -> tuple[LabelKind, tuple[str, ...] | None]:
+    """Return what the labels of a finished cache were read as, and its classes, for a cache that belongs to it.
+
+    Raises UsageError for a kind or classes that are other ones, and what `Manifest.load` raises.
+    """
+    manifest, names = Manifest.load(cache), class_names(classes)
+    if names and names != manifest.classes:
+        raise UsageError(f"{cache} has other classes than those given: leave --classes out, or --like")
+    read = manifest.source.get("labels")
+    known = read.get("kind") if isinstance(read, dict) else None
+    found: LabelKind = "numbers" if known == "numbers" else "multilabel" if known == "multilabel" else "auto"
+    if found == "auto" and manifest.classes:
+        found = "classes"
+    if kind not in ("auto", found):
+        raise UsageError(f"the labels of {cache} are {known or 'none'}, not {kind}: leave --labels out, or --like")
+    return (found if found == "numbers" else kind), manifest.classes or None
+
+
 def _read_names(path: Path) -> tuple[str, ...]:
     if path.is_dir():
         return Manifest.load(path).classes

@@ -1,0 +1,229 @@
+"""Which samples are used, which classes they have, and which cache a new one is like."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import CachedDataset, Manifest, Recipe, build_cache, repair_cache, verify_cache
+from tpucache.cli import main
+from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
+from tpucache.warmup import FolderSource, TableOptions, TableSource, open_source, select_source
+
+Digests = Callable[[Path], Mapping[str, str]]
+SMALL = Recipe(size=8)
+
+
+@pytest.fixture(scope="module")
+def train_cache(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
+    """A cache of 12 photographs in the classes cat, dog and emu, 12x8 as JPEG of quality 80."""
+    folder = tmp_path_factory.mktemp("train")
+    source = write_photos(folder / "source", 12, size=(30, 20))
+    build_cache(source, folder / "cache", Recipe(size=(8, 12), fit="pad", codec="jpeg", quality=80), jobs=1)
+    return folder / "cache"
+
+
+@pytest.fixture
+def valid(tmp_path: Path, write_photos: Callable[..., Path]) -> Path:
+    """Photographs of two of the classes."""
+    return write_photos(tmp_path / "valid", 6, ("cat", "emu"), (30, 20))
+
+
+def labels_of(cache: Path) -> dict[str, str]:
+    dataset = CachedDataset(cache)
+    labels = dataset.labels.tolist()
+    return {path: dataset.classes[label] for path, label in zip(dataset.paths, labels, strict=True)}
+
+
+def test_a_validation_set_that_lacks_a_class_numbers_the_others_as_training_does(
+    train_cache: Path, valid: Path, tmp_path: Path
+) -> None:
+    manifest = build_cache(valid, tmp_path / "cache", SMALL, classes=train_cache, jobs=1)
+    assert manifest.classes == ("cat", "dog", "emu")
+    assert manifest.statistics.class_counts == (3, 0, 3)
+    assert all(path.startswith(name) for path, name in labels_of(tmp_path / "cache").items())
+    assert build_cache(valid, tmp_path / "cache", SMALL, classes=["cat", "dog", "emu"], jobs=1) == manifest
+    with pytest.raises(SourceError, match="made with --classes"):
+        build_cache(valid, tmp_path / "cache", SMALL, jobs=1)
+    (tmp_path / "cache" / manifest.table.name).unlink()
+    repair_cache(valid, tmp_path / "cache", jobs=1)
+    assert verify_cache(tmp_path / "cache") == []
+
+
+def test_classes_of_the_samples_themselves_are_numbered_as_given(
+    tmp_path: Path, write_module: Callable[[str, str], None]
+) -> None:
+    write_module(
+        "labelled_by_test",
+        "import numpy as np\n"
+        "class Birds:\n"
+        "    classes = ['owl', 'jay']\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): return np.full((8, 8, 3), i, np.uint8), i % 2\n",
+    )
+    build_cache("labelled_by_test:Birds", tmp_path / "cache", SMALL, classes=["jay", "kea", "owl"], jobs=1)
+    dataset = CachedDataset(tmp_path / "cache")
+    assert (dataset.classes, dataset.labels.tolist()) == (("jay", "kea", "owl"), [2, 0, 2, 0])
+    with pytest.raises(TpucacheError, match="class 'jay', which is none of the 1 given: 'owl'"):
+        build_cache("labelled_by_test:Birds", tmp_path / "other", SMALL, classes=["owl"], jobs=1)
+
+
+def test_names_with_leading_zeros_and_several_names_are_kept(valid: Path, tmp_path: Path) -> None:
+    paths = sorted(path.relative_to(valid).as_posix() for path in valid.rglob("*.jpg"))
+    rows = [f"{path},{'0001' if number % 2 else '0010'},{'b a' if number else ''}" for number, path in enumerate(paths)]
+    (valid / "t.csv").write_text("\n".join(["path,code,tags", *rows]))
+    names = tmp_path / "classes.txt"
+    names.write_text("0003\n0010\n0001\n")
+    source = TableSource(valid / "t.csv", TableOptions(label_cols=("code",)))
+    build_cache(source, tmp_path / "codes", SMALL, classes=names, jobs=1)
+    assert CachedDataset(tmp_path / "codes").labels.tolist() == [1, 2, 1, 2, 1, 2]
+    tags = TableSource(valid / "t.csv", TableOptions(label_cols=("tags",), label_sep=" "))
+    build_cache(tags, tmp_path / "tags", SMALL, classes=["a", "c", "b"], jobs=1)
+    assert CachedDataset(tmp_path / "tags").labels[:2].tolist() == [[0, 0, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("cat\ndog\ncat\n", "'cat' more than once"), ("\n", "no class names"), (None, "cannot be read"), ("emu", "'cat'")],
+)
+def test_classes_that_do_not_fit_are_refused(text: str | None, reason: str, valid: Path, tmp_path: Path) -> None:
+    names = tmp_path / "classes.txt"
+    if text is not None:
+        names.write_text(text)
+    with pytest.raises(TpucacheError, match=reason):
+        build_cache(valid, tmp_path / "cache", SMALL, classes=names, jobs=1)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_like_another_has_its_records_and_classes(train_cache: Path, valid: Path, tmp_path: Path) -> None:
+    flags = ["--like", str(train_cache), "--jobs", "1"]
+    assert main(["warmup", str(valid), str(tmp_path / "cache"), *flags]) == 0
+    made, wanted = Manifest.load(tmp_path / "cache"), Manifest.load(train_cache)
+    assert (made.fields, made.classes) == (wanted.fields, wanted.classes)
+    assert made.recipe["fit"] == "pad"
+    assert Recipe.like(train_cache, variants=2) == Recipe(size=(8, 12), fit="pad", codec="jpeg", quality=80, variants=2)
+    test = Path(shutil.copytree(valid / "cat", tmp_path / "test"))
+    assert main(["warmup", str(test), str(tmp_path / "test_cache"), *flags]) == 0
+    assert Manifest.load(tmp_path / "test_cache").classes == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "reason"),
+    [
+        (["--size", "224"], 1, "size [8, 12], not [224, 224]"),
+        (["--codec", "raw"], 1, "codec jpeg, not raw"),
+        (["--labels", "numbers"], 2, "are classes, not numbers"),
+        (["--classes", "{train}/../source"], 1, "not a finished cache"),
+    ],
+)
+def test_an_option_that_differs_from_the_other_cache_is_refused(
+    flags: list[str],
+    status: int,
+    reason: str,
+    train_cache: Path,
+    valid: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [flag.format(train=train_cache) for flag in flags]
+    assert main(["warmup", str(valid), str(tmp_path / "cache"), "--like", str(train_cache), *flags]) == status
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_labels_like_those_of_a_cache_of_numbers_are_numbers(valid: Path, tmp_path: Path) -> None:
+    paths = sorted(path.relative_to(valid).as_posix() for path in valid.rglob("*.jpg"))
+    for name, step in (("a", 0.5), ("b", 1)):
+        rows = [f"{path},{number * step:g}" for number, path in enumerate(paths)]
+        (valid / f"{name}.csv").write_text("\n".join(["path,age", *rows]))
+    flags = ["--label-col", "age", "--jobs", "1"]
+    assert main(["warmup", str(valid / "a.csv"), str(tmp_path / "a"), "--size", "8", *flags]) == 0
+    assert main(["warmup", str(valid / "b.csv"), str(tmp_path / "b"), "--like", str(tmp_path / "a"), *flags]) == 0
+    assert CachedDataset(tmp_path / "b").labels.tolist() == [[0], [1], [2], [3], [4], [5]]
+    with pytest.raises(SampleError, match="'cat', which is no number"):
+        build_cache(valid, tmp_path / "c", SMALL, labels="numbers", jobs=1)
+
+
+def test_caches_that_do_not_match_are_told_apart_with_advice(
+    train_cache: Path, valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--run", str(tmp_path / "run"), "--backend", "eager", "--epochs", "1", "--batch-size", "8"]
+    for number, options in enumerate([{}, {"classes": train_cache}]):
+        cache = tmp_path / f"cache{number}"
+        build_cache(valid, cache, SMALL, jobs=1, **options)
+        assert main(["train", str(train_cache), "--valid", str(cache), *run]) == 2
+        assert f"--like {train_cache}" in capsys.readouterr().err
+
+
+def test_patterns_choose_samples_and_their_classes(photos: Path, tmp_path: Path) -> None:
+    command = ["warmup", str(photos), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]
+    assert main([*command, "--include", "cat/*", "--include", "dog/*", "--exclude", "*0.jpg"]) == 0
+    dataset = CachedDataset(tmp_path / "cache")
+    assert dataset.classes == ("cat", "dog")
+    assert len(dataset) == sum(not path.name.endswith("0.jpg") for path in photos.glob("[cd]*/*.jpg"))
+    (tmp_path / "cache" / dataset.manifest.table.name).unlink()
+    repair_cache(photos, tmp_path / "cache", jobs=1)
+    assert main(["verify", str(tmp_path / "cache")]) == 0
+    with pytest.raises(SourceError, match=r"none of the 150 samples .* such as 'cat/0000.jpg'"):
+        select_source(FolderSource(photos), include=["*.png"]).list()
+
+
+def test_a_limit_is_spread_over_the_classes_and_a_larger_one_adds(photos: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    build_cache(select_source(open_source(photos), limit=20), cache, SMALL, jobs=1)
+    few = labels_of(cache)
+    assert (len(few), set(few.values())) == (20, {"cat", "dog", "emu"})
+    build_cache(select_source(open_source(photos), limit=40), cache, SMALL, jobs=1)
+    more = labels_of(cache)
+    assert len(more) == 40
+    assert few.items() <= more.items()
+    build_cache(photos, cache, SMALL, jobs=1)
+    assert len(labels_of(cache)) == 150
+    with pytest.raises(UsageError, match="limit is at least 1"):
+        select_source(open_source(photos), limit=0)
+
+
+def test_an_interrupted_run_continues_only_with_the_same_choice(photos: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    part = select_source(open_source(photos), limit=30)
+
+    def stop(progress: Any) -> None:
+        if progress.samples:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_cache(part, cache, SMALL, jobs=1, report=stop)
+    for other in (select_source(open_source(photos), limit=31), open_source(photos)):
+        with pytest.raises(SourceError, match=r"was started with --limit 30, now (31|not given): give"):
+            build_cache(other, cache, SMALL, jobs=1)
+    assert build_cache(part, cache, SMALL, jobs=1).samples == 30
+
+
+def test_an_augmentation_that_fails_names_the_file_and_can_be_skipped(
+    valid: Path, tmp_path: Path, write_module: Callable[[str, str], None]
+) -> None:
+    write_module(
+        "picky_by_test",
+        "def picky(image, generator):\n"
+        "    if 0 < image.std() < 65 and image[0, 0, 0] % 2: raise ValueError('odd')\n"
+        "    return image\n",
+    )
+    recipe = Recipe(size=8, variants=1, augment="picky_by_test:picky")
+    clean = build_cache(valid, tmp_path / "clean", SMALL, jobs=1)
+    dataset = CachedDataset(tmp_path / "clean")
+    images = [image.numpy() for image, _ in dataset]
+    odd = [
+        path for path, image in zip(dataset.paths, images, strict=True) if 0 < image.std() < 65 and image[0, 0, 0] % 2
+    ]
+    assert 0 < len(odd) < clean.samples
+    with pytest.raises(SampleError, match=f"'{odd[0]}': the augmentation fails .*ValueError: odd"):
+        build_cache(valid, tmp_path / "cache", recipe, jobs=1)
+    shutil.rmtree(tmp_path / "cache")
+    manifest = build_cache(valid, tmp_path / "cache", recipe, jobs=1, on_error="skip")
+    assert [skipped.path for skipped in manifest.skipped] == odd
+    with pytest.raises(SampleError, match="cannot be skipped any more"):
+        build_cache(valid, tmp_path / "clean", recipe, jobs=1, on_error="skip")
