@@ -38,7 +38,7 @@ _COLOUR_CODECS: Final = ("yuv420",)
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
 
 #: Parts in which caches that belong together are the same: what an image is, and how it is stored.
-SHARED: Final = ("size", "fit", "codec", "quality", "chroma", "max_boxes")
+SHARED: Final = ("size", "fit", "codec", "quality", "chroma", "mode", "max_boxes", "mask_values", "mask_colours")
 
 #: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
 _ADDED: Final[Mapping[str, Any]] = {

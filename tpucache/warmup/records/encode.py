@@ -58,7 +58,7 @@ class SampleEncoder:
             records.append(self.to_record(arrays))
         return EncodedSample(item, clean, records)
 
-    def _augment(self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int) -> Mapping[str, Any]:
+    def _augment(self, clean: dict[str, npt.NDArray[Any]], sample: Sample, variant: int) -> dict[str, npt.NDArray[Any]]:
         try:
             return augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
         except AugmentationError as error:
