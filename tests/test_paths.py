@@ -17,10 +17,9 @@ from tpucache.publish.bundle import make_bundle
 from tpucache.publish.options import Metadata
 from tpucache.publish.publish import prepare
 from tpucache.publish.rules import breaches
-from tpucache.publish.sheet import contact_sheet
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.publish.wheel import write_wheel
-from tpucache.report.preview import save_picture
+from tpucache.report.preview import contact_sheet, save_picture
 from tpucache.store.cache import Cache
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable
@@ -30,7 +29,7 @@ from tpucache.warmup.sources.table import TableOptions
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
-    *("publish.rules", "publish.sheet", "publish.transfer", "publish.wheel", "report.bench"),
+    *("publish.rules", "publish.transfer", "publish.wheel", "report.bench"),
     *("report.doctor.diagnosis", "report.doctor.mounts", "report.inspect", "report.page.page", "report.preview"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),

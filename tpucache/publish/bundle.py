@@ -14,8 +14,8 @@ from tpucache.publish.card import CARD_NAME, SHEET_NAME, write_card
 from tpucache.publish.options import Metadata
 from tpucache.publish.owned import check_bundle, claim_bundle, metadata_text, sign_metadata
 from tpucache.publish.packages import PackageWheel, download_wheels, needed_packages
-from tpucache.publish.sheet import contact_sheet
 from tpucache.publish.wheel import wheel_bytes, wheel_name
+from tpucache.report.preview import contact_sheet
 from tpucache.store.copying.claims import CLAIM_NAME, claim_folder, remove_claim
 from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
 from tpucache.store.copying.stage import check_room, copy_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,18 @@ def preview_cache(
         raise UsageError(f"{records.directory} holds no such samples: there is nothing to show")
     shown = records.manifest.variants[: max(1, variants)]
     return _Sheet(records, chosen, shown, side).draw()
+
+
+def contact_sheet(cache: str | Path) -> bytes | None:
+    """Return some samples of a cache, variants across, as a PNG; None where records hold no images.
+
+    Raises DependencyError without Pillow, and what `preview_cache` raises for a damaged cache.
+    """
+    if Records(cache).image is None:
+        return None
+    target = io.BytesIO()
+    preview_cache(cache, side=128).save(target, "PNG")
+    return target.getvalue()
 
 
 def save_picture(picture: Image.Image, path: str | Path) -> Path:

@@ -78,7 +78,7 @@ class Learner:
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             check_model(model, settings, task, dataset)
-        self._finite = [name for name, tensor in model.state_dict().items() if _is_finite(tensor)]
+        self._finite = [name for name, tensor in model.state_dict().items() if tensor.isfinite().all()]
         self.model = device.place(model)
         self._train_mode()
         self.optimizer = self._make_optimizer()
@@ -201,7 +201,7 @@ class Learner:
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise TrainingError when weights, on the host, have become infinite or NaN."""
-        bad = [name for name in self._finite if not _is_finite(weights[name])]
+        bad = [name for name in self._finite if not weights[name].isfinite().all()]
         if bad:
             raise TrainingError(
                 f"{len(bad)} of the model's tensors, such as {bad[0]!r}, are not finite {self.position}: training has "
@@ -291,10 +291,6 @@ def _augment(
 
 def _image_field(dataset: CachedDataset) -> Field:
     return dataset.manifest.fields[dataset.names.index(IMAGE)]
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:
