@@ -28,10 +28,11 @@ _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what describes that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
-# Modules that users import and tpucache itself does not, or only by a name that it makes: backends and tasks.
+# Modules that users import and tpucache itself does not, or only by a name that it makes, such as backends.
 _ROOTS: Final = (
     "tpucache",
     "tpucache.__main__",
+    "tpucache.jax",
     *(f"tpucache.training.device.{name}" for name in BACKENDS),
     *(f"tpucache.training.learn.tasks.{name}" for name in TASKS),
 )
