@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -114,6 +115,17 @@ def measure_space(path: str | Path) -> Space | None:
     except OSError:
         return None
     return Space(str(path), usage.total, usage.free)
+
+
+def process_began(stat: Path = Path("/proc/self/stat")) -> float:
+    """Return when this process began, by `time.monotonic`; now where the kernel does not say."""
+    now = time.monotonic()
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return now
+    return now - max(0.0, age)
 
 
 def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:

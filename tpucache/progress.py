@@ -16,8 +16,21 @@ class Progress:
     On a terminal with tqdm installed it is a bar; otherwise a line at most every ten seconds, and one at the end.
     """
 
-    def __init__(self, total: int, label: str, unit: str, initial: int = 0, stream: TextIO | None = None) -> None:
-        """Begin at `initial` of `total` units; what was there before does not count for the rate."""
+    def __init__(
+        self,
+        total: int,
+        label: str,
+        unit: str,
+        initial: int = 0,
+        stream: TextIO | None = None,
+        *,
+        is_brief: bool = False,
+    ) -> None:
+        """Begin at `initial` of `total` units; what was there before does not count for the rate.
+
+        Of work that `is_brief`, nothing is left on a terminal, nor in a log if it took less than ten seconds.
+        """
+        self._is_brief = is_brief
         self._stream = stream or sys.stderr
         self._total, self._label, self._unit = total, label, unit
         self._done = self._initial = initial
@@ -40,7 +53,7 @@ class Progress:
         """Show the last state and end the bar."""
         if self._bar is not None:
             self._bar.close()
-        elif self._done > self._initial:
+        elif self._done > self._initial and not (self._is_brief and self._shown == self._start):
             self._print()
 
     def advance_to(self, done: int, note: str = "") -> None:
@@ -69,6 +82,7 @@ class Progress:
             initial=self._done,
             desc=self._label,
             unit=f" {self._unit}",
+            leave=not self._is_brief,
             file=self._stream,
         )
 

@@ -114,7 +114,7 @@ def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monk
 
 
 def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, first):
-    with pytest.raises(UsageError, match=f"finished after 1 epochs.*--run OTHER --weights {first}"):
+    with pytest.raises(UsageError, match=f"epochs 1, now 2. It is finished.*--run OTHER --weights {first}"):
         run(first, dataset, epochs=2)
 
 
@@ -123,7 +123,7 @@ def test_an_optimizer_state_from_before_the_model_excepted_parameters_is_continu
         def no_weight_decay(self):
             return {"2.weight"}
 
-    def make(outputs):
+    def make(outputs, _channels):
         return Excepting(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, outputs))
 
     from tpucache.training.learn import models

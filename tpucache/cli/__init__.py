@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from tpucache.cli import inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
+from tpucache.machine import process_began
 from tpucache.version import __version__
 
 #: The exit status of each kind of error; the first that fits counts.
@@ -29,7 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     escape_unprintable()
     try:
-        return _run(make_parser().parse_args(arguments))
+        options = make_parser().parse_args(arguments)
+        # Of the command itself all its time counts, of a call within another program that of the call.
+        options.began = process_began() if arguments is None else time.monotonic()
+        return _run(options)
     except TpucacheError as error:
         return complain(error, next(status for kind, status in _STATUS if isinstance(error, kind)))
     except KeyboardInterrupt as stop:

@@ -20,6 +20,7 @@ from tpucache.cli.options import (
 )
 from tpucache.cli.terminal import note, show
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training.feed.account import Account
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
@@ -40,11 +41,12 @@ def train(options: argparse.Namespace) -> int:
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.report import ensure_report
 
+    account = Account(options.began)
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
-        report = _run(options, StopRequest(options.time_limit))
+        report = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
-        report = ensure_report(options.run, options.backend, options.cores)
+        report = ensure_report(options.run, options.backend, options.cores, account)
         if options.json:
             show(options, report.to_dict(), report.lines())
         raise
@@ -52,7 +54,7 @@ def train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
+def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> TrainReport:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.training.device import open_device
     from tpucache.training.loop import train as run_training
@@ -60,15 +62,20 @@ def _run(options: argparse.Namespace, stop: StopRequest) -> TrainReport:
 
     settings = _settings(options)
     memory = in_memory(options)
-    data = CachedDataset(staged(options, lambda: stop.check(f"while copying to {options.stage}")), in_memory=memory)
+    with account.part("staging"):
+        cache = staged(options, lambda: stop.check(f"while copying to {options.stage}"))
+    data = CachedDataset(cache, in_memory=memory)
     train_set, valid_set = _split(data, options.valid, options.seed, memory)
     device = open_device(options.backend, options.cores)
+    account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
-        settings = find_lr(options.run, settings, train_set, device, options.resume, stop)
+        with account.part("range_test"):
+            settings = find_lr(options.run, settings, train_set, device, options.resume, stop)
         note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {options.run} shows why")
     with contextlib.ExitStack() as stack:
         watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
-        run_options = from_options(RunOptions, options, stop=stop, time_limit=None, curves=True, watchers=watchers)
+        others = {"stop": stop, "account": account, "time_limit": None, "curves": True, "watchers": watchers}
+        run_options = from_options(RunOptions, options, **others)
         return run_training(options.run, settings, train_set, valid_set, device, run_options)
 
 

@@ -59,7 +59,7 @@ def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = 
     with (
         # Closed at once when `check` raises: the model has the averaged weights until then.
         contextlib.closing(results(learner, dataset, _score(learner, len(dataset)))) as batches,
-        Progress(len(dataset), "evaluate", "images") as progress,
+        Progress(len(dataset), "evaluate", "images", is_brief=True) as progress,
     ):
         for part, value in batches:
             losses.append(part)

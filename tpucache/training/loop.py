@@ -11,18 +11,27 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
-from tpucache.training.evaluation import compile_evaluation, evaluate
+from tpucache.training.evaluation import compile_evaluation, measure, score
+from tpucache.training.feed.account import Account
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
 from tpucache.training.feed.stream import Execution, drawer, parts, take_execution
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.options import RunOptions
-from tpucache.training.run.files import RunData, open_run, save_best, save_run
+from tpucache.training.run.files import RunData, open_run, snapshot_best, snapshot_run
 from tpucache.training.run.history import Losses
-from tpucache.training.run.report import TrainReport, finished_report, make_report, write_report
+from tpucache.training.run.report import (
+    TrainReport,
+    finished_report,
+    make_report,
+    read_account,
+    write_account,
+    write_report,
+)
 from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.weights import initial_weights
+from tpucache.training.run.writer import BackgroundWriter
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
@@ -48,22 +57,25 @@ def train(
     An error while reading data in the middle of an epoch is raised here.
     """
     run, options = Path(run), options or RunOptions()
-    stop = options.stop or StopRequest(options.time_limit)
+    stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
+    account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
     data, plan = RunData(train_set, valid_set), make_plan(settings, len(train_set))
     state, saved = open_run(run, settings, data, options.resume)
     if plan.is_finished(state) and (earlier := finished_report(run)) is not None:
         return earlier
+    account.add_earlier(*read_account(run))
     learner = Learner(settings, train_set, task, device, initial_weights(run, settings) if saved is None else None)
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
-    with stop.on_signals(), drawn_curves(run if options.curves else None, plan, state):
-        losses = Losses(state.losses, options.watchers)
-        pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses))
-        report = make_report(learner, train_set, plan, state, pace)
+    losses = Losses(state.losses, options.watchers)
+    with stop.on_signals():
+        with drawn_curves(run if options.curves else None, plan, state), BackgroundWriter() as writer:
+            pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses, account, writer))
+        report = make_report(learner, train_set, plan, state, pace, account)
         write_report(run, report)
     if stopped is not None:
         raise stop.to_error(stopped)
@@ -82,6 +94,8 @@ class _Run:
     options: RunOptions
     stop: StopRequest
     losses: Losses
+    account: Account
+    writer: BackgroundWriter
 
     def check(self) -> None:
         """Raise Stopped when the run has to stop now."""
@@ -96,7 +110,12 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     images = settings.batch_size * settings.steps_per_execution
     execution: Execution = []
     stopped = None
-    compile_validation = functools.partial(compile_evaluation, learner, data.valid_set)
+    account = run.account
+
+    def compile_validation() -> None:
+        with account.part("evaluation"):
+            compile_evaluation(learner, data.valid_set)
+
     compile_validation()  # errors in it are raised now, not after the first epoch
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
@@ -106,6 +125,8 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
         meter = PaceMeter(device, feeder, warmed=compile_validation)
         stream = iter(feeder)
+        account.begin("steps")
+        account.take_out("waiting", lambda: feeder.waited_seconds)
         meter.resume()
         try:
             while not plan.is_finished(state):
@@ -133,7 +154,11 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         meter.pause()
         pace = meter.pace()
         if pace.steps and options.replay and not run.stop.is_due:
-            pace = pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images))
+            with account.part("replay"):
+                pace = pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images))
+        account.begin("checkpoints")
+        run.writer.flush()
+        account.begin("report")
     return pace, stopped
 
 
@@ -155,20 +180,36 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     """
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
-    metrics = {} if data.valid_set is None else evaluate(learner, data.valid_set, run.check)
+    metrics = _evaluate(run, data.valid_set)
     row = run.plan.epoch_row(state, metrics)
     state.rows.append(row)
     if state.keep_best(learner.watched.value(metrics)):
-        save_best(run.folder, learner, data)
+        with run.account.part("checkpoints"):
+            run.writer.submit(snapshot_best(run.folder, learner, data))
+            if run.options.watchers:
+                run.writer.flush()  # a watcher may read what was written
     for watcher in run.options.watchers:
         # The pace is no part of the history: a resumed run has the same rows.
         watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
 
 
+def _evaluate(run: _Run, valid_set: CachedDataset | None) -> dict[str, float]:
+    """Return the metrics of the validation samples, if there are any."""
+    if valid_set is None:
+        return {}
+    with run.account.part("evaluation"):
+        scores = score(run.learner, valid_set, run.check)
+    with run.account.part("metrics"):
+        return measure(run.learner, valid_set, scores)
+
+
 def _save(run: _Run) -> None:
-    """Write the checkpoint that the run can continue from, and its history."""
+    """Copy the checkpoint that the run can continue from, its history and its account; they are written meanwhile."""
     run.losses.settle()
-    save_run(run.folder, run.learner, run.data, run.state)
+    with run.account.part("checkpoints"):
+        run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
+        seconds, wall = run.account.seconds(), run.account.wall_seconds()
+        run.writer.submit(lambda: write_account(run.folder, seconds, wall))
 
 
 def _replay(run: _Run, execution: Execution) -> None:

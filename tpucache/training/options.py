@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpucache.option_fields import check_options, option
+from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.run.history import Watcher
 from tpucache.training.settings import TrainSettings
@@ -17,9 +18,10 @@ class RunOptions:
     """How a run is carried out; none of it changes a result.
 
     `checkpoint_every` is in steps, in addition to the end of each epoch. `time_limit` is in seconds from the start of
-    training; a `stop` that exists already replaces it. `replay` measures, after training, how fast it could have been.
-    `curves` writes them as a picture, however the run ends. `profile` is the folder for a trace of a few executions
-    after the warm-up, which are slower and are counted nevertheless. `watchers` are notified of losses and epochs.
+    training; a `stop` that exists already replaces it. `account` has counted the time before. `replay` measures, after
+    training, how fast it could have been. `curves` writes them as a picture, however the run ends. `profile` is the
+    folder for a trace of a few executions after the warm-up, which are slower and are counted nevertheless. `watchers`
+    are notified of losses and epochs.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")
@@ -28,6 +30,7 @@ class RunOptions:
     )
     time_limit: float | None = option(None, "save and stop before this time is over; --resume continues", metavar="8h")
     stop: StopRequest | None = None
+    account: Account | None = None
     replay: bool = True
     curves: bool = False
     profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up there", metavar="DIR")

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class Counters(NamedTuple):
-    """Totals since the process began: graphs compiled, seconds executing, bytes received."""
+    """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling."""
 
     compiles: int
     execute_seconds: float
     received_bytes: int
+    compile_seconds: float = 0.0
 
 
 class Device(Protocol):

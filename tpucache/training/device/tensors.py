@@ -29,12 +29,12 @@ class DeviceBatch:
         return self.fields[IMAGE]
 
 
-def to_host(value: Any) -> Any:
-    """Return the same tree of dicts, lists and tuples with every tensor copied to the host."""
+def to_host(value: Any, *, copy: bool = False) -> Any:
+    """Return the same tree of dicts, lists and tuples with every tensor on the host, as a `copy` also from there."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return value.detach().to("cpu", copy=copy)
     if isinstance(value, dict):
-        return {key: to_host(item) for key, item in value.items()}
+        return {key: to_host(item, copy=copy) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(to_host(item) for item in value)
+        return type(value)(to_host(item, copy=copy) for item in value)
     return value

@@ -126,8 +126,10 @@ class XlaDevice:
     def counters(self) -> Counters:
         """Read the runtime's own metrics."""
         execute = _metric("ExecuteTime")[1] + _metric("ExecuteReplicatedTime")[1]
+        compiles, compiling = _metric("CompileTime")
         return Counters(
-            compiles=_metric("CompileTime")[0],
+            compiles=compiles,
+            compile_seconds=compiling / 1e9,
             execute_seconds=execute / 1e9,
             received_bytes=int(_metric("OutboundData")[1]),
         )

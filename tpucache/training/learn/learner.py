@@ -145,7 +145,7 @@ class Learner:
 
     def checked_state(self) -> dict[str, Any]:
         """Return `state_dict`, copied to the host. Raises TrainingError when training has diverged."""
-        state: dict[str, Any] = to_host(self.state_dict())
+        state: dict[str, Any] = to_host(self.state_dict(), copy=True)
         self._check_finite(state["model"])
         return state
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +19,12 @@ from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint, save_checkpoint
 from tpucache.training.run.history import HISTORY_NAME, write_history
-from tpucache.training.run.report import REPORT_NAME
+from tpucache.training.run.report import ACCOUNT_NAME, REPORT_NAME
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
 
 _VERSION: Final = 1
-_NAMES: Final = (BEST_NAME, LAST_NAME, HISTORY_NAME, REPORT_NAME)
+_NAMES: Final = (BEST_NAME, LAST_NAME, HISTORY_NAME, REPORT_NAME, ACCOUNT_NAME)
 
 _log = logging.getLogger("tpucache")
 
@@ -73,32 +73,43 @@ def open_run(
     before = settings_from(content["settings"])
     changed = setting_differences(before, settings) + _data_differences(path, content, data)
     state = RunState(**content["stand"])
-    if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
-        raise UsageError(
-            f"{run} is finished after {len(state.rows)} epochs, and its learning rate has gone through its schedule. "
-            f"For more, begin a new run with its weights: --run OTHER --weights {run}"
-        )
     if changed:
-        raise UsageError(
-            f"{run} was begun with other options or data: {'; '.join(changed)}. Give the same ones to continue, "
-            "or another folder"
-        )
+        advice = "Give the same ones to continue, or another folder"
+        if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
+            advice = (
+                "It is finished, and its learning rate has gone through its schedule: for more epochs begin a new run "
+                f"with its weights, --run OTHER --weights {run}"
+            )
+        raise UsageError(f"{run} was begun with other options or data: {'; '.join(changed)}. {advice}")
     if state.best is not None and math.isnan(state.best):  # an earlier version took NaN for the best value
         state.best = None
     write_history(run, state.rows)
     return state, content["learner"]
 
 
-def save_run(run: Path, learner: Learner, data: RunData, state: RunState) -> None:
-    """Write the checkpoint that a run can continue from, and its history. Raises TrainingError."""
-    content = {**_metadata(learner, data), "stand": asdict(state), "learner": learner.checked_state()}
-    save_checkpoint(run / LAST_NAME, content)
-    write_history(run, state.rows)
+def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) -> Callable[[], None]:
+    """Copy what a run can continue from to the host; return the function that writes it, and the run's history.
+
+    Raises TrainingError when training has diverged; so does the function when a file cannot be written.
+    """
+    rows = [dict(row) for row in state.rows]
+    stand = {**vars(state), "losses": [*state.losses], "rows": rows}
+    content = {**_metadata(learner, data), "stand": stand, "learner": learner.checked_state()}
+
+    def write() -> None:
+        save_checkpoint(run / LAST_NAME, content)
+        write_history(run, rows)
+
+    return write
 
 
-def save_best(run: Path, learner: Learner, data: RunData) -> None:
-    """Write the weights that were just evaluated, with all that predicting takes. Raises TrainingError."""
-    save_checkpoint(run / BEST_NAME, {**_metadata(learner, data), "model": learner.best_weights()})
+def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], None]:
+    """Copy the weights that were just evaluated to the host; return the function that writes them.
+
+    They are written with all that predicting takes. Raises as `snapshot_run` does.
+    """
+    content = {**_metadata(learner, data), "model": learner.best_weights()}
+    return lambda: save_checkpoint(run / BEST_NAME, content)
 
 
 def _remove_unfinished_files(run: Path) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import resource
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.store.files.atomic import write_atomically
+from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
 
 REPORT_NAME: Final = "report.json"
+ACCOUNT_NAME: Final = "account.json"
+
+_LEAST_SHOWN: Final = 0.05  # seconds of a part
 
 _log = logging.getLogger("tpucache")
 
@@ -28,6 +32,7 @@ class TrainReport:
     """Losses step by step, a row of metrics an epoch, the pace after the warm-up, and the most memory in use.
 
     The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
+    `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -50,6 +55,8 @@ class TrainReport:
     watched: str = ""
     best_epoch: int = 0
     stopped_early: bool = False
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    wall_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -78,6 +85,7 @@ class TrainReport:
             f"compiles   {pace.compiles} after the warm-up",
             f"received   {pace.received_bytes / 1e6:,.0f} MB",
             f"memory     {memory}, at most",
+            *([self._time_line()] if self.wall_seconds else []),
             *([self._dropped_line()] if self.dropped_samples else []),
             self.advice,
         ]
@@ -85,6 +93,11 @@ class TrainReport:
     def _best_line(self) -> str:
         early = f"; stopped early after epoch {self.epochs[-1]['epoch']}" if self.stopped_early else ""
         return f"best       epoch {self.best_epoch}, by {self.watched}{early}"
+
+    def _time_line(self) -> str:
+        parts = sorted(self.seconds.items(), key=lambda item: -item[1])
+        listed = ", ".join(f"{name.replace('_', ' ')} {spent:,.1f}" for name, spent in parts if spent >= _LEAST_SHOWN)
+        return f"time       {self.wall_seconds:,.1f} s: {listed}"
 
     def _dropped_line(self) -> str:
         reasons = {
@@ -95,7 +108,9 @@ class TrainReport:
         return f"dropped    {self.dropped_samples:,} of {self.samples:,} samples an epoch, others every time: {text}"
 
 
-def make_report(learner: Learner, train_set: CachedDataset, plan: StepPlan, state: RunState, pace: Pace) -> TrainReport:
+def make_report(
+    learner: Learner, train_set: CachedDataset, plan: StepPlan, state: RunState, pace: Pace, account: Account
+) -> TrainReport:
     """Return the report of a run in this state."""
     settings, device, samples = learner.settings, learner.device, len(train_set)
     return TrainReport(
@@ -114,16 +129,40 @@ def make_report(learner: Learner, train_set: CachedDataset, plan: StepPlan, stat
         watched=learner.watched.metric,
         best_epoch=0 if state.best is None else state.best_epoch,
         stopped_early=plan.has_stopped_early(state),
+        seconds=account.seconds(),
+        wall_seconds=account.wall_seconds(),
         dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
     )
 
 
 def write_report(run: str | Path, report: TrainReport) -> None:
-    """Write `report.json` atomically. Raises TrainingError."""
-    path = Path(run) / REPORT_NAME
+    """Write `report.json` atomically, which has the account, too. Raises TrainingError."""
+    _write(Path(run) / REPORT_NAME, report.to_dict())
+    (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
+
+
+def write_account(run: Path, seconds: Mapping[str, float], wall: float) -> None:
+    """Write how long a run has taken so far, for the case that it never comes to its report. Raises TrainingError."""
+    _write(run / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
+
+
+def read_account(run: Path) -> tuple[Mapping[str, float], float]:
+    """Return the seconds of each part of a run so far, and of all of it. Raises TrainingError."""
+    path = run / ACCOUNT_NAME
+    try:
+        values = json.loads(path.read_text())
+        return dict(values["seconds"]), float(values["wall_seconds"])
+    except FileNotFoundError:
+        report = read_report(run)
+        return ({}, 0.0) if report is None else (report.seconds, report.wall_seconds)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise TrainingError(f"{path} cannot be read: {error!r}; remove it to continue") from error
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(report.to_dict(), indent=1).encode())
+        write_atomically(path, json.dumps(values, indent=1).encode())
     except OSError as error:
         raise TrainingError(f"{path} cannot be written: {error}") from error
 
@@ -144,12 +183,18 @@ def read_report(run: str | Path) -> TrainReport | None:
         raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
 
 
-def ensure_report(run: str | Path, backend: str, cores: int) -> TrainReport:
-    """Return the report in a run's folder; if there is none, write that of a run that has not begun to train."""
+def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
+    """Return the report of a stopped run with the seconds of an account, and write it.
+
+    If there is none yet, it is that of a run that has not begun to train. That of a finished run is not changed.
+    """
     report = read_report(run)
     if report is None:
         pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
         report = TrainReport(backend, cores, [], [], pace, host_peak_bytes(), None, pace.advice(), finished=False)
+    if not report.finished:
+        account.add_earlier(*read_account(Path(run)))
+        report = replace(report, seconds=account.seconds(), wall_seconds=account.wall_seconds())
         write_report(run, report)
     return report
 

@@ -1,0 +1,76 @@
+"""Where the time of a run goes: every second belongs to exactly one part, so that the parts add up to all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Literal, get_args
+
+Part = Literal[
+    "start_up", "staging", "range_test", "compiling", "steps", "waiting", "evaluation", "metrics", "checkpoints",
+    "replay", "report",
+]  # fmt: skip
+PARTS: Final = get_args(Part)
+
+Counter = Callable[[], float]
+
+
+class Account:
+    """The seconds of each part of a run, summed over the processes that continued it.
+
+    What happens within a part and has a counter of its own, such as compiling and waiting, is taken out of it.
+    """
+
+    def __init__(self, began: float | None = None, clock: Counter = time.monotonic) -> None:
+        """Begin with the part `start_up`, now or at a time of the clock that is past."""
+        self._clock = clock
+        self._began = self._since = clock() if began is None else began
+        self._part: Part = "start_up"
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._counters: dict[Part, tuple[Counter, float]] = {}
+        self._earlier: Mapping[str, float] | None = None
+        self._earlier_wall = 0.0
+
+    def take_out(self, part: Part, counter: Counter) -> None:
+        """Let seconds that a counter counts from now on belong to this part, not to that in which they are spent."""
+        self.begin(self._part)
+        self._counters[part] = (counter, counter())
+
+    def add_earlier(self, seconds: Mapping[str, float], wall: float) -> None:
+        """Add what earlier processes took; only the first call counts."""
+        if self._earlier is None:
+            self._earlier, self._earlier_wall = dict(seconds), wall
+
+    @contextlib.contextmanager
+    def part(self, name: Part) -> Iterator[None]:
+        """Give a context whose time belongs to a part, and after it to the part before it again."""
+        before = self.begin(name)
+        try:
+            yield
+        finally:
+            self.begin(before)
+
+    def begin(self, name: Part) -> Part:
+        """Let the time from now on belong to a part; return the part before it."""
+        now = self._clock()
+        spent = now - self._since
+        for part, (counter, last) in self._counters.items():
+            count = counter()
+            self._seconds[part] += count - last
+            spent -= count - last
+            self._counters[part] = (counter, count)
+        self._seconds[self._part] += spent
+        self._since = now
+        before, self._part = self._part, name
+        return before
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each part, in all."""
+        self.begin(self._part)
+        earlier = self._earlier or {}
+        return {name: earlier.get(name, 0.0) + spent for name, spent in self._seconds.items()}
+
+    def wall_seconds(self) -> float:
+        """Return the seconds in all, by the clock."""
+        return self._earlier_wall + self._clock() - self._began
