@@ -47,19 +47,19 @@ def test_files_that_are_no_images_by_their_names_are_reported(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     source, cache = shutil.copytree(photos, tmp_path / "source"), str(tmp_path / "cache")
-    (source / "bee" / "new.heic").write_bytes(b"a photograph")
+    (source / "bee" / "new.psd").write_bytes(b"a photograph")
     command = ["warmup", str(source), cache, "--size", "16", "--jobs", "1"]
     assert main(command) == 0
-    assert "left out 1 '.heic'" in capsys.readouterr().out
-    assert "1 .heic" in caplog.text
+    assert "left out 1 '.psd'" in capsys.readouterr().out
+    assert "1 .psd" in caplog.text
     assert main(["inspect", cache, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["left_out"] == {".heic": 1}
+    assert json.loads(capsys.readouterr().out)["left_out"] == {".psd": 1}
     assert main(["inspect", cache]) == 0
-    assert ".heic" in capsys.readouterr().out
-    (source / "bee" / "newer.heic").write_bytes(b"another one")
+    assert ".psd" in capsys.readouterr().out
+    (source / "bee" / "newer.psd").write_bytes(b"another one")
     caplog.clear()
     assert main(command) == 0  # nothing is built, and yet nothing is passed over
-    assert "2 .heic" in caplog.text
+    assert "2 .psd" in caplog.text
 
 
 def test_what_was_repaired_is_printed(

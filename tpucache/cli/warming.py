@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.options import (
     add_cache,
@@ -24,7 +24,7 @@ from tpucache.cli.options import (
 from tpucache.cli.terminal import complain, say, show
 from tpucache.option_fields import options_of
 from tpucache.recipe import SHARED, Recipe
-from tpucache.warmup.options import BuildOptions, LabelKind, SelectionOptions, WorkerOptions
+from tpucache.warmup.options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from tpucache.store.verify import Damage
     from tpucache.warmup.running.scheduler import BuildProgress
     from tpucache.warmup.sources import Source
+
+
+#: What a table means for masks: nothing to labels.
+_NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
 
 
 def warmup(options: argparse.Namespace) -> int:
@@ -103,9 +107,9 @@ def _wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tupl
 
 def _source(options: argparse.Namespace) -> Source:
     """Return the source to warm up, or the part of it that the options choose."""
-    from tpucache.warmup.sources import open_source, select_source
+    from tpucache.warmup.sources import select_source
 
-    source = open_source(options.source, from_options(TableOptions, options))
+    source = _opened(options.source, options)
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 
 
@@ -115,7 +119,7 @@ def relabel(options: argparse.Namespace) -> int:
     from tpucache.warmup.relabel import relabel_cache
 
     began = time.monotonic()
-    table = from_options(TableOptions, options, root=None, mask_col=None)
+    table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
     manifest = relabel_cache(options.cache, options.table, table, labels=options.labels, classes=options.classes)
     lines = [
         f"{options.cache}: {manifest.samples:,} samples, {time.monotonic() - began:,.1f} s",
@@ -162,18 +166,25 @@ def verify(options: argparse.Namespace) -> int:
     return 0
 
 
+def _opened(source: str, options: argparse.Namespace) -> Source:
+    """Return the source that a path, pattern or name means, with the boxes that lie beside it."""
+    from tpucache.warmup.sources import box_source, open_source
+
+    opened = open_source(source, from_options(TableOptions, options))
+    return opened if options.boxes is None else box_source(opened, options.boxes)
+
+
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     """Repair a cache and return its manifest and what was damaged."""
     from tpucache.progress import Progress
     from tpucache.warmup.repair import load_manifest, repair_cache
-    from tpucache.warmup.sources import open_source
 
     manifest = load_manifest(options.cache)
     building = _Progress("repair")
     try:
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as verifying:
             damages = repair_cache(
-                open_source(options.repair, from_options(TableOptions, options)),
+                _opened(options.repair, options),
                 options.cache,
                 jobs=options.jobs,
                 report=building.report,
@@ -195,6 +206,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
+    add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
@@ -203,11 +215,12 @@ def add(commands: Any) -> None:
     add_cache(command)
     command.add_argument("table", metavar="TABLE", type=Path, help="a .csv with a row for each sample of the cache")
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
-    _add_table(command, without=["root", "mask_cols", "mask_col"])
+    _add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
     add_options(command, WorkerOptions, only=["jobs"])
+    add_options(command, BoxOptions)
     _add_table(command)
 
 

@@ -58,6 +58,15 @@ class SelectionOptions:
 
 
 @dataclass(frozen=True)
+class BoxOptions:
+    """Where boxes are that lie beside a source, as `box_source` takes them."""
+
+    boxes: str | Path | None = option(
+        None, "a COCO JSON file with boxes; images that it does not list are left out", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True)
 class WorkerOptions:
     """Who does the work: joblib's "loky" (`jobs` processes here; None: all cores), "dask", "ray" or "spark".
 

@@ -20,7 +20,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
-from tpucache.warmup.records.decoding.masks import decode_turned_mask
+from tpucache.warmup.records.decoding.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_back
 from tpucache.warmup.records.presize import View, presize, presize_in_view
 from tpucache.warmup.sources.base import Item
@@ -53,7 +53,7 @@ def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") ->
     """
     if not item.fields:
         raise SourceError("the first sample has no fields: give it an image or arrays")
-    known = image_fields(item.fields)
+    known = image_fields(_names(item))
     makers: dict[str, Callable[[], Field]] = {
         IMAGE: lambda: _image_field(item.fields[IMAGE], recipe, path),
         MASK: lambda: Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
@@ -88,8 +88,9 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
     Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
     """
     names = [field.name for field in fields]
-    for name in (*names, *item.fields):
-        if name not in item.fields:
+    given = _names(item)
+    for name in (*names, *given):
+        if name not in given:
             raise SampleError(path, f"has no field {name!r}, as other samples have")
         if name not in names:
             raise SampleError(path, f"has a field {name!r}, unlike other samples")
@@ -99,6 +100,9 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
         clean[IMAGE], view = presize_in_view(item.fields[IMAGE], recipe, path)
         _check_alike(clean[IMAGE], fields[names.index(IMAGE)], path)
     for field in fields:
+        if field.name == MASK and MASK in known and item.mask_runs is not None:
+            clean[MASK] = _mask_of_runs(item.mask_runs, view, recipe, path)[..., None]
+            continue
         value = item.fields[field.name]
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
@@ -110,6 +114,11 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
             points = _numbers(field.name, value, path)
             clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
     return clean
+
+
+def _names(item: Item) -> list[str]:
+    """Return the names of a sample's fields, of which a mask may be given as run lengths."""
+    return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
 
 
 def _check_alike(image: Array, field: Field, path: str) -> None:
@@ -210,6 +219,14 @@ def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> Array:
     return view.nearest(fitting[0])
 
 
+def _mask_of_runs(runs: Array, view: View, recipe: Recipe, path: str) -> Array:
+    """Return the mask (height, width) in view of run lengths."""
+    if _coordinates(view, recipe, path) == "stored":
+        return view.nearest(draw_runs(runs, view.stored, path))
+    displayed = view.stored[::-1] if view.turn.swap else view.stored
+    return view.nearest(turn_back(draw_runs(runs, displayed, path), view.turn))
+
+
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
     """Return boxes or keypoints as finite float64."""
     if isinstance(value, bytes) or value.dtype.kind not in "iuf":
@@ -225,7 +242,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 def _coordinates(view: View, recipe: Recipe, path: str) -> Coordinates:
     """Return what points refer to. Raises SampleError where that is not stated but makes a difference."""
     if recipe.coordinates is None and view.turn != Turn():
-        raise SampleError(path, f"it has boxes or keypoints; {_UNSTATED}")
+        raise SampleError(path, f"it has boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from tpucache.errors import SourceError, UsageError
 from tpucache.option_fields import options_of
 from tpucache.warmup.sources import dataset, folder, table
+from tpucache.warmup.sources.annotations.coco import box_source
 from tpucache.warmup.sources.archives import source as archives
 from tpucache.warmup.sources.archives.source import ArchiveSource
 from tpucache.warmup.sources.base import Sample, Source, SourceKind
@@ -31,6 +32,7 @@ __all__ = [
     "TFRecordSource",
     "TableOptions",
     "TableSource",
+    "box_source",
     "label_source",
     "open_source",
     "select_source",

@@ -73,12 +73,14 @@ class Item:
     top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
     arrays of any other name, kept as they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
     image as displayed or as stored, which the recipe's `coordinates` states. `label` and `columns` are what is known
-    only once the sample is read.
+    only once the sample is read. `mask_runs` are the mask in place of a field: rows of class, first pixel and length,
+    int64 (n, 3), down the columns of the image.
     """
 
     fields: Mapping[str, bytes | Array]
     label: Label = None
     columns: Mapping[str, str | int | float] = field(default_factory=dict)
+    mask_runs: Array | None = None
 
 
 class Source(Protocol):

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import posixpath
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def read_table(path: str | Path) -> Table:
     rows: list[list[str]] = []
     lines: list[int] = []
     line = 1
+    limit = csv.field_size_limit(sys.maxsize)  # run lengths of masks are long
     try:
         with _open(path) as file:
             reader = csv.reader(file, strict=True)
@@ -76,6 +78,8 @@ def read_table(path: str | Path) -> Table:
         raise SourceError(f"{path} is not UTF-8, at or after line {line}: save it as UTF-8") from error
     except csv.Error as error:
         raise SourceError(f"{path}, line {line}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
     _append(columns, rows)
     if not lines:
         raise SourceError(f"{path} has no rows: the first line names the columns, and each further one is a sample")

@@ -18,6 +18,7 @@ import numpy as np
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.option_fields import option
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.warmup.sources.annotations.runs import RunTable, join_rows, read_runs
 from tpucache.warmup.sources.archives.archive import find_archive
 from tpucache.warmup.sources.base import Column, Item, Listing, Member, Sample, SourceKind
 from tpucache.warmup.sources.cells import Table, read_table, to_number
@@ -35,8 +36,11 @@ class TableOptions:
 
     `path_col` holds the images' paths, below `root` (default: the table's folder), without `suffix`. `label_cols`:
     one column of class names or numbers, or several of numbers; with `label_sep` one column of several names a row.
-    `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. What else there is and has no
-    meaning is kept where its name matches a pattern of `keep` (none: all), and none of `drop`. Raises UsageError.
+    `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. `rle_cols` hold masks as run
+    lengths, of the class that `rle_class_col` names or, of several columns, of classes 1, 2, …. What else there is and
+    has no meaning is kept where its name matches a pattern of `keep` (none: all), and none of `drop`.
+
+    Raises UsageError.
     """
 
     path_col: str | None = option(None, "paths of the images; path, file, image, id … if not given", metavar="NAME")
@@ -46,19 +50,36 @@ class TableOptions:
     root: str | Path | None = option(None, "folder of the paths; the table's own if not given", metavar="DIR")
     mask_col: str | None = option(None, "paths of masks", metavar="NAME")
     fold_col: str | None = option(None, "fold numbers, for train --valid fold=N", metavar="NAME")
+    rle_cols: tuple[str, ...] = option(
+        (),
+        "masks as run lengths, down the columns from pixel 1; an image may have several rows, or each class a column",
+        metavar="NAME",
+        flag="rle-col",
+    )
+    rle_class_col: str | None = option(None, "the class of each row's run lengths", metavar="NAME")
+    rle_relative: bool = option(False, "run lengths count from the end of the run before, from 0, as SIIM-ACR's")
     keep: tuple[str, ...] = option((), "what else is kept, such as 'age*'; all if not given", metavar="PATTERN")
     drop: tuple[str, ...] = option((), "what is not kept", metavar="PATTERN")
 
     def __post_init__(self) -> None:
         if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
             raise UsageError(f"label_cols are several names, each once, not {self.label_cols!r}")
-        for name in ("label_cols", "keep", "drop"):
+        for name in ("label_cols", "rle_cols", "keep", "drop"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_runs()
         if self.label_sep is not None and (not self.label_sep or len(self.label_cols) != 1):
             raise UsageError(
                 f"label_sep is text between the names in one label column, not {self.label_sep!r} "
                 f"with {len(self.label_cols)} label columns"
             )
+
+    def _check_runs(self) -> None:
+        if (self.rle_class_col or self.rle_relative) and not self.rle_cols:
+            raise UsageError("the class and the form of run lengths are of a column of them: give rle_cols, too")
+        if self.rle_class_col and len(self.rle_cols) > 1:
+            raise UsageError("several rle_cols are a class each: leave rle_class_col out")
+        if self.rle_cols and self.mask_col:
+            raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
 
     def is_kept(self, name: str) -> bool:
         """Return whether something without a meaning is kept."""
@@ -91,14 +112,14 @@ class TableSource:
 
         `read_labels` describes the labels. Raises SourceError for a table that does not hold what it should.
         """
-        table = read_table(self._path)
-        files = _files(table, self._options)
+        table, files = _read(self._path, self._options)
         labels, classes = read_labels(table, self._options.label_cols, self._options.label_sep)
         found = None if self._archive is None else self._archive.list()
         samples = []
         for (name, number), label in zip(files.rows.items(), labels, strict=True):
             members = () if found is None else _members(found, files.names(number))
             size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
+            size += files.run_bytes(number)
             samples.append(Sample(number, name, label, size, members))
         return Listing(samples, classes, kept_columns(table, self._options))
 
@@ -124,7 +145,10 @@ class TableSource:
                 fields[MASK] = self._read(sample, 1, mask)
             except SampleError as error:
                 raise SampleError(sample.path, f"its mask {mask!r} {error.reason}") from error
-        return Item(fields)
+        if files.runs is None:
+            return Item(fields)
+        runs = read_runs(files.runs.runs[number], self._options.rle_relative, sample.path)
+        return Item(fields, mask_runs=runs)
 
     def _read(self, sample: Sample, place: int, name: str) -> bytes:
         """Return the bytes of one of a sample's files, which is at this place among its members in an archive."""
@@ -153,10 +177,15 @@ class _Files:
     images: list[str]
     masks: list[str] = dataclasses.field(default_factory=list)
     lacks: dict[int, str] = dataclasses.field(default_factory=dict)
+    runs: RunTable | None = None
 
     def names(self, number: int) -> list[str]:
         """Return the paths of a row's image and of its mask, where the table has masks; "" for one that it lacks."""
         return [column[number] for column in (self.images, self.masks) if column]
+
+    def run_bytes(self, number: int) -> int:
+        """Return how long the run lengths of a row are."""
+        return 0 if self.runs is None else self.runs.bytes(number)
 
 
 def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
@@ -188,14 +217,24 @@ def _files(table: Table, options: TableOptions) -> _Files:
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
     """Return what loading needs to know of a table. The size and time of change are part of the cache's key."""
-    return _files(read_table(path), options)
+    return _read(path, options)[1]
+
+
+def _read(path: Path, options: TableOptions) -> tuple[Table, _Files]:
+    """Return a table with one row for each sample, and what loading needs to know of it."""
+    table = read_table(path)
+    if not options.rle_cols:
+        return table, _files(table, options)
+    labels = [name for name in (*options.label_cols, options.fold_col) if name is not None]
+    joined = join_rows(table, path_column(table, options), options.rle_cols, options.rle_class_col, labels)
+    return joined.table, dataclasses.replace(_files(joined.table, options), runs=joined)
 
 
 def path_column(table: Table, options: TableOptions) -> str:
     """Return the name of the column of paths. Raises SourceError where every column means something else."""
     if options.path_col is not None:
         return options.path_col
-    others = {*options.label_cols, options.mask_col, options.fold_col}
+    others = {*options.label_cols, options.mask_col, options.fold_col, *options.rle_cols, options.rle_class_col}
     free = [name for name in table.names if name not in others]
     if not free:
         raise SourceError(f"{table.path} has no column of paths beside {', '.join(map(repr, table.names))}")

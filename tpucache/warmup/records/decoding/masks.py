@@ -63,6 +63,24 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
     return _to_classes(numbers, recipe, path), turned
 
 
+def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
+    """Return the mask of an image of this (width, height): uint8 (height, width), 0 outside of all runs.
+
+    `runs` are rows of class, first pixel and length, int64 (n, 3), counted down the columns. Later ones lie over
+    earlier ones. Raises SampleError for a run that ends after the last pixel.
+    """
+    width, height = size
+    pixels = np.zeros(width * height, np.uint8)
+    ends = runs[:, 1] + runs[:, 2]
+    if len(ends) and ends.max() > len(pixels):
+        raise SampleError(
+            path, f"its run lengths end at pixel {ends.max()}, and the image has {width} x {height} = {len(pixels)}"
+        )
+    for number, start, end in zip(runs[:, 0].tolist(), runs[:, 1].tolist(), ends.tolist(), strict=True):
+        pixels[start:end] = number
+    return np.ascontiguousarray(pixels.reshape(width, height).T)
+
+
 def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
     plain = data[..., 0] if data.ndim == 3 and data.shape[2] == 1 else data
     if plain.ndim == 3 and plain.dtype == np.uint8 and plain.shape[2] == 3 and recipe.mask_colours:

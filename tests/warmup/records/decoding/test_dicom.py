@@ -1,0 +1,142 @@
+"""DICOM files that pydicom writes are shown through their window, or kept as numbers."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tpucache.errors import SampleError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.recipe import Recipe
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.records.decoding import dicom
+from tpucache.warmup.records.presize import presize
+
+pydicom = pytest.importorskip("pydicom")
+from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402  # only where pydicom is installed
+from pydicom.sequence import Sequence  # noqa: E402
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid  # noqa: E402
+
+SIDE = 8
+NUMBERS = np.random.default_rng(0).integers(0, 4096, (SIDE, SIDE)).astype(np.uint16)
+KEEP, GREY = Recipe(size=SIDE, mode="keep"), Recipe(size=SIDE, mode="grey")
+
+
+def encoded(numbers: npt.NDArray[Any] = NUMBERS, bits: int = 12, **tags: Any) -> bytes:
+    file = Dataset()
+    file.file_meta = FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    file.file_meta.MediaStorageSOPClassUID = file.SOPClassUID = CTImageStorage
+    file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = generate_uid()
+    file.Rows, file.Columns = numbers.shape[:2]
+    file.SamplesPerPixel = 3 if numbers.ndim == 3 else 1
+    file.PhotometricInterpretation = "RGB" if numbers.ndim == 3 else "MONOCHROME2"
+    if numbers.ndim == 3:
+        file.PlanarConfiguration = 0
+    file.BitsAllocated, file.BitsStored, file.HighBit = numbers.itemsize * 8, bits, bits - 1
+    file.PixelRepresentation = int(numbers.dtype.kind == "i")
+    file.PixelData = numbers.tobytes()
+    for name, value in tags.items():
+        setattr(file, name, value)
+    target = io.BytesIO()
+    pydicom.dcmwrite(target, file, enforce_file_format=True)
+    return target.getvalue()
+
+
+def shown(data: bytes, recipe: Recipe = GREY) -> npt.NDArray[Any]:
+    return presize(data, recipe, "a.dcm")[..., 0]
+
+
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
+def test_the_window_is_pydicoms(function: str) -> None:
+    tags = {"WindowCenter": 900, "WindowWidth": 1500, "VOILUTFunction": function}
+    tags |= {"RescaleSlope": 2, "RescaleIntercept": -1024}
+    data = encoded(**tags)
+    file = pydicom.dcmread(io.BytesIO(data))
+    window = pydicom.pixels.apply_voi_lut(pydicom.pixels.apply_modality_lut(file.pixel_array, file), file)
+    low, high = -1024, 2 * 4095 - 1024  # of the output
+    assert np.abs(shown(data) - (window - low) / (high - low) * 255).max() <= 0.5 + 255 / 4095
+
+
+def test_the_first_of_several_windows_counts() -> None:
+    both = encoded(WindowCenter=[900, 100], WindowWidth=[1500, 10])
+    np.testing.assert_array_equal(shown(both), shown(encoded(WindowCenter=900, WindowWidth=1500)))
+
+
+def test_a_table_of_values_comes_before_a_window() -> None:
+    table = Dataset()
+    table.LUTDescriptor = [4096, 0, 8]
+    table.add_new("LUTData", "US", [255 - number // 16 for number in range(4096)])
+    data = encoded(VOILUTSequence=Sequence([table]), WindowCenter=1, WindowWidth=2)
+    np.testing.assert_array_equal(shown(data), 255 - NUMBERS // 16)
+
+
+def test_without_a_window_the_stored_bits_are_shown() -> None:
+    np.testing.assert_array_equal(shown(encoded()), np.rint(NUMBERS / 4095 * 255))
+    np.testing.assert_array_equal(
+        shown(encoded(), Recipe(size=SIDE, mode="grey", white_level=5000)), np.rint(NUMBERS / 5000 * 255)
+    )
+    with pytest.raises(SampleError, match="it has no window: state which number is white by --white-level"):
+        shown(encoded(RescaleIntercept=-1024, RescaleSlope=1))
+
+
+def test_monochrome1_is_inverted() -> None:
+    data = encoded(PhotometricInterpretation="MONOCHROME1")
+    np.testing.assert_array_equal(shown(data), np.rint((1 - NUMBERS / 4095) * 255))
+    np.testing.assert_array_equal(shown(data, KEEP), 4095 - NUMBERS)
+
+
+def test_numbers_are_kept_or_rescaled() -> None:
+    kept = presize(encoded(), KEEP, "a")
+    np.testing.assert_array_equal(kept[..., 0], NUMBERS)
+    assert kept.dtype == np.uint16
+    signed = NUMBERS.astype(np.int16) - 2000
+    np.testing.assert_array_equal(presize(encoded(signed, 16), KEEP, "a")[..., 0], signed)
+    rescaled = presize(encoded(RescaleSlope=0.5, RescaleIntercept=-1024), KEEP, "a")
+    assert rescaled.dtype == np.float32
+    np.testing.assert_array_equal(rescaled[..., 0], NUMBERS * 0.5 - 1024)
+
+
+def test_colours_are_colours() -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    np.testing.assert_array_equal(presize(encoded(pixels, 8), Recipe(size=SIDE), "a"), pixels)
+
+
+def test_the_first_frame_is_taken() -> None:
+    frames = np.stack([NUMBERS, NUMBERS // 2])
+    data = encoded(NUMBERS, NumberOfFrames=2, PixelData=frames.tobytes())
+    np.testing.assert_array_equal(shown(data, KEEP), NUMBERS)
+
+
+def test_a_file_cut_anywhere_or_without_pixels_is_refused() -> None:
+    data = encoded(WindowCenter=900, WindowWidth=1500)
+    for cut in range(132, len(data), 61):
+        with pytest.raises(SampleError, match="DICOM"):
+            shown(data[:cut])
+    with pytest.raises(SampleError, match="does not decode as DICOM"):
+        shown(encoded(BitsAllocated=32))
+    with pytest.raises(SampleError, match="more than --max-pixels 63"):
+        shown(data, Recipe(size=SIDE, max_pixels=63))
+
+
+def test_without_pydicom_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded()
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    assert dicom.is_dicom(data)
+    with pytest.raises(SampleError, match="is a DICOM file: `pip install pydicom`"):
+        shown(data)
+
+
+def test_a_folder_of_them_becomes_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for number in range(3):
+        (tmp_path / "source" / f"{number}.dcm").write_bytes(encoded(NUMBERS // (number + 1)))
+    build_cache(tmp_path / "source", tmp_path / "cache", KEEP, jobs=1)
+    image, _ = CachedDataset(tmp_path / "cache")[1]
+    np.testing.assert_array_equal(image.numpy()[0], NUMBERS // 2)

@@ -1,0 +1,46 @@
+"""HEIC files that pillow-heif writes are read like any other."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.warmup.records.decoding import heif
+from tpucache.warmup.records.presize import presize
+
+pillow_heif = pytest.importorskip("pillow_heif")
+
+
+@pytest.fixture(scope="module")
+def photograph() -> bytes:
+    x, y = np.meshgrid(np.linspace(0, 255, 64), np.linspace(0, 255, 48))
+    target = io.BytesIO()
+    image = Image.fromarray(np.stack([x, y, 255 - x], 2).astype(np.uint8))
+    pillow_heif.from_pillow(image).save(target, quality=95)
+    return target.getvalue()
+
+
+def test_a_photograph_is_what_was_written(photograph: bytes) -> None:
+    assert heif.is_heif(photograph)
+    pixels = presize(photograph, Recipe(size=(48, 64)), "a.heic").astype(int)
+    x, y = np.meshgrid(np.linspace(0, 255, 64), np.linspace(0, 255, 48))
+    assert np.abs(pixels - np.stack([x, y, 255 - x], 2)).mean() < 4
+
+
+def test_a_file_cut_anywhere_is_refused(photograph: bytes) -> None:
+    for cut in (12, 40, 200, len(photograph) // 2, len(photograph) - 1):
+        with pytest.raises(SampleError):
+            presize(photograph[:cut], Recipe(size=8), "a.heic")
+
+
+def test_without_pillow_heif_the_package_is_named(photograph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    heif._register.cache_clear()
+    with pytest.raises(SampleError, match="is a HEIC file: `pip install pillow-heif`"):
+        presize(photograph, Recipe(size=8), "a.heic")

@@ -1,0 +1,91 @@
+"""Masks of black and white, and of colours, become class numbers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache.cli.options import colours
+from tpucache.errors import RecipeError, SampleError
+from tpucache.recipe import Recipe
+from tpucache.warmup.records.decoding.masks import decode_mask
+
+SCALE = Recipe(mask_values="scale")
+CLASSES = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
+COLOURS = Recipe(mask_colours=("000000", "ff8000", "0000ff"))
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    target = io.BytesIO()
+    image.save(target, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(Image.fromarray(CLASSES * np.uint8(255))),
+        encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(65535))),
+        encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(65535)), "TIFF"),
+        encoded(Image.fromarray(CLASSES.astype(bool))),
+        CLASSES * np.uint8(255),
+        CLASSES.astype(bool),
+        CLASSES[..., None].astype(np.uint16) * np.uint16(65535),
+    ],
+    ids=["8 bit", "16 bit", "TIFF", "1 bit", "array", "bool array", "deep array"],
+)
+def test_black_and_white_are_0_and_1(data: Any) -> None:
+    mask = decode_mask(data, "a", SCALE)
+    assert mask.dtype == np.uint8
+    np.testing.assert_array_equal(mask, CLASSES)
+
+
+def test_a_jpeg_that_is_nearly_black_and_white_is_scaled() -> None:
+    disc = (np.add.outer((np.arange(40) - 20) ** 2, (np.arange(40) - 20) ** 2) < 150).astype(np.uint8)
+    data = encoded(Image.fromarray(disc * np.uint8(255)), "JPEG")
+    assert len(np.unique(np.asarray(Image.open(io.BytesIO(data))))) > 2
+    assert (decode_mask(data, "a", SCALE) != disc).mean() < 0.01
+
+
+@pytest.mark.parametrize("value", [1, 127, 254])
+def test_a_third_value_is_not_scaled_away(value: int) -> None:
+    with pytest.raises(SampleError, match=f"holds {value}, and --mask-values scale takes 0 and 255 alone"):
+        decode_mask(encoded(Image.fromarray(np.array([[0, 255, value]], np.uint8))), "a", SCALE)
+
+
+def test_without_the_option_numbers_are_kept_and_65535_is_refused_with_it() -> None:
+    assert decode_mask(encoded(Image.fromarray(CLASSES * np.uint8(255))), "a").max() == 255
+    with pytest.raises(SampleError, match="--mask-values scale makes 0 and 65535 into 0 and 1"):
+        decode_mask(encoded(Image.fromarray(CLASSES.astype(np.uint16) * np.uint16(65535))), "a")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "array"])
+def test_colours_are_numbers_in_the_order_of_the_table(mode: str) -> None:
+    numbers = np.array([[0, 1, 2], [2, 2, 1]])
+    pixels = np.array([[0, 0, 0], [255, 128, 0], [0, 0, 255]], np.uint8)[numbers]
+    data = pixels if mode == "array" else encoded(Image.fromarray(pixels).convert(mode))
+    np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), numbers)
+
+
+def test_a_colour_that_is_not_in_the_table_is_named() -> None:
+    with pytest.raises(SampleError, match="the colour 1, 2, 3, which --mask-colours does not list"):
+        decode_mask(encoded(Image.new("RGB", (2, 2), (1, 2, 3))), "a", COLOURS)
+
+
+@pytest.mark.parametrize("heading", ["", "name,r,g,b\n", "\ufeffname, red, green, blue\r\n"])
+def test_a_table_of_colours_is_read(heading: str, tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text(heading + "void,0,0,0\n\nroad,255, 128,0\nsky,0,0,255\n", encoding="utf-8")
+    assert colours(str(tmp_path / "c.csv")) == COLOURS.mask_colours
+
+
+@pytest.mark.parametrize(
+    "given", [(), ("000000",), ("000000", "000000"), ("000000", "red"), "000000", ("000000", "FFFFFF")]
+)
+def test_a_recipe_refuses_what_are_no_colours(given: Any) -> None:
+    with pytest.raises(RecipeError, match="mask_colours is"):
+        Recipe(mask_colours=given)

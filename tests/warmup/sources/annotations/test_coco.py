@@ -1,0 +1,104 @@
+"""Boxes of a COCO JSON file come to their images, and follow them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache.errors import SourceError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.recipe import Recipe
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.repair import repair_cache
+from tpucache.warmup.sources import box_source, open_source
+
+IMAGES = {"a.png": (40, 20), "b.png": (20, 20), "c.png": (20, 20)}
+
+
+def coco(**changes: Any) -> dict[str, Any]:
+    content = {
+        "images": [
+            {"id": 7, "file_name": "a.png", "width": 40, "height": 20},
+            {"id": 9, "file_name": "train/b.png", "width": 20, "height": 20},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 18, "bbox": [10, 5, 20, 10], "iscrowd": 0},
+            {"id": 2, "image_id": 7, "category_id": 3, "bbox": [-4, 0, 20, 10]},
+        ],
+        "categories": [{"id": 18, "name": "dog"}, {"id": 3, "name": "car"}],
+    }
+    return {**content, **changes}
+
+
+def write(folder: Path, content: Any) -> Path:
+    (folder / "images").mkdir(exist_ok=True)
+    for name, size in IMAGES.items():
+        Image.new("RGB", size).save(folder / "images" / name)
+    path = folder / "boxes.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def build(folder: Path, content: Any, **options: Any) -> Manifest:
+    boxes = write(folder, content)
+    source = box_source(open_source(folder / "images"), boxes)
+    return build_cache(source, folder / "cache", Recipe(size=20, max_boxes=3, **options), jobs=1)
+
+
+def test_boxes_follow_the_image_and_classes_are_the_categories_by_id(tmp_path: Path) -> None:
+    manifest = build(tmp_path, coco(), variants=1, augment="flip")
+    assert manifest.classes == ("car", "dog")
+    assert manifest.source["left_out"] == {"(not in the JSON)": 1}
+    dataset = CachedDataset(tmp_path / "cache")
+    assert dataset.paths == ["a.png", "b.png"]
+    # The middle 20 of 40 columns are kept.
+    np.testing.assert_allclose(dataset[0]["boxes"][:2], [[0, 5, 20, 15, 1], [0, 0, 6, 10, 0]])
+    assert (dataset[0]["boxes"][2] == -1).all()
+    assert (dataset[1]["boxes"] == -1).all()
+    variant = CachedDataset(tmp_path / "cache", variant=1)[0]["boxes"][1].tolist()
+    assert variant in ([0, 0, 6, 10, 0], [14, 0, 20, 10, 0])
+
+
+def test_boxes_that_leave_the_image_are_reported_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build(tmp_path, coco())
+    assert "1 boxes of 1 images reach beyond their image, such as of a.png" in caplog.text
+    assert np.asarray(CachedDataset(tmp_path / "cache").table["boxes_outside"]).tolist() == [1, 0]
+
+
+def test_a_cache_with_boxes_is_repaired_with_them(tmp_path: Path) -> None:
+    manifest = build(tmp_path, coco())
+    shard = tmp_path / "cache" / manifest.shards[0].name
+    before = shard.read_bytes()
+    shard.write_bytes(before[:-100])
+    repair_cache(box_source(open_source(tmp_path / "images"), tmp_path / "boxes.json"), tmp_path / "cache", jobs=1)
+    assert shard.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is no COCO JSON"),
+        ("[]", "is no COCO JSON"),
+        ('{"images": [', "is no COCO JSON"),
+        ("[" * 100_000, "is no COCO JSON"),
+        ({"images": []}, "there is no 'categories'"),
+        (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "there is no 1"),
+        (coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]), "there is no 5"),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "is no COCO JSON"),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "no left, top, width, height"),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "no left, top"),
+        (coco(images=[{"id": 7, "file_name": "x.png"}], annotations=[]), "lists none of the samples"),
+        (coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]), "lists a file twice"),
+    ],
+)
+def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=reason):
+        build(tmp_path, content)

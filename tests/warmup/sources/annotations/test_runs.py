@@ -1,0 +1,163 @@
+"""Run lengths in a table become masks in Kaggle's order, and follow their image like any mask."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.recipe import Recipe
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.records.decoding.masks import draw_runs
+from tpucache.warmup.sources.annotations.runs import Runs, read_runs
+from tpucache.warmup.sources.table import TableOptions, TableSource
+
+Mask = npt.NDArray[np.uint8]
+
+
+def encode_runs(mask: npt.NDArray[Any]) -> str:
+    """Write a mask as the notebooks of Kaggle's competitions do."""
+    flat = np.concatenate([[0], mask.T.flatten(), [0]])
+    ends = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    ends[1::2] -= ends[::2]
+    return " ".join(map(str, ends))
+
+
+def write(folder: Path, rows: list[dict[str, str]], size: tuple[int, int] = (6, 4), turn: int = 1) -> Path:
+    (folder / "source").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    for name in {row["ImageId"] for row in rows}:
+        Image.new("RGB", size).save(folder / "source" / name, exif=exif)
+    path = folder / "source" / "train.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def masks_of(folder: Path, path: Path, recipe: Recipe, **options: Any) -> Mask:
+    source = TableSource(path, TableOptions(**{"rle_cols": ("EncodedPixels",), **options}))
+    build_cache(source, folder / "cache", recipe, jobs=1)
+    dataset = CachedDataset(folder / "cache")
+    return np.stack([dataset[number]["mask"].numpy()[..., 0] for number in range(len(dataset))])
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.data())
+@settings(max_examples=60)
+def test_what_is_written_as_on_kaggle_is_read_as_it_was(width: int, height: int, data: st.DataObject) -> None:
+    bits = data.draw(st.lists(st.booleans(), min_size=width * height, max_size=width * height))
+    mask = np.array(bits, np.uint8).reshape(height, width)
+    runs = read_runs([Runs(1, encode_runs(mask))], False, "a")
+    np.testing.assert_array_equal(draw_runs(runs, (width, height), "a"), mask)
+    text = encode_runs(mask).split()
+    starts, lengths = np.array(text[::2], int) - 1, np.array(text[1::2], int)
+    ends = np.concatenate([[0], (starts + lengths)[:-1]]) if len(starts) else starts
+    relative = " ".join(f"{start - end} {length}" for start, end, length in zip(starts, ends, lengths, strict=True))
+    np.testing.assert_array_equal(read_runs([Runs(1, relative)], True, "a"), runs)
+
+
+def test_rows_of_one_image_are_one_sample_with_a_class_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"ImageId": "a.png", "ClassId": "3", "EncodedPixels": "1 2", "age": "7", "note": "x"},
+        {"ImageId": "b.png", "ClassId": "1", "EncodedPixels": "", "age": "8", "note": "z"},
+        {"ImageId": "a.png", "ClassId": "1", "EncodedPixels": "23 2 5 1", "age": "7", "note": "y"},
+    ]
+    with caplog.at_level(logging.WARNING):
+        masks = masks_of(tmp_path, write(tmp_path, rows), Recipe(size=(4, 6)), rle_class_col="ClassId")
+    expected = np.zeros((2, 6, 4), np.uint8)
+    expected[0].reshape(-1)[[0, 1]] = 3
+    expected[0].reshape(-1)[[22, 23, 4]] = 1
+    np.testing.assert_array_equal(masks, expected.transpose(0, 2, 1))
+    table = CachedDataset(tmp_path / "cache").table
+    assert (list(table.paths), np.asarray(table["age"]).tolist(), "note" in table) == (
+        ["a.png", "b.png"],
+        [7, 8],
+        False,
+    )
+    assert "columns that differ within an image are left out: note" in caplog.text
+
+
+def test_several_columns_are_a_class_each_and_names_are_numbered_in_their_order(tmp_path: Path) -> None:
+    rows = [{"ImageId": "a.png", "fish": "1 1", "flower": "3 1"}]
+    masks = masks_of(tmp_path, write(tmp_path, rows), Recipe(size=(4, 6)), rle_cols=("flower", "fish"))
+    assert masks[0].T.reshape(-1)[:4].tolist() == [2, 0, 1, 0]
+    named = [
+        {"ImageId": "a.png", "class": name, "EncodedPixels": pixels} for name, pixels in (("b", "1 1"), ("a", "3 1"))
+    ]
+    (tmp_path / "named").mkdir()
+    masks = masks_of(tmp_path / "named", write(tmp_path / "named", named), Recipe(size=(4, 6)), rle_class_col="class")
+    assert masks[0].T.reshape(-1)[:4].tolist() == [2, 0, 1, 0]
+
+
+def test_masks_lie_on_the_image_that_is_stated(tmp_path: Path) -> None:
+    rows = [{"ImageId": "a.jpg", "EncodedPixels": "1 1"}]  # the corner at the top left
+    path = write(tmp_path, rows, turn=6)  # a quarter turn to the right
+    with pytest.raises(SampleError, match=r"run lengths; its image has an EXIF orientation.*--coordinates displayed"):
+        masks_of(tmp_path, path, Recipe(size=(6, 4)))
+    for coordinates, corner in (("displayed", (0, 0)), ("stored", (0, 3))):
+        folder = tmp_path / coordinates
+        masks = masks_of(folder, path, Recipe(size=(6, 4), coordinates=coordinates))
+        assert np.argwhere(masks[0]).tolist() == [list(corner)]
+
+
+def test_a_cell_of_any_length_is_read(tmp_path: Path) -> None:
+    mask = np.zeros((300, 400), np.uint8)
+    mask[::2] = 1
+    rows = [{"ImageId": "a.png", "EncodedPixels": encode_runs(mask)}]
+    assert len(rows[0]["EncodedPixels"]) > csv.field_size_limit()
+    found = masks_of(tmp_path, write(tmp_path, rows, (400, 300)), Recipe(size=(300, 400)))
+    np.testing.assert_array_equal(found[0], mask)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1 2 3", "no pairs"),
+        ("1 0", "length from 1"),
+        ("a b", "no whole numbers"),
+        ("1.5 2", "no whole numbers"),
+        ("0 2", "begin before the first pixel"),
+        ("24 2", "end at pixel 25, and the image has 6 x 4 = 24"),
+        ("9223372036854775807 1", "run lengths"),
+        ("99999999999999999999 1", "no whole numbers"),
+    ],
+)
+def test_what_are_no_run_lengths_of_the_image_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    path = write(tmp_path, [{"ImageId": "a.png", "EncodedPixels": text}])
+    with pytest.raises(SourceError, match=reason):
+        masks_of(tmp_path, path, Recipe(size=(4, 6)))
+
+
+def test_labels_that_differ_within_an_image_and_classes_beyond_255_are_refused(tmp_path: Path) -> None:
+    rows = [{"ImageId": "a.png", "label": label, "c": "256", "EncodedPixels": "1 1"} for label in "xy"]
+    path = write(tmp_path, rows)
+    with pytest.raises(SourceError, match="rows of the same image differ in column 'label'"):
+        masks_of(tmp_path, path, Recipe(), label_cols=("label",))
+    with pytest.raises(SourceError, match=r"classes of masks are 1 to 255.*not 256 to 256"):
+        masks_of(tmp_path, path, Recipe(), rle_class_col="c")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rle_class_col": "c"},
+        {"rle_relative": True},
+        {"rle_cols": ("a", "b"), "rle_class_col": "c"},
+        {"rle_cols": ("a",), "mask_col": "m"},
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options: Any) -> None:
+    with pytest.raises(UsageError):
+        TableOptions(**options)

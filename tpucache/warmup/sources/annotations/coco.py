@@ -1,0 +1,183 @@
+"""Boxes of a COCO JSON file, for the images of any source."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+import posixpath
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.store.fields import BOXES
+from tpucache.warmup.sources.base import Item, Listing, Sample, Source
+
+#: The column of how many boxes of a sample reach beyond its image, in the samples table.
+OUTSIDE: Final = "boxes_outside"
+_UNLISTED: Final = "(not in the JSON)"
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Boxes:
+    """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class; how many reach beyond the image."""
+
+    boxes: npt.NDArray[np.float64]
+    outside: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coco:
+    """The boxes of each image by its file's name, and the names of the classes.
+
+    `plain` has the names by those without their folders, where these are unique.
+    """
+
+    images: Mapping[str, _Boxes]
+    classes: tuple[str, ...]
+    plain: Mapping[str, str]
+
+    def find(self, path: str) -> str | None:
+        """Return the name that a sample's path has in the file."""
+        return path if path in self.images else self.plain.get(posixpath.basename(path))
+
+
+def box_source(source: Source, path: str | Path) -> Source:
+    """Return a source of the images of another one that a COCO JSON file lists, with their boxes."""
+    return BoxSource(source, Path(path).absolute())
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxSource:
+    """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
+
+    A sample is found by its path, or else by its file's name where that is unique in both. Classes are the file's
+    categories in the order of their ids, and are named so where the other source has no labels.
+    """
+
+    source: Source
+    path: Path
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+    def list(self) -> Listing:
+        """Return the samples that the file lists; those that it does not are counted as left out.
+
+        Boxes that reach beyond their image are reported and counted in a column. Raises SourceError.
+        """
+        listing, coco = self.source.list(), _coco_of(self.path)
+        names = _names([sample.path for sample in listing.samples], coco)
+        kept = [at for at, sample in enumerate(listing.samples) if sample.path in names]
+        if not kept:
+            raise SourceError(
+                f"{self.path} lists none of the samples of {self.source!r}: their paths are such as "
+                f"{listing.samples[0].path!r}, the names in the file such as {next(iter(coco.images), '')!r}"
+            )
+        found = [coco.images[names[listing.samples[at].path]] for at in kept]
+        outside = np.array([each.outside for each in found], np.int64)
+        if outside.any():
+            worst = listing.samples[kept[int(outside.argmax())]].path
+            _log.warning(
+                "%s: %d boxes of %d images reach beyond their image, such as of %s: they are clipped, and "
+                "counted in the column %s", self.path, outside.sum(), (outside > 0).sum(), worst, OUTSIDE,
+            )  # fmt: skip
+        missing = len(coco.images) - len(kept)
+        if missing:
+            _log.warning("%s lists %d images that the source does not have", self.path, missing)
+        unlisted = len(listing.samples) - len(kept)
+        has_labels = any(sample.label is not None for sample in listing.samples)
+        return dataclasses.replace(
+            listing,
+            samples=[
+                dataclasses.replace(
+                    listing.samples[at], number=number, bytes=listing.samples[at].bytes + found[number].boxes.nbytes
+                )
+                for number, at in enumerate(kept)
+            ],
+            classes=listing.classes if has_labels else coco.classes,
+            columns={
+                **{
+                    name: column[np.array(kept)] if isinstance(column, np.ndarray) else [column[at] for at in kept]
+                    for name, column in listing.columns.items()
+                },
+                OUTSIDE: outside,
+            },
+            left_out={**listing.left_out, **({_UNLISTED: unlisted} if unlisted else {})},
+        )
+
+    def load(self, sample: Sample) -> Item:
+        """Return the other source's item with the image's boxes. Raises SampleError."""
+        item = self.source.load(sample)
+        coco = _coco_of(self.path)
+        name = coco.find(sample.path)
+        if name is None:
+            raise SampleError(sample.path, f"is no longer in {self.path}: bring it back as it was")
+        return dataclasses.replace(item, fields={**item.fields, BOXES: coco.images[name].boxes})
+
+
+def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
+    """Return the name that each path has in the file, for those that it lists."""
+    found = {path: coco.find(path) for path in paths}
+    names = {path: name for path, name in found.items() if name is not None}
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        first, second = [path for path, name in names.items() if name == twice[0]][:2]
+        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: name folders there, too")
+    return names
+
+
+def _coco_of(path: Path) -> _Coco:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    return _read_coco(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2)
+def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
+    """Read a COCO JSON file. Its size and time of change are part of the cache's key. Raises SourceError."""
+    try:
+        content = json.loads(path.read_bytes())
+        categories = {item["id"]: str(item["name"]) for item in content["categories"]}
+        numbers = {key: number for number, key in enumerate(sorted(categories))}
+        images = {item["id"]: item for item in content["images"]}
+        rows: dict[Any, list[list[float]]] = {key: [] for key in images}
+        for item in content["annotations"]:
+            left, top, width, height = (float(value) for value in item["bbox"])
+            if not all(map(math.isfinite, (left, top, width, height))) or width < 0 or height < 0:
+                raise ValueError(f"the box {item['bbox']} is no left, top, width, height")
+            rows[item["image_id"]].append([left, top, left + width, top + height, numbers[item["category_id"]]])
+        found = {}
+        for key, item in images.items():
+            boxes = np.array(rows[key], np.float64).reshape(-1, 5)
+            found[str(item["file_name"])] = _Boxes(boxes, _count_outside(boxes, item.get("width"), item.get("height")))
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    except KeyError as error:
+        raise SourceError(f"{path} is no COCO JSON of boxes: there is no {error}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise SourceError(f"{path} is no COCO JSON of boxes: {error}") from error
+    if len(found) != len(images):
+        raise SourceError(f"{path} lists a file twice among its images: give each its own name")
+    counts = Counter(map(posixpath.basename, found))
+    plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
+    return _Coco(found, tuple(categories[key] for key in sorted(categories)), plain)
+
+
+def _count_outside(boxes: npt.NDArray[np.float64], width: Any, height: Any) -> int:
+    """Return how many boxes reach more than a pixel beyond an image; 0 where the file does not say how large it is."""
+    if not isinstance(width, (int, float)) or not isinstance(height, (int, float)):
+        return 0
+    low = (boxes[:, :2] < -1).any(axis=1)
+    return int((low | (boxes[:, 2] > width + 1) | (boxes[:, 3] > height + 1)).sum())
