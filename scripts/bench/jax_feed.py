@@ -1,7 +1,7 @@
 """How long a JAX program waits for its data, with a step and a loader of given times.
 
-Steps of `--step` milliseconds, each on a batch that the device has finished, are fed by `tpucache.jax.feed` from a loader
-that takes `--load` milliseconds a batch. What a thread uploads ahead is not waited for while loading is the shorter.
+Steps of `--step` milliseconds, each on a batch that the device has finished, are fed by `tpucache.jax.feed` from a
+loader that takes `--load` milliseconds a batch. While loading is the shorter, the program should hardly wait.
 
     python -m scripts.bench jax_feed --step 20 --load 15
 """
