@@ -28,7 +28,7 @@ def test_a_closed_dataset_has_no_file_open_and_says_that_it_is_closed(cache, tmp
     dataset = CachedDataset(folder, "epoch", in_memory=in_memory)
     dataset[3]
     assert open_files(folder)
-    memory = weakref.ref(dataset._reader._shared_memory)
+    memory = weakref.ref(dataset._reader._memory)
     for _ in range(2):
         dataset.close()
         assert open_files(folder) == []

@@ -157,7 +157,7 @@ def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_onc
     photos, tmp_path, monkeypatch, caplog
 ):
     build_cache(photos, tmp_path / "jpeg", Recipe(size=16, codec="jpeg"), jobs=1)
-    dataset = CachedDataset(tmp_path / "jpeg")
+    dataset = CachedDataset(tmp_path / "jpeg", in_memory=False)
     images, _ = next(iter(CachedLoader(dataset, 150)))
     monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
     jpeg._simplejpeg.cache_clear()

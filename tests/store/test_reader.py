@@ -264,7 +264,7 @@ def test_nothing_is_asked_for_what_is_in_memory(cache: Path, monkeypatch: pytest
 def test_a_hint_asks_for_neighbours_together_and_for_every_byte(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda number, start, length, advice: asked.append((start, length)))
-    monkeypatch.setattr(ShardReader, "_is_in_memory", lambda self, row: False)
+    monkeypatch.setattr(ShardReader, "is_in_memory", lambda self, shard, offset: False)
     reader, index = opened(cache)
     reader.hint(index[[4, 3]])
     ((start, length),) = asked

@@ -34,6 +34,7 @@ def inspect(options: argparse.Namespace) -> int:
 def bench(options: argparse.Namespace) -> int:
     """Measure how fast a cache reads here."""
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.records.reader import ReadingPlan
     from tpucache.report.bench import run_bench
 
     dataset = CachedDataset(staged(options), in_memory=in_memory(options))
@@ -46,7 +47,7 @@ def bench(options: argparse.Namespace) -> int:
     )
     lines = [
         f"read    {result.images_per_second:>10,.0f} images/s, batches of {result.batch_size}, "
-        f"{result.threads} threads, shuffled, {'kept in memory' if result.in_memory else 'from the page cache'}",
+        f"{result.threads} threads, shuffled, {ReadingPlan(result.reading, result.planned_bytes).text}",
         f"limit   {result.limit_images_per_second:>10,.0f} images/s copied in memory by as many threads",
         f"ratio   {result.ratio:>10.2f}",
         f"bytes   {result.bytes_per_image:>10,} an image on disk, {result.batch_bytes_per_image:,} in a batch",

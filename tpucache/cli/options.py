@@ -130,7 +130,8 @@ def add_reading(command: argparse.ArgumentParser) -> None:
         "--in-memory",
         choices=[*_IN_MEMORY],
         default="auto",
-        help="keep each record in memory once it is read; auto: if all of them take at most a third of what is free",
+        help="keep each record in memory once it is read; auto: as many as fit into half of what is free, where shards "
+        "cannot be mapped",
     )
     command.add_argument("--stage", metavar="DIR", help="copy the cache there first, such as to /dev/shm")
 

@@ -15,8 +15,8 @@ from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
 from tpucache.loading.find import locate
 from tpucache.loading.labels import SampleLabels
-from tpucache.loading.records.buffers import Buffer
-from tpucache.loading.records.reader import InMemory, RecordReader
+from tpucache.loading.records.buffers import Buffer, BufferPools
+from tpucache.loading.records.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
 from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
 from tpucache.loading.samples.selection import Selection, Variant, to_variant
 from tpucache.store.cache import Cache
@@ -52,22 +52,21 @@ class CachedDataset(Dataset[Item]):
         variant: Variant = 0,
         indices: Sequence[int] | Array | None = None,
         *,
-        in_memory: InMemory = False,
+        in_memory: InMemory = "auto",
     ) -> None:
         """Open a cache; no shard is opened before it is read.
 
         `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`).
-
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
         variant each epoch (see `set_epoch`), all K in K epochs.
 
         `indices` keeps only these samples, in this order: positions from 0, or a mask of one bool a sample. Negative
         ones are refused here, because -1 is how many tables say "not found".
 
-        `in_memory` keeps each record, decoded, once it is read; "auto" does where all of them take at most a third of
-        the memory that is free. Each process that reads keeps its own: it is meant for CachedLoader's threads.
+        `in_memory` "auto" lets CachedLoader decide: it maps shards where nobody can cut them short, else keeps records
+        once they are read, as far as half of the free memory allows. True keeps whatever is read, False nothing.
 
-        Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the other arguments.
+        Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the rest, or for want of memory.
         """
         opened = Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
         self.directory: Path = opened.directory
@@ -79,10 +78,8 @@ class CachedDataset(Dataset[Item]):
         self._digest: str | None = None
         self._epoch = torch.tensor(0)
         self._share_epoch()
-        self._in_memory = in_memory
         opened.index  # a damaged one is refused here  # noqa: B018
-        self._reader: RecordReader | None = RecordReader(opened, len(self._selection.variants) * self.manifest.samples)
-        self._reader.keep(self._selection.rows_in_use(opened), in_memory)
+        self._reader: RecordReader | None = RecordReader(opened, self._selection.records, in_memory)
 
     def __len__(self) -> int:
         return len(self._selection)
@@ -110,8 +107,6 @@ class CachedDataset(Dataset[Item]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._share_epoch()
-        if self._reader is not None:
-            self._reader.keep_here(self._selection.rows_in_use(self._reader.cache))
 
     def __enter__(self: Self) -> Self:
         return self
@@ -146,15 +141,19 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.fields
 
     @property
+    def reading(self) -> ReadingPlan:
+        """How a CachedLoader will read the records, and the memory that it plans to take, as far as is known now."""
+        return self._open_reader.plan(self._selection.records, self._selection.shards)
+
+    @property
     def in_memory(self) -> bool:
-        """Whether each record is kept in memory once it is read."""
-        return self._reader is not None and self._reader.is_in_memory
+        """Whether a CachedLoader keeps each record in memory once it is read."""
+        return self._reader is not None and self.reading.way == "keep"
 
     @property
     def mean_record_bytes(self) -> int:
         """Bytes a record takes on disk, on average over the variants in use."""
-        shards = self._selection.shards
-        return max(1, sum(entry.bytes for entry in shards) // max(1, sum(entry.records for entry in shards)))
+        return self._selection.mean_record_bytes
 
     @property
     def digest(self) -> str:
@@ -203,10 +202,9 @@ class CachedDataset(Dataset[Item]):
 
         `indices` are positions (negative ones count from the end), a mask of one bool a sample, or a slice; a sample
         may be chosen more than once. The dataset has an epoch of its own, which begins as this one's.
-
         Raises UsageError; OutOfRangeError, which is also an IndexError, for positions outside of the samples.
         """
-        return self._derive(self._selection.select(indices), self._open_reader.sharing())
+        return self._derive(self._selection.select(indices), self._open_reader)
 
     def packed(self) -> CachedDataset:
         """Return the same samples with fields as their codecs pack them, for a device to finish.
@@ -217,18 +215,16 @@ class CachedDataset(Dataset[Item]):
         return self if reader.fields == self.record_fields else self._derive(self._selection, reader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, for variant="epoch". Workers of a DataLoader see it, too, also those that persist.
-
-        Raises UsageError unless it is a whole number from 0.
-        """
+        """Set the epoch, a whole number from 0. Workers of a DataLoader see it, too, also those that persist."""
         self._epoch.fill_(to_integer("epoch", epoch, 0))
 
-    def read_into(self, buffer: Buffer, indices: Array, epoch: int) -> None:
-        """Read samples into the first rows of a buffer. Threads may call this at once, with a buffer each.
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided) -> None:
+        """Read samples into the first rows of a buffer, for a loader. Threads may call this, with a buffer each.
 
+        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work.
         Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
         """
-        self._open_reader.read_into(buffer, self._rows(indices, epoch))
+        self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
     def field_batches(self, name: str) -> Iterator[Array]:
         """Iterate over one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.
@@ -238,9 +234,14 @@ class CachedDataset(Dataset[Item]):
         rows = self._rows(np.arange(len(self)), self.epoch)
         return field_batches(self._open_reader.cache, rows, name)
 
-    def hint(self, indices: Array, epoch: int) -> None:
+    def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
-        self._open_reader.hint(self._rows(indices, epoch))
+        self._open_reader.hint(self._rows(indices, epoch, chunk))
+
+    @property
+    def buffer_pools(self) -> BufferPools:
+        """The buffers of batches, which all loaders of this dataset share."""
+        return self._open_reader.pools
 
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m). Raises FormatError."""
@@ -265,7 +266,6 @@ class CachedDataset(Dataset[Item]):
         derived._selection, derived._digest, derived._reader = selection, None, reader
         derived._epoch = self._epoch.clone()
         derived._share_epoch()
-        reader.keep(selection.rows_in_use(reader.cache), self._in_memory)
         return derived
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
@@ -274,7 +274,7 @@ class CachedDataset(Dataset[Item]):
         if not len(positions):
             return []
         buffer = Buffer(self.record_fields, len(positions))
-        self.read_into(buffer, positions, self.epoch)
+        self._open_reader.read_into(buffer, self._rows(positions, self.epoch))
         tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
         return [self.pack(row) for row in zip(*tensors, self.labels_of(positions), strict=True)]
 
@@ -289,9 +289,8 @@ class CachedDataset(Dataset[Item]):
             raise UsageError(f"this dataset of {self.directory} is closed: open another CachedDataset")
         return self._reader
 
-    def _rows(self, indices: Array, epoch: int) -> Numbers:
-        """Return the index's rows of the records that an epoch shows of these samples."""
-        return self._selection.rows(self._open_reader.cache, indices, epoch)
+    def _rows(self, indices: Array, epoch: int, chunk: int = 1) -> Numbers:
+        return self._selection.rows(self._open_reader.cache, indices, epoch, chunk)
 
 
 def overrides(dataset: CachedDataset, method: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final, Literal, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch.utils.data import Subset
 
@@ -15,15 +15,17 @@ from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
 from tpucache.loading.dataset import CachedDataset, overrides
 from tpucache.loading.loader_state import LoaderState, read_state
+from tpucache.loading.order import Shuffle, make_order
 from tpucache.loading.records.buffers import BufferPool
+from tpucache.loading.records.reader import Divide
 from tpucache.loading.samples.indices import integer_positions
-from tpucache.loading.samples.sampler import Positions, block_order, full_order, global_batches, rank_slice
+from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice
+from tpucache.loading.threads import ReadingThreads
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 
 Self = TypeVar("Self", bound="CachedLoader")
 
-Shuffle = bool | Literal["full", "block"]
 Finish = Literal["host", "device"]
 
 _CHUNK_BYTES: Final = 8 << 20
@@ -58,15 +60,16 @@ class CachedLoader:
         world_size: int = 1,
         finish: Finish = "host",
     ) -> None:
-        """Prepare to read; nothing is read before the first iteration.
+        """Prepare to read, with memory for the first batches; nothing is read before the first iteration.
 
         `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
         short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
-        batch, whose mean loss is NaN, so that is refused. `threads` read at once, `prefetch` batches ahead.
+        batch, whose mean loss is NaN, so that is refused. `threads` read at once, `prefetch` batches ahead; where there
+        are more threads than batches, several read one.
 
         `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
         `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
-        for caches that do not.
+        for caches that do not. There a whole chunk shows the same variant of variant="epoch", another one each epoch.
 
         `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
         and less work for the host. `tpucache.ondevice.decoder` finishes them. Images of other codecs come as ever.
@@ -79,24 +82,27 @@ class CachedLoader:
             self.dataset = self.dataset.packed()
         self.batch_size = to_integer("batch_size", batch_size, 1)
         self._threads, self._prefetch = to_integer("threads", threads, 1), to_integer("prefetch", prefetch, 0)
-        self._window, self._seed = to_integer("window", window, 1), to_integer("seed", seed, 0)
+        window, self._seed = to_integer("window", window, 1), to_integer("seed", seed, 0)
         self.world_size, self.rank = to_integer("world_size", world_size, 1), to_integer("rank", rank, 0)
         if self.rank >= self.world_size:
             raise UsageError(f"rank is 0 to {world_size - 1} in a world of {world_size}, not {rank}")
         if not isinstance(drop_last, bool):
             raise UsageError(f"drop_last is True or False, not {drop_last!r}")
         self.drop_last = drop_last
-        self._order = _order_name(shuffle)
-        self._chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes) if self._order == "block" else 0
+        chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
+        self._order = make_order(shuffle, window, chunk, changes_variants=self.dataset.variant == "epoch")
         self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
         self._resume = 0
         self._iterations = 0  # begun so far; what each one knows of itself is its number
         self._outdated = 0  # iterations up to this number were begun before the epoch was set
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
-        self._pool: BufferPool | None = BufferPool(self.dataset.record_fields, self.batch_size)
+        self._pools = self.dataset.buffer_pools
+        self._pool: BufferPool | None = self._pools.pool(self.batch_size)
         left = len(self.dataset) % self._global_batch
         if 0 < left < self.world_size and not drop_last:
             raise UsageError(_too_few(left, self.world_size))
+        # One more than are read ahead, which the caller holds while the next one is read.
+        self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, len(self.dataset)))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
@@ -114,7 +120,7 @@ class CachedLoader:
         self._iterations += 1
         self._is_ambiguous = False
         self._move(epoch, start)
-        return self._run(self._iterations, epoch, start, self._epoch_order(epoch))
+        return self._run(self._iterations, epoch, start, self._order.positions(len(self.dataset), self._seed, epoch))
 
     def __enter__(self: Self) -> Self:
         return self
@@ -127,6 +133,8 @@ class CachedLoader:
 
         Closing again does nothing.
         """
+        if self._pool is not None:
+            self._pools.drop(self._pool)
         self._pool = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -154,11 +162,11 @@ class CachedLoader:
         """
         earlier = self.dataset.manifest  # earlier versions counted all variants, so that adding one changed the order
         record = max(1, sum(entry.bytes for entry in earlier.shards) // max(1, earlier.records))
-        saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record))
+        saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record), self._order.earlier_text)
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
         if 0 < stop - first < self.world_size:
             raise UsageError(_too_few(stop - first, self.world_size))
-        self._seed, self._chunk = saved.seed, saved.chunk
+        self._seed, self._order = saved.seed, self._order.continued(saved.order, saved.chunk)
         self._go_to(saved.epoch, saved.position)
 
     def _state(self) -> LoaderState:
@@ -168,8 +176,8 @@ class CachedLoader:
             epoch=epoch,
             position=position,
             samples=len(self.dataset),
-            order=f"block {self._window}" if self._order == "block" else self._order,
-            chunk=self._chunk,
+            order=self._order.text,
+            chunk=self._order.chunk,
             fingerprint=self.dataset.manifest.fingerprint,
             digest=self.dataset.digest,
         )
@@ -191,28 +199,20 @@ class CachedLoader:
 
     def _run(self, iteration: int, epoch: int, start: int, order: Positions) -> Generator[Batch, None, None]:
         pending: deque[tuple[int, Future[Batch]]] = deque()
-        hinted = start
-        with (
-            ThreadPoolExecutor(self._threads, "tpucache-read") as threads,
-            ThreadPoolExecutor(1, "tpucache-hint") as hints,
-        ):
-            try:
-                for first, stop in self._bounds(start):
-                    # A hint may block while the disk is busy, so it has a thread of its own.
-                    while hinted < min(stop + self._hint_span, len(order)):
-                        ahead = order[hinted : hinted + self._hint_span]
-                        hints.submit(self.dataset.hint, ahead, epoch)
-                        hinted += len(ahead)
-                    own = order[rank_slice(first, stop, self.rank, self.world_size)]
-                    pending.append((stop, threads.submit(self._read, own, epoch)))
-                    if len(pending) > self._prefetch:
-                        yield self._next(pending, iteration, epoch)
-                while pending:
+        hinted, shared = start, self._order.shared
+        with ReadingThreads(self._threads, self._prefetch + 1) as threads:
+            for first, stop in self._bounds(start):
+                while hinted < min(stop + self._hint_span, len(order)):
+                    ahead = order[hinted : hinted + self._hint_span]
+                    threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
+                    hinted += len(ahead)
+                own = order[rank_slice(first, stop, self.rank, self.world_size)]
+                work = functools.partial(self._read, own, epoch, shared, threads.divide)
+                pending.append((stop, threads.submit(work)))
+                if len(pending) > self._prefetch:
                     yield self._next(pending, iteration, epoch)
-            finally:
-                for _, future in pending:
-                    future.cancel()
-                hints.shutdown(cancel_futures=True)
+            while pending:
+                yield self._next(pending, iteration, epoch)
 
     def _move(self, epoch: int, position: int) -> None:
         """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.
@@ -225,15 +225,7 @@ class CachedLoader:
     @property
     def _hint_span(self) -> int:
         """How many samples are hinted at once, at least as many ahead of the reading."""
-        return self._window if self._order == "block" else _SPAN
-
-    def _epoch_order(self, epoch: int) -> Positions:
-        samples = len(self.dataset)
-        if self._order == "full":
-            return full_order(samples, self._seed, epoch)
-        if self._order == "block":
-            return block_order(samples, self._seed, epoch, chunk=self._chunk, window=self._window)
-        return np.arange(samples)
+        return self._order.window or _SPAN
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
@@ -248,11 +240,11 @@ class CachedLoader:
         self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
         return batch
 
-    def _read(self, indices: Positions, epoch: int) -> Batch:
+    def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> Batch:
         pool = self._buffers
         buffer = pool.take()
         try:
-            self.dataset.read_into(buffer, indices, epoch)
+            self.dataset.read_into(buffer, indices, epoch, shared, divide)
         except BaseException:
             pool.give_back(buffer)
             raise
@@ -283,12 +275,3 @@ def _too_few(samples: int, ranks: int) -> str:
         f"the last global batch of the epoch has {samples} samples for {ranks} ranks: some would get an empty batch. "
         "Use drop_last=True, another batch_size, or fewer ranks"
     )
-
-
-def _order_name(shuffle: Shuffle) -> str:
-    """Return "full", "block" or "file". Raises UsageError for any other value of `shuffle`."""
-    if isinstance(shuffle, bool):
-        return "full" if shuffle else "file"
-    if shuffle not in ("full", "block"):
-        raise UsageError(f'shuffle is True, False, "full" or "block", not {shuffle!r}')
-    return shuffle

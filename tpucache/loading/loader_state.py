@@ -40,12 +40,15 @@ class LoaderState:
         return asdict(self)
 
 
-def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int) -> LoaderState:
+def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int, earlier_order: str) -> LoaderState:
     """Return another loader's state, if this loader can continue there; `own` is this loader's state.
 
     States without a digest, which earlier versions wrote, have no chunk either: `earlier_chunk` is used, and a warning
-    is logged because the selection cannot be compared. Raises UsageError for a state that does not fit.
+    is logged because the selection cannot be compared. A state of `earlier_order`, in which variants did not change by
+    chunk, is continued in that order. Raises UsageError for a state that does not fit.
     """
+    if state.get("order") == earlier_order:
+        own = replace(own, order=earlier_order)
     mine = own.to_dict()
     is_early = "digest" not in state
     # Adding variants may change the fingerprint, which covers what they are made by; the digest covers what is read.

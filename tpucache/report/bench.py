@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ class BenchResult:
     """Rates in images a second, medians over rounds that take turns; `idle` is a fraction, None without a rate.
 
     `bytes_per_image` are those that a record takes on disk, `batch_bytes_per_image` those that the device is handed.
+    `reading` is how records were read, "keep", "map" or "stream", with `planned_bytes` of memory (see `ReadingPlan`).
     """
 
     images_per_second: float
@@ -42,6 +43,8 @@ class BenchResult:
     finish: Finish
     bytes_per_image: int
     batch_bytes_per_image: int
+    reading: Literal["keep", "map", "stream"]
+    planned_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -72,7 +75,8 @@ def run_bench(
     dataset = loader.dataset
     batch_bytes = sum(field.nbytes for field in dataset.record_fields)
     reference = _Gather(batch_bytes, batch_size, threads)
-    if dataset.in_memory:
+    plan = dataset.reading
+    if plan.planned_bytes:
         for _ in CachedLoader(dataset, batch_size, threads=threads):
             pass  # every record is there then
     _rate(_batches(loader), batch_size, seconds)  # fills the page cache and the buffer pool
@@ -89,10 +93,12 @@ def run_bench(
         idle=statistics.median(idle) if idle else None,
         threads=threads,
         batch_size=batch_size,
-        in_memory=dataset.in_memory,
         finish=finish,
         bytes_per_image=dataset.mean_record_bytes,
         batch_bytes_per_image=batch_bytes,
+        in_memory=plan.way == "keep",
+        reading=plan.way,
+        planned_bytes=plan.planned_bytes,
     )
 
 

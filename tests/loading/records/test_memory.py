@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import pickle
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,14 +18,35 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
+from tpucache.loading.records import budget as budget_module
+from tpucache.loading.records import maps as maps_module
+from tpucache.loading.records import memory as memory_module
 from tpucache.loading.records import reader as reader_module
+from tpucache.loading.records.budget import MemoryBudget
 from tpucache.loading.records.memory import RecordMemory
-from tpucache.store.fields import Field
 from tpucache.store.reader import ShardReader
 
 RECORD_BYTES = 16 * 16 * 3
 few = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
+
+
+@pytest.fixture
+def free(monkeypatch) -> Callable[[int], None]:
+    """A budget of one's own, of a machine with so many bytes free."""
+    budget, bytes_free = MemoryBudget(), [1 << 40]
+    for module in (memory_module, maps_module, reader_module):
+        monkeypatch.setattr(module, "BUDGET", budget)
+
+    def available() -> int:
+        return bytes_free[0] - sum(claim.used for claim in budget._claims.values())
+
+    monkeypatch.setattr(budget_module, "available_memory", available)
+
+    def set_free(size: int) -> None:
+        bytes_free[0], budget._first = size, 0
+
+    return set_free
 
 
 @few
@@ -69,22 +93,29 @@ def test_what_failed_to_be_read_is_not_taken_for_read(cache, monkeypatch):
     assert torch.equal(dataset[3][0], CachedDataset(cache)[3][0])
 
 
-def fail(*_: object) -> None:
+def fail(*_: object, **__: object) -> None:
     raise OSError("gone")
 
 
-def test_a_sample_chosen_many_times_is_kept_once(cache, monkeypatch):
+def test_a_sample_chosen_many_times_is_kept_once(cache, free):
     for variant, indices, records in (
         (0, [4, 9, 4, 4], 2),
         ("epoch", [4, 9, 4, 4], 2 * 3),
         ("epoch", None, 150 * 3),
     ):
-        free = records * RECORD_BYTES  # as much as is needed when each is kept once, and not a byte more
-        monkeypatch.setattr(reader_module, "available_memory", lambda free=free: free)
+        free(records * RECORD_BYTES)  # as much as is needed when each is kept once, and not a byte more
         CachedDataset(cache, variant, indices, in_memory=True)
-        monkeypatch.setattr(reader_module, "available_memory", lambda free=free: free - 1)
+        free(records * RECORD_BYTES - 1)
         with pytest.raises(UsageError, match=f"{records} records in memory"):
             CachedDataset(cache, variant, indices, in_memory=True)
+
+
+def test_a_sample_twice_in_a_batch_is_kept_once(cache):
+    dataset = CachedDataset(cache, indices=[4, 9, 4, 4], in_memory=True)
+    for _ in range(2):
+        ((images, _),) = CachedLoader(dataset, 4)
+        assert all(torch.equal(images[at], images[0]) for at in (2, 3))
+    assert dataset._reader._memory._used == 2
 
 
 def test_a_pickled_copy_begins_empty_and_reads_the_same(cache):
@@ -96,15 +127,8 @@ def test_a_pickled_copy_begins_empty_and_reads_the_same(cache):
     assert torch.equal(copy[5][0], images)
 
 
-def test_auto_takes_a_third_of_what_is_free(cache, monkeypatch):
-    needs = 150 * 16 * 16 * 3
-    for free, kept in ((3 * needs, True), (3 * needs - 1, False)):
-        monkeypatch.setattr(reader_module, "available_memory", lambda free=free: free)
-        assert CachedDataset(cache, in_memory="auto").in_memory is kept
-
-
-def test_more_than_is_free_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(reader_module, "available_memory", lambda: 1000)
+def test_more_than_is_free_is_refused(cache, free):
+    free(1000)
     with pytest.raises(UsageError, match=r"150 records in memory take 0\.0 GB"):
         CachedDataset(cache, in_memory=True)
     assert not CachedDataset(cache, in_memory=False).in_memory
@@ -141,7 +165,9 @@ def count_read(monkeypatch) -> list[int]:
     read: list[int] = []
     scatter = ShardReader.scatter
     monkeypatch.setattr(
-        ShardReader, "scatter", lambda self, rows, views: (read.append(len(rows)), scatter(self, rows, views))
+        ShardReader,
+        "scatter",
+        lambda self, rows, views, **how: (read.append(len(rows)), scatter(self, rows, views, **how)),
     )
     return read
 
@@ -163,53 +189,111 @@ def test_what_is_selected_from_a_dataset_shares_its_records(cache, variant, monk
     assert sum(read) == 150
 
 
-def test_records_that_are_shared_need_no_more_memory(cache, monkeypatch):
-    monkeypatch.setattr(reader_module, "available_memory", lambda: 150 * RECORD_BYTES)
+def test_records_that_are_shared_need_no_more_memory(cache, free):
+    free(150 * RECORD_BYTES)
     dataset = CachedDataset(cache, indices=range(100), in_memory=True)
     assert dataset.select(range(50, 100)).in_memory
     assert all(dataset.select(range(start, start + 60)).in_memory for start in range(0, 40, 10))
 
 
-def test_records_that_another_part_will_still_read_are_not_free(cache, monkeypatch):
-    dataset = CachedDataset(cache, in_memory="auto")
-    free = 90 * RECORD_BYTES
-    monkeypatch.setattr(reader_module, "available_memory", lambda: free)
-    whole = CachedDataset(cache, in_memory="auto")
-    assert not whole.in_memory
-    kept = [whole.select(range(start, start + 30)).in_memory for start in (0, 30, 60)]
-    assert kept == [True, False, False]  # a third of 90, then a third of the 60 that are left is 20
-    assert dataset.in_memory
-
-
 @few
-@given(st.lists(st.lists(st.integers(0, 99), unique=True, max_size=40), max_size=8), st.integers(0, 100))
-def test_every_claimed_record_has_a_slot_of_its_own_for_good(claims, room):
-    memory = RecordMemory([Field("image", "raw", "|u1", (1, 1, 1))], 100, 100)
-    slots: dict[int, int] = {}
-    for claim in claims:
-        numbers = np.array(claim, np.int64)
-        new = len(set(claim) - set(slots))
-        assert memory.bytes_of([numbers]) == new
-        if memory.claim([numbers], max(room, new if not slots else 0)):
-            for number, slot in zip(claim, memory.slots(numbers).tolist(), strict=True):
-                assert slots.setdefault(number, slot) == slot
-        else:
-            assert memory.bytes_of([numbers]) == new
-    assert sorted(slots.values()) == list(range(len(slots)))
-    assert memory.unfilled_bytes == len(slots)
+@given(st.lists(st.lists(st.integers(0, 99), max_size=40), max_size=8), st.integers(1, 100), st.integers(0, 150))
+def test_what_is_kept_is_what_was_given_however_often_and_however_little_room_there_is(calls, most, room):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_module, "_STEP", 30)
+        patch.setattr(memory_module, "BUDGET", MemoryBudget())
+        patch.setattr(budget_module, "available_memory", lambda: 2 * 10 * room)
+        memory = RecordMemory(10, 100, most)
+        for numbers in calls:
+            keep(memory, np.array(numbers, np.int64))
+            kept = [number for number in range(100) if memory.addresses(np.array([number]))[0]]
+            assert len(kept) <= min(most, room + 3)
+            assert memory.granted >= 10 * len(kept)
+            assert all(value_of(memory, number) == bytes([number] * 10) for number in kept)
 
 
-def test_threads_that_claim_at_once_get_slots_of_their_own():
-    memory = RecordMemory([Field("image", "raw", "|u1", (1, 1, 1))], 1000, 1000)
-    assert memory.claim([np.arange(1)], 1000)
-    parts = [np.arange(start, start + 50) for start in range(0, 950, 25)]
+def keep(memory: RecordMemory, numbers: np.ndarray) -> None:
+    """Keep records whose bytes are all their number."""
+
+    def write(which, addresses):
+        for number, address in zip(numbers[which].tolist(), addresses.tolist(), strict=True):
+            ctypes.memset(address, number, 10)
+
+    memory.keep(numbers, write)
+
+
+def value_of(memory: RecordMemory, number: int) -> bytes:
+    return ctypes.string_at(int(memory.addresses(np.array([number]))[0]), 10)
+
+
+def test_threads_that_keep_the_same_records_at_once_keep_each_once():
+    memory = RecordMemory(10, 100, 100)
     with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(lambda part: memory.claim([part], 1000), parts))
-    assert sorted(memory.slots(np.arange(975)).tolist()) == list(range(975))
+        list(threads.map(lambda start: keep(memory, np.arange(start, start + 50)), list(range(50)) * 4))
+    assert memory._used == 99
+    assert all(value_of(memory, number) == bytes([number] * 10) for number in range(99))
 
 
-def test_where_less_may_be_allocated_auto_reads_from_files(cache, monkeypatch):
-    monkeypatch.setattr(RecordMemory, "_make_room", lambda *_: False)
-    assert not CachedDataset(cache, in_memory="auto").in_memory
+def test_a_system_that_gives_no_memory_is_an_error_only_where_it_was_asked_for(cache, monkeypatch):
+    monkeypatch.setattr(RecordMemory, "_reserve", lambda *_: False)
     with pytest.raises(UsageError, match="150 records in memory"):
         CachedDataset(cache, in_memory=True)
+    assert len(list(CachedLoader(CachedDataset(cache), 50))) == 3
+
+
+def test_a_loader_keeps_what_it_reads_and_single_samples_are_not_kept(cache, monkeypatch):
+    dataset = CachedDataset(cache)
+    read = count_read(monkeypatch)
+    for _ in range(3):
+        dataset[3]
+    assert sum(read) == 3
+    for _ in range(3):
+        list(CachedLoader(dataset, 40, shuffle=True))
+    dataset[5]
+    assert sum(read) == 3 + 150
+    assert dataset.reading == ("keep", 150 * RECORD_BYTES)
+
+
+def test_what_does_not_fit_into_half_of_what_is_free_is_read_each_time(cache, free, monkeypatch, caplog):
+    monkeypatch.setattr(memory_module, "_STEP", 30 * RECORD_BYTES)
+    free(2 * 90 * RECORD_BYTES)
+    dataset, whole = CachedDataset(cache), CachedDataset(cache, in_memory=False)
+    assert dataset.reading == ("stream", 90 * RECORD_BYTES)
+    assert not dataset.in_memory
+    read = count_read(monkeypatch)
+    with caplog.at_level(logging.INFO, "tpucache"):
+        for _ in range(3):
+            for ours, theirs in zip(CachedLoader(dataset, 30), CachedLoader(whole, 30), strict=True):
+                assert torch.equal(ours[0], theirs[0])
+    assert sum(read) == 3 * 150 + 150 + 60 + 60
+    assert len([record for record in caplog.records if "read each time" in record.message]) == 1
+
+
+def test_the_budget_is_one_for_all_datasets_and_comes_back_with_them(cache, free):
+    free(2 * 200 * RECORD_BYTES)
+    first = CachedDataset(cache)
+    list(CachedLoader(first, 50))
+    second = CachedDataset(cache, 1)
+    assert second.reading == ("stream", 50 * RECORD_BYTES)
+    first.close()
+    assert second.reading.way == "keep"
+
+
+def test_memory_that_others_take_meanwhile_is_not_taken(cache, free, monkeypatch):
+    monkeypatch.setattr(memory_module, "_STEP", 30 * RECORD_BYTES)
+    free(2 * 150 * RECORD_BYTES)
+    dataset = CachedDataset(cache)
+    batches = iter(CachedLoader(dataset, 30, prefetch=0))
+    next(batches)
+    free(20 * RECORD_BYTES)
+    assert len(list(batches)) == 4
+    assert dataset._reader._memory.granted <= 60 * RECORD_BYTES
+
+
+@pytest.mark.parametrize("in_memory", ["auto", True])
+def test_workers_of_a_dataloader_give_the_same_and_keep_nothing_beyond_the_budget(cache, in_memory, free):
+    free(4 * 150 * RECORD_BYTES)
+    dataset = CachedDataset(cache, in_memory=in_memory)
+    expected = [images.clone() for images, _ in CachedLoader(dataset, 50)]
+    loader = torch.utils.data.DataLoader(dataset, 50, num_workers=2, multiprocessing_context="fork")
+    assert all(torch.equal(images, wanted) for (images, _), wanted in zip(loader, expected, strict=True))

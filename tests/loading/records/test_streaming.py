@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpucache.loading.records import native as native_module
 from tpucache.loading.records import streaming as streaming_module
 from tpucache.loading.records.streaming import gather
 
@@ -18,9 +19,9 @@ pytest.importorskip("llvmlite", reason="the compiled loop needs it")
 @pytest.fixture
 def anew() -> Iterator[None]:
     """The loop is looked for again, and again afterwards."""
-    streaming_module._streaming_copy.cache_clear()
+    native_module.native.cache_clear()
     yield
-    streaming_module._streaming_copy.cache_clear()
+    native_module.native.cache_clear()
 
 
 @contextlib.contextmanager
@@ -111,7 +112,7 @@ def test_no_rows_fit_an_empty_target_alone() -> None:
 def test_what_ordinary_stores_copy_as_fast_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, rows: int, length: int
 ) -> None:
-    monkeypatch.setattr(streaming_module, "_compile", lambda: pytest.fail("it was compiled"))
+    monkeypatch.setattr(native_module, "_compile", lambda: pytest.fail("it was compiled"))
     gather(np.zeros((2, length), np.uint8), np.zeros(rows, np.int64), np.empty((rows, length), np.uint8))
 
 

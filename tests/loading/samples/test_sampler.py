@@ -69,3 +69,11 @@ def test_ranks_share_a_batch_without_overlap(start, size, world):
 def test_every_sample_shows_all_variants_in_as_many_epochs(variants, epoch):
     shown = np.stack([epoch_variants(np.arange(50), epoch + turn, variants) for turn in range(variants)])
     assert np.array_equal(np.sort(shown, axis=0), np.tile(np.arange(1, variants + 1)[:, None], 50))
+
+
+@given(st.integers(1, 9), epochs, st.integers(1, 20), st.integers(0, 200))
+def test_every_sample_shows_all_variants_in_as_many_epochs_when_they_change_by_chunk(variants, epoch, chunk, samples):
+    turns = np.arange(samples) // chunk
+    shown = np.stack([epoch_variants(turns, epoch + turn, variants) for turn in range(variants)])
+    assert np.array_equal(np.sort(shown, axis=0), np.tile(np.arange(1, variants + 1)[:, None], samples))
+    assert all(len(set(shown[0, start : start + chunk].tolist())) == 1 for start in range(0, samples, chunk))

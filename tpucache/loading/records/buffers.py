@@ -7,6 +7,7 @@ a batch as long as it likes: its buffer comes back to the pool only when nothing
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.loading.records.native import native
+from tpucache.loading.records.streaming import address, is_large
 from tpucache.store.fields import Field
 
 Array = npt.NDArray[Any]
 
 _BATCHES: Final = 64
+_POOLS: Final = 2  # one to train with, one to validate with
 
 
 class Buffer:
@@ -38,10 +42,25 @@ class Buffer:
             array.view(np.uint8).reshape(batch, field.nbytes) for array, field in zip(self.arrays, fields, strict=True)
         ]
         self._views = [[memoryview(part[row]) for part in flat] for row in range(batch)]
+        #: The bytes of a row of each field, and where each row of it begins: addresses, int64 (batch,).
+        self.lengths = [field.nbytes for field in fields]
+        self.starts = [
+            address(array) + length * np.arange(batch) for array, length in zip(self.arrays, self.lengths, strict=True)
+        ]
+        #: Whether it is filled faster past the processor's caches.
+        self.is_large = is_large(batch, batch * sum(self.lengths))
 
-    def views(self, rows: npt.NDArray[np.int64]) -> list[list[memoryview]]:
+    def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
         """Return the bytes of all fields of each row, to be written."""
         return [self._views[row] for row in rows.tolist()]
+
+    def parts(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        """Return the address and the length of each field of each row, as `preadv` takes them: int64 (n, fields, 2)."""
+        parts = np.empty((len(rows), len(self.lengths), 2), np.int64)
+        for at, (starts, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            parts[:, at, 0] = starts[rows]
+            parts[:, at, 1] = length
+        return parts
 
 
 class BufferPool:
@@ -69,6 +88,22 @@ class BufferPool:
             self._free_unused()
         return buffer
 
+    def prepare(self, buffers: int, rows: int) -> None:
+        """Have so many buffers free, with memory for `rows` rows: that costs as much as copying into them does later.
+
+        What the system does not give is asked for again when it is needed, and refused then.
+        """
+        while len(self._free) < buffers and not self._taken:
+            try:
+                buffer = Buffer(self._fields, self._batch)
+            except UsageError:
+                return
+            for array in buffer.arrays:
+                array[:rows].reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
+            self._free.append(buffer)
+            if buffer.is_large:
+                native()
+
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back that nothing refers to."""
         self._free.append(buffer)
@@ -83,6 +118,29 @@ class BufferPool:
             with contextlib.suppress(IndexError):  # other threads may have taken them just now
                 self._free.popleft()
         self._taken, self._unused = 0, len(self._free)
+
+
+class BufferPools:
+    """Pools by the rows of their buffers: loaders that follow one another use the same, so that memory is not new."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        """Begin empty: a pool is made when it is asked for."""
+        self._fields = tuple(fields)
+        self._pools: dict[int, BufferPool] = {}
+
+    def pool(self, batch: int) -> BufferPool:
+        """Return the pool of buffers for `batch` rows. Those of the last two sizes are kept."""
+        pool = self._pools.pop(batch, None) or BufferPool(self._fields, batch)
+        self._pools[batch] = pool
+        for size in list(self._pools)[:-_POOLS]:
+            self._pools.pop(size, None)  # another thread may have done so
+        return pool
+
+    def drop(self, pool: BufferPool) -> None:
+        """Forget a pool: it is gone with its last loader."""
+        for batch, kept in list(self._pools.items()):
+            if kept is pool:
+                self._pools.pop(batch, None)
 
 
 class _Loan:

@@ -7,39 +7,46 @@ nobody can cut it short.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.loading.records.streaming import gather
-from tpucache.store.fields import Field
+from tpucache.loading.records.budget import BUDGET
+from tpucache.loading.records.streaming import Addresses, address
 from tpucache.store.files.lock import ThreadLock
 
-Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
-Slots = npt.NDArray[np.int64]
+
+_STEP: Final = 64 << 20  # bytes by which it grows: what is free is looked at again each time
+_BEING_WRITTEN: Final = -1
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class RecordMemory:
-    """Records by their numbers in the index, each kept once for all datasets that were selected from one another.
+    """Records by their numbers in the index, each kept once, in the order in which they are first read.
 
-    A dataset claims a slot for each of its records, then fills slots as it reads. The kernel gives memory only to slots
-    that are filled. Threads may share one: two that fill the same slot at once write the same bytes. A pickled copy
-    begins empty, without slots.
+    It grows while the process's budget allows it, and what it has no place for is not kept. Threads may share one. A
+    pickled copy begins empty.
     """
 
-    def __init__(self, fields: Sequence[Field], records: int, most: int) -> None:
-        """Make no room yet; there are `records` in the index, of which at most `most` are ever claimed."""
-        self._made_of = (tuple(fields), records, most)
-        self._record_bytes = max(1, sum(field.nbytes for field in fields))
-        self._slots = np.zeros(records, np.int64)  # one more than a record's slot, 0: it has none
+    def __init__(self, record_bytes: int, records: int, most: int) -> None:
+        """Take no memory yet; there are `records` in the index, of which at most `most` are ever kept."""
+        self._made_of = (record_bytes, records, most)
+        self._size = max(1, record_bytes)
+        self._places = np.zeros(records, np.int64)  # one more than a record's place; 0: it has none
+        self._rows: npt.NDArray[np.uint8] | None = None
+        self._base = 0  # the address of the first place
+        self._granted = 0  # places that the budget gave memory for
         self._used = 0
-        self._filled = np.zeros(0, np.bool_)
-        self._bytes: list[Array] = []
+        self._is_promised = False
+        self._is_full = False
+        self._process = os.getpid()
         self._lock = ThreadLock()
-        self.arrays: list[Array] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_made_of": self._made_of}
@@ -48,64 +55,73 @@ class RecordMemory:
         self.__init__(*state["_made_of"])  # type: ignore[misc]  # the copy in another process begins empty
 
     @property
-    def unfilled_bytes(self) -> int:
-        """Bytes that claimed records will still take when they are read."""
-        return (self._used - int(np.count_nonzero(self._filled))) * self._record_bytes
+    def wanted(self) -> int:
+        """Bytes that all records take."""
+        return self._size * self._made_of[2]
 
-    def bytes_of(self, numbers: Sequence[Numbers]) -> int:
-        """Return how much more memory these records would take, all of them distinct."""
-        return sum(int(np.count_nonzero(self._slots[part] == 0)) for part in numbers) * self._record_bytes
+    @property
+    def granted(self) -> int:
+        """Bytes that the budget has given so far."""
+        return self._granted * self._size
 
-    def claim(self, numbers: Sequence[Numbers], free: int) -> bool:
-        """Give each of these distinct records a slot, where there is room for all of them; return whether there is.
+    def promise(self) -> bool:
+        """Have the budget promise memory for all records; return whether as much is free."""
+        self._is_promised = self._reserve(self._made_of[2]) and BUDGET.promise(self, self.wanted)
+        self._granted = self._made_of[2] if self._is_promised else 0
+        return self._is_promised
 
-        The first claim decides how many slots there are: as many as fit into `free` bytes, or as it needs.
+    def addresses(self, numbers: Numbers) -> Addresses:
+        """Return where records are kept: int64 (n,), 0 for those that are not."""
+        places = self._places[numbers]
+        found: Addresses = np.where(places > 0, self._base + (places - 1) * self._size, 0)
+        return found
+
+    def keep(self, numbers: Numbers, write: Callable[[npt.NDArray[np.intp], Addresses], None]) -> None:
+        """Keep records, as far as there is room and no other thread is doing so.
+
+        `write` is given which of them, by their place among the numbers, and the addresses to write them to.
         """
         with self._lock:
-            new = [part[self._slots[part] == 0] for part in numbers]
-            count = sum(map(len, new))
-            if self._used + count > len(self._filled) and (self._used or not self._make_room(count, free)):
-                return False
-            for part in new:
-                first = self._used + 1
-                self._used += len(part)  # before the slots are given out: a process forked in between has them unused
-                self._slots[part] = np.arange(first, first + len(part))
-            return True
+            unique, first = np.unique(numbers, return_index=True)
+            first = first[self._places[unique] == 0]
+            first = first[: self._make_room(len(first))]
+            chosen = numbers[first]
+            places = np.arange(self._used, self._used + len(first))
+            self._used += len(first)
+            self._places[chosen] = _BEING_WRITTEN
+        if len(chosen):
+            if self._is_promised:
+                BUDGET.use(self, len(chosen) * self._size)
+            write(first, self._base + places * self._size)
+            self._places[chosen] = places + 1
 
-    def slots(self, numbers: Numbers) -> Slots:
-        """Return the slots of claimed records."""
-        slots: Slots = self._slots[numbers] - 1
-        return slots
+    def _make_room(self, records: int) -> int:
+        """Return for how many of so many more records there is room, after growing if need be."""
+        if self._process != os.getpid():  # a forked process shares what was written, and was promised nothing itself
+            self._process, self._granted, self._is_promised = os.getpid(), self._used, False
+        while self._granted < self._used + records and not self._is_full:
+            self._grow()
+        return min(records, self._granted - self._used)
 
-    def missing(self, slots: Slots) -> npt.NDArray[np.intp]:
-        """Return which of these slots, by their place among them, are not filled yet."""
-        return np.flatnonzero(~self._filled[slots])
+    def _grow(self) -> None:
+        """Take a step more from the budget, or note that there is no more."""
+        most = min(self._made_of[2], self._granted + max(0, BUDGET.room) // self._size)
+        if self._rows is None and self._reserve(most):
+            _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
+        capacity = 0 if self._rows is None else len(self._rows)
+        step = min(max(1, _STEP // self._size), capacity - self._granted)
+        self._is_full = step <= 0 or not BUDGET.take(self, step * self._size)
+        if not self._is_full:
+            self._granted += step
+        elif self._granted < self._made_of[2]:
+            kept = self.granted / 1e9
+            _log.info("%.1f of %.1f GB of records are kept, the others are read each time", kept, self.wanted / 1e9)
 
-    def views(self, slots: Slots) -> list[list[memoryview]]:
-        """Return the bytes of all fields of each slot, to be written; then call `fill`."""
-        return [[memoryview(part[slot]) for part in self._bytes] for slot in slots.tolist()]
-
-    def fill(self, slots: Slots) -> None:
-        """Note that these slots have been written."""
-        self._filled[slots] = True
-
-    def gather(self, slots: Slots, arrays: Sequence[Array]) -> None:
-        """Copy filled slots into the first rows of arrays (batch, *shape)."""
-        for source, target in zip(self.arrays, arrays, strict=True):
-            gather(source, slots, target[: len(slots)])
-
-    def _make_room(self, needed: int, free: int) -> bool:
-        """Allocate slots; return whether the system allows as many as are needed."""
-        fields, _, most = self._made_of
-        for slots in (max(needed, min(most, free // self._record_bytes)), needed):
-            try:
-                self.arrays = [np.empty((slots, *field.shape), field.dtype) for field in fields]
-            except (MemoryError, ValueError):  # ValueError: more bytes than there are addresses
-                continue
-            self._bytes = [
-                array.view(np.uint8).reshape(slots, field.nbytes)
-                for array, field in zip(self.arrays, fields, strict=True)
-            ]
-            self._filled = np.zeros(slots, np.bool_)
-            return True
-        return False
+    def _reserve(self, records: int) -> bool:
+        """Reserve addresses, which take no memory before they are written to; return whether the system allows it."""
+        try:
+            self._rows = np.empty((records, self._size), np.uint8)
+        except (MemoryError, ValueError):  # ValueError: more bytes than there are addresses
+            return False
+        self._base = address(self._rows)
+        return True

@@ -1,44 +1,81 @@
-"""RecordReader: records into the buffers of batches, from their files or from memory."""
+"""RecordReader: records into the buffers of batches, from memory, from maps of their files, or from the files."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
-from typing import Any, Final, Literal
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import FormatError, UsageError
-from tpucache.loading.records.buffers import Buffer
+from tpucache.loading.records.budget import BUDGET
+from tpucache.loading.records.buffers import Buffer, BufferPools
+from tpucache.loading.records.maps import ShardMaps
 from tpucache.loading.records.memory import RecordMemory
+from tpucache.loading.records.native import native
 from tpucache.loading.records.scratch import Scratch
-from tpucache.machine import available_memory
+from tpucache.loading.records.streaming import Addresses, address, copy_rows
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_rows, unpack_rows
-from tpucache.store.index import Numbers
+from tpucache.store.index import Numbers, Rows
+from tpucache.store.manifest import ShardEntry
 
 InMemory = bool | Literal["auto"]
+Indices = npt.NDArray[np.int64]
+Block = npt.NDArray[np.uint8]
+#: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
+Divide = Callable[[Callable[[int, int], None], int], None]
 
-_SHARE: Final = 3  # "auto" takes a third of the free memory at most: there may be a second dataset, to validate on
+
+class ReadingPlan(NamedTuple):
+    """How records are read: kept in memory once they are read, from maps of the shards, or from files each time.
+
+    `planned_bytes` are those of the process's memory that they will take.
+    """
+
+    way: Literal["keep", "map", "stream"]
+    planned_bytes: int
+
+    @property
+    def text(self) -> str:
+        """The plan in words."""
+        size = f"{self.planned_bytes / 1e9:,.1f} GB"
+        if self.way == "keep":
+            return f"kept in memory, {size}"
+        if self.way == "map":
+            return f"mapped, {size}"
+        return f"from files, {size} of them kept in memory" if self.planned_bytes else "from files"
+
+
+def undivided(work: Callable[[int, int], None], rows: int) -> None:
+    """Do the work for all rows at once."""
+    work(0, rows)
 
 
 class RecordReader:
     """Reads records of a cache, given by their rows of the index. Threads may share one.
 
-    Readers of the datasets that were selected from one another share the cache's files, and one RecordMemory, of which
-    each uses what `keep` has claimed. A pickled copy opens files and fills memory in the process that uses it.
+    All datasets that were selected from one another share one: its files, maps, buffers, and records in memory. A
+    pickled copy opens files and fills memory in the process that uses it.
     """
 
-    def __init__(self, cache: Cache, most: int, is_packed: bool = False) -> None:
-        """Read from the cache's files until `keep` is called, for at most `most` records.
+    def __init__(self, cache: Cache, most: int, in_memory: InMemory = False, *, is_packed: bool = False) -> None:
+        """Prepare to read at most `most` different records.
 
+        `in_memory` True keeps each record that is read, and raises UsageError where there is no room for all. "auto"
+        keeps those that a loader reads, as far as there is room, where their shards cannot be mapped.
         `is_packed` leaves the fields that a device can finish as their codecs pack them. Raises FormatError for a field
         whose length varies.
         """
+        if not isinstance(in_memory, bool) and in_memory != "auto":
+            raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
         if any(not field.shape and field.codec == "bytes" for field in cache.manifest.fields):
             raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: it has no tensor")
         self.cache = cache
+        self.in_memory: InMemory = in_memory
         self._layout = cache.manifest.layout
         stored = self._layout.fields
         #: The fields as they are read: the arrays of a buffer.
@@ -47,92 +84,155 @@ class RecordReader:
             field.is_plain if form == field else field.stored_bytes == form.nbytes
             for field, form in zip(stored, self.fields, strict=True)
         )
+        lengths = [field.nbytes for field in self.fields]
+        self._record_bytes = sum(lengths)
+        self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # of the fields in a decoded record
         self._most = most
-        self._shared_memory = RecordMemory(self.fields, cache.manifest.records, most)
-        self._memory: RecordMemory | None = None
+        self._memory = RecordMemory(self._record_bytes, cache.manifest.records, most if in_memory else 0)
+        self._maps = ShardMaps(cache.reader, cache.manifest.records)
         self._scratch = Scratch()
+        self.pools = BufferPools(self.fields)
+        self._packed: RecordReader | None = None
+        if in_memory is True:
+            self._promise_memory()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_scratch"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_scratch", "pools", "_packed")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._scratch = Scratch()
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether each record is kept in memory once it is read."""
-        return self._memory is not None
-
-    def sharing(self) -> RecordReader:
-        """Return a reader of the same files and memory that keeps nothing yet."""
-        reader = copy.copy(self)
-        reader._memory = None
-        return reader
+        self.pools = BufferPools(self.fields)
+        self._packed = None
 
     def packing(self) -> RecordReader:
-        """Return a reader of the same files that leaves fields packed, with memory of its own."""
-        return RecordReader(self.cache, self._most, is_packed=True)
+        """Return the reader of the same files that leaves fields packed, with memory of its own, or this one."""
+        if all(field.packed == form for field, form in zip(self._layout.fields, self.fields, strict=True)):
+            return self
+        if self._packed is None:
+            self._packed = RecordReader(self.cache, self._most, self.in_memory, is_packed=True)
+        return self._packed
 
-    def keep(self, rows: Iterable[Numbers], in_memory: InMemory) -> None:
-        """Keep these distinct records once they are read; "auto" does where there is plenty of room for all of them.
+    def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
+        """Return how so many records of these shards will be read, as far as is known beforehand."""
+        needed = records * self._record_bytes
+        first = self.cache.manifest.shards.index(shards[0]) if shards else 0
+        if self.in_memory is True:
+            return ReadingPlan("keep", needed)
+        if self._is_plain and needed and self._maps.can_map(first) and needed <= BUDGET.room + self._maps.mapped:
+            return ReadingPlan("map", needed)
+        room = max(0, BUDGET.room) + self._memory.granted if self.in_memory else 0
+        return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
 
-        Raises UsageError where there is no room for them, unless it is "auto".
+    def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> None:
+        """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.
+
+        `divide` may let several threads do it. Raises DamageError naming the shard.
         """
-        if not isinstance(in_memory, bool) and in_memory != "auto":
-            raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
-        if not in_memory:
-            return
-        memory, rows = self._shared_memory, list(rows)
-        needed, free = memory.bytes_of(rows), available_memory() - memory.unfilled_bytes
-        if in_memory == "auto" and needed * _SHARE > free:
-            return
-        if needed <= free and memory.claim(rows, free):
-            self._memory = memory
-        elif in_memory != "auto":
-            raise UsageError(
-                f"{sum(map(len, rows)):,} records in memory take {needed / 1e9:,.1f} GB, and {max(0, free) / 1e9:,.1f} "
-                'GB are free: leave in_memory out, or say "auto"'
-            )
-
-    def keep_here(self, rows: Iterable[Numbers]) -> None:
-        """Keep in this process what a pickled reader kept in another, or read from files where this one has no room."""
-        if self._memory is not None and not self._memory.claim(list(rows), available_memory()):
-            self._memory = None
-
-    def read_into(self, buffer: Buffer, rows: Numbers) -> None:
-        """Read records into the first rows of a buffer. Raises DamageError naming the shard."""
-        memory = self._memory
-        if memory is None:
-            self._read(rows, buffer, np.arange(len(rows)))
-            return
-        slots = memory.slots(rows)
-        missing = memory.missing(slots)
-        if len(missing):
-            self._read(rows[missing], memory, slots[missing])
-            memory.fill(slots[missing])
-        memory.gather(slots, buffer.arrays)
+        places = self._find(rows)
+        divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
 
     def hint(self, rows: Numbers) -> None:
         """Ask the kernel to have these records in memory when they are read."""
-        if self._memory is not None:
-            rows = rows[self._memory.missing(self._memory.slots(rows))]
-        self.cache.reader.hint(self.cache.index[rows])
+        is_here = self._maps.is_present(rows)
+        if self.in_memory:
+            is_here |= self._memory.addresses(rows) > 0
+        self.cache.reader.hint(self.cache.index[rows[~is_here]])
 
-    def _read(self, rows: Numbers, target: Buffer | RecordMemory, places: npt.NDArray[np.int64]) -> None:
-        """Read records from their files into their places."""
-        found, reader = self.cache.index[rows], self.cache.reader
+    def _promise_memory(self) -> None:
+        """Set memory for all records aside. Raises UsageError where there is no room for them."""
+        if not self._memory.promise():
+            raise UsageError(
+                f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
+                f'{max(0, BUDGET.free) / 1e9:,.1f} GB are free: leave in_memory out, or say "auto"'
+            )
+
+    def _find(self, rows: Numbers) -> _Places:
+        """Look up where records are: in memory, in maps, or in files."""
+        decoded = self._memory.addresses(rows) if self.in_memory else np.zeros(len(rows), np.int64)
+        missing = np.flatnonzero(decoded == 0)
+        encoded = np.zeros(len(rows), np.int64)
+        if not len(missing):
+            return _Places(decoded, encoded, None, is_complete=True)
+        found = self.cache.index[rows]
+        if self.in_memory is not True:
+            encoded[missing] = self._maps.addresses(rows[missing], found[missing])
         if self._is_plain:
-            reader.scatter(found, target.views(places))
+            is_whole = found["length"] == self._record_bytes  # one of another length is refused when it is read
+            decoded[missing] = np.where(is_whole, encoded, 0)[missing]
+        return _Places(decoded, encoded, found, is_complete=bool(decoded.all()))
+
+    def _read_part(self, buffer: Buffer, rows: Numbers, places: _Places, keep: bool, start: int, stop: int) -> None:
+        """Read the records of some rows of a batch."""
+        decoded = places.decoded[start:stop]
+        if places.is_complete:
+            self._copy(buffer, slice(start, stop), decoded)
             return
-        lengths = found["length"].astype(np.int64)
-        block, starts = self._scratch.block(lengths)
-        data = block.data
-        ends = starts + lengths
-        reader.scatter(found, [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
+        present = np.flatnonzero(decoded)
+        if len(present):
+            self._copy(buffer, start + present, decoded[present])
+        missing = start + np.flatnonzero(decoded == 0)
+        if len(missing) and places.found is not None:
+            self._read(buffer, missing, places.found[missing], places.encoded[missing])
+            if keep and self.in_memory:
+                self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
+
+    def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
+        """Copy decoded records into rows of a buffer."""
+        for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
+            copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
+
+    def _copy_out(self, buffer: Buffer, rows: Indices, chosen: Indices, targets: Addresses) -> None:
+        """Copy some of the rows of a buffer to where they are kept."""
+        for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
+            copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
+
+    def _read(self, buffer: Buffer, places: Indices, found: Rows, mapped: Addresses) -> None:
+        """Read records from their files into rows of a buffer, or decode those that are mapped."""
+        if self._is_plain:
+            self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
+            return
+        unmapped = mapped == 0
+        for shard in np.unique(found["shard"][~unmapped]).tolist():
+            chosen = np.flatnonzero(~unmapped & (found["shard"] == shard))
+            starts, lengths = (found[name][chosen].astype(np.int64) for name in ("offset", "length"))
+            self._decode(buffer, places[chosen], self._maps.block(shard), starts, lengths)
+        if unmapped.any():
+            rows = found[unmapped]
+            lengths = rows["length"].astype(np.int64)
+            block, starts = self._scratch.block(lengths)
+            data, ends = block.data, starts + lengths
+            views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            parts = np.stack([address(block) + starts, lengths], -1)[:, None]
+            self._scatter(rows, views, parts, buffer.is_large)
+            self._decode(buffer, places[unmapped], block, starts, lengths)
+
+    def _decode(self, buffer: Buffer, places: Indices, block: Block, starts: Numbers, lengths: Numbers) -> None:
+        """Decode records of a block of bytes, or unpack them, into rows of a buffer."""
         spans = self._layout.spans_of(block, starts, lengths)
         for at, (field, form) in enumerate(zip(self._layout.fields, self.fields, strict=True)):
-            if form == field:
-                decode_rows(field, block, spans[:, at], target.arrays[at], places)
-            else:
-                unpack_rows(field, block, spans[:, at], target.arrays[at], places)
+            fill = decode_rows if form == field else unpack_rows
+            fill(field, block, spans[:, at], buffer.arrays[at], places)
+
+    def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
+        """Read whole records from their files."""
+        loops = native() if is_large else None
+        if loops is None:
+            self.cache.reader.scatter(rows, views)
+            return
+
+        def read(descriptors: Numbers, rows: Rows) -> int:
+            offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+            numbers = address(descriptors), address(offsets), address(parts), parts.shape[1], address(lengths)
+            return loops.read(*numbers, len(rows))
+
+        self.cache.reader.scatter(rows, views, read=read)
+
+
+class _Places(NamedTuple):
+    """Where the records of a batch are: addresses of them decoded, and encoded, 0 where there are none; index rows."""
+
+    decoded: Addresses
+    encoded: Addresses
+    found: Rows | None
+    is_complete: bool

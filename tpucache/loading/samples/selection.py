@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -48,6 +47,12 @@ class Selection:
         return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
 
     @property
+    def mean_record_bytes(self) -> int:
+        """Bytes a record takes on disk, on average over the variants in use."""
+        shards = self.shards
+        return max(1, sum(entry.bytes for entry in shards) // max(1, sum(entry.records for entry in shards)))
+
+    @property
     def positions(self) -> Positions:
         """Where in the cache each sample is: int64 (n,)."""
         return self.positions_of(np.arange(len(self)))
@@ -60,19 +65,24 @@ class Selection:
         """Return a selection of these samples of this one, as `to_positions` takes them."""
         return replace(self, chosen=self.positions_of(to_positions(indices, len(self))))
 
-    def rows(self, cache: Cache, indices: Positions, epoch: int) -> Numbers:
-        """Return the index's rows of the records that an epoch shows of some of the samples."""
+    @property
+    def records(self) -> int:
+        """How many different records may be shown."""
+        samples = self.manifest.samples if self.chosen is None else len(np.unique(self.chosen))
+        return samples * len(self.variants)
+
+    def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
+        """Return the index's rows of the records that an epoch shows of some of the samples.
+
+        In "epoch", samples show variants by their position in the cache, or, with a `chunk` above 1, each `chunk` of
+        consecutive samples of the selection shows one.
+        """
         positions = self.positions_of(indices)
         if self.variant != "epoch":
             return cache.rows(self.variant, positions)
         variants = np.array(self.variants)
-        return cache.rows(variants[epoch_variants(positions, epoch, len(variants)) - 1], positions)
-
-    def rows_in_use(self, cache: Cache) -> Iterator[Numbers]:
-        """Yield the index's rows of all records that may be shown, each once, variant by variant."""
-        positions = np.arange(self.manifest.samples) if self.chosen is None else np.unique(self.chosen)
-        for variant in self.variants:
-            yield cache.rows(variant, positions)
+        turns = positions if chunk == 1 else indices // chunk
+        return cache.rows(variants[epoch_variants(turns, epoch, len(variants)) - 1], positions)
 
     def digest(self, labels: npt.NDArray[Any] | None) -> str:
         """Return a SHA-256, in hexadecimal, of the records, the labels of the whole cache, and the order."""

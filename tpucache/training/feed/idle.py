@@ -49,7 +49,7 @@ class Pace:
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
         """Return one sentence: what limits the run, and which settings that it does not use yet would help.
 
-        `in_memory` is whether it keeps its records in memory.
+        `in_memory` is whether its records are kept in memory or mapped.
         """
         settings = settings or TrainSettings()
         if not self.steps:

@@ -121,7 +121,7 @@ def make_report(
         pace=pace,
         host_peak_bytes=host_peak_bytes(),
         device_peak_bytes=device.peak_bytes(),
-        advice=pace.advice(settings, train_set.in_memory),
+        advice=pace.advice(settings, in_memory=train_set.reading.way != "stream"),
         finished=plan.is_finished(state),
         steps=plan.steps,
         samples=samples,

@@ -1,0 +1,190 @@
+"""Shards are mapped only where nobody can cut them short, and then read the same."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
+from tpucache.loading.records import maps as maps_module
+from tpucache.loading.records.budget import MemoryBudget
+from tpucache.store.reader import ShardReader
+
+SEALS = fcntl.F_ADD_SEALS if hasattr(fcntl, "F_ADD_SEALS") else 1033
+SEAL_SHRINK = 2
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file system is mounted read-only, as far as can be seen."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+
+
+@pytest.fixture
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is read from a file."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardReader, "scatter", lambda *_, **__: pytest.fail("a record was read from its file"))
+        yield
+
+
+def mapped(dataset: CachedDataset) -> int:
+    """Count the shards that are mapped."""
+    return int(np.count_nonzero(dataset._reader._maps._bases > 0))
+
+
+def test_a_file_on_a_writable_mount_is_not_mapped(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    list(CachedLoader(dataset, 50))
+    assert mapped(dataset) == 0
+    assert dataset.reading.way == "keep"
+
+
+@pytest.mark.usefixtures("read_only", "no_reads")
+@pytest.mark.parametrize("variant", [0, "epoch"])
+@pytest.mark.parametrize("in_memory", ["auto", False])
+def test_on_a_read_only_mount_batches_come_out_of_maps(cache: Path, variant, in_memory) -> None:
+    dataset = CachedDataset(cache, variant, in_memory=in_memory)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        for number, (images, labels) in enumerate(CachedLoader(dataset, 40, seed=epoch)):
+            for at in (0, len(images) - 1):
+                assert labels[at] == dataset.labels[40 * number + at]
+    assert mapped(dataset) == len(dataset._selection.shards)
+    assert dataset.reading == ("map", 150 * 16 * 16 * 3 * len(dataset._selection.variants))
+    assert dataset._reader._memory.granted == 0
+
+
+@pytest.mark.usefixtures("read_only")
+@pytest.mark.parametrize("codec", ["raw", "png", "jpeg", "zstd", "yuv420", "dct-zstd", "dct-lz4"])
+def test_every_codec_gives_the_same_out_of_a_map(photos: Path, tmp_path: Path, codec: str) -> None:
+    (tmp_path / "few").mkdir()
+    for path in sorted(photos.glob("ant/*"))[:20]:
+        shutil.copy(path, tmp_path / "few")
+    build_cache(tmp_path / "few", tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maps_module, "can_populate", lambda: False)
+        plain = CachedDataset(tmp_path / "cache", in_memory=False)
+        expected = [plain[at][0] for at in range(20)]
+    for finish in ("host", "device"):
+        whole = CachedDataset(tmp_path / "cache", in_memory=False)
+        for dataset in (whole.packed() if finish == "device" else whole,):
+            list(CachedLoader(dataset, 7))
+            assert mapped(dataset) > 0
+    assert all(torch.equal(whole[at][0], expected[at]) for at in range(20))
+
+
+@pytest.mark.parametrize("seals", [0, SEAL_SHRINK])
+def test_a_memory_file_is_safe_once_it_is_sealed(seals: int) -> None:
+    number = os.memfd_create("shard", os.MFD_ALLOW_SEALING)
+    try:
+        os.truncate(number, 4096)
+        fcntl.fcntl(number, SEALS, seals)
+        assert maps_module.cannot_shrink(number) is bool(seals)
+    finally:
+        os.close(number)
+
+
+@pytest.mark.usefixtures("read_only")
+def test_what_does_not_fit_into_the_budget_is_not_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = MemoryBudget()
+    monkeypatch.setattr(budget, "take", lambda *_, **__: False)
+    monkeypatch.setattr(maps_module, "BUDGET", budget)
+    dataset = CachedDataset(cache, in_memory=False)
+    assert len(list(CachedLoader(dataset, 50))) == 3
+    assert mapped(dataset) == 0
+
+
+@pytest.mark.usefixtures("read_only")
+def test_maps_end_with_their_dataset_and_a_pickled_one_maps_anew(cache: Path) -> None:
+    dataset = CachedDataset(cache, in_memory=False)
+    first = dataset[3][0]
+    assert mapped(dataset) == 1
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert mapped(copy) == 0
+    assert maps_of(cache) == 1
+    assert torch.equal(copy[3][0], first)
+    assert maps_of(cache) == 2
+    dataset.close()
+    copy.close()
+    assert maps_of(cache) == 0
+
+
+def maps_of(folder: Path) -> int:
+    return sum(f"{folder.resolve()}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.usefixtures("read_only")
+@pytest.mark.parametrize("change", [{"offset": 1 << 40}, {"offset": 2**64 - 1}, {"length": 1 << 31}, {"crc32": 0}])
+def test_an_index_that_lies_is_an_error_and_not_a_crash(cache: Path, change: dict[str, int]) -> None:
+    dataset = CachedDataset(cache, in_memory=False)
+    rows = dataset._reader.cache.index.read_all().copy()
+    for name, value in change.items():
+        rows[name][5] = value
+    maps = dataset._reader._maps
+    with pytest.raises(DamageError, match=r"v00-00000\.lmdb"):
+        maps.addresses(np.array([5]), rows[[5]])
+
+
+@pytest.mark.usefixtures("read_only")
+def test_pages_that_cannot_be_read_are_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = CachedDataset(cache, in_memory=False)
+    monkeypatch.setattr(maps_module, "populate", lambda *_: False)
+    with pytest.raises(DamageError, match=r"v00-00000\.lmdb cannot be read"):
+        dataset[3]
+
+
+@pytest.mark.usefixtures("read_only")
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_pages_out_of_the_page_cache_are_read_record_by_record(cache: Path, monkeypatch, is_warm: bool) -> None:
+    asked: list[int] = []
+    populate = maps_module.populate
+    monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: is_warm)
+
+    def counting(start: int, length: int) -> bool:
+        asked.append(length)
+        return populate(start, length)
+
+    monkeypatch.setattr(maps_module, "populate", counting)
+    dataset = CachedDataset(cache, in_memory=False)
+    for _ in range(2):
+        list(CachedLoader(dataset[:40], 10))
+    assert len(asked) == (2 if is_warm else 40 + 1)  # the first record of a shard is compared with its checksum
+    count = len(asked)
+    list(CachedLoader(dataset[:40], 10))
+    assert len(asked) == count
+
+
+TRUNCATE = """
+import os, sys
+from pathlib import Path
+from tpucache import CachedDataset, CachedLoader, DamageError
+batches = iter(CachedLoader(CachedDataset(sys.argv[1]), 10, threads=3))
+next(batches)
+for shard in Path(sys.argv[1]).glob("*.lmdb"):
+    os.truncate(shard, 4096)
+try:
+    list(batches)
+except DamageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_shard_cut_short_while_a_loader_runs_is_an_error_and_not_a_crash(cache: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(cache, tmp_path / "copy")
+    command = [sys.executable, "-c", TRUNCATE, os.fspath(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert "ends before byte" in done.stdout

@@ -1,0 +1,102 @@
+"""In the block order, a chunk is one stretch of one file also where variants change by the epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader, UsageError
+from tpucache.loading import loader as loader_module
+from tpucache.loading.order import EpochOrder, make_order
+from tpucache.loading.records.reader import RecordReader
+
+CHUNK = 12
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Chunks of a few samples, as caches of many images have relative to their size."""
+    size = CHUNK * CachedDataset(cache, "epoch").mean_record_bytes
+    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", size)
+
+
+def shown(loader: CachedLoader, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return the sample and the variant of everything that an epoch shows."""
+    seen: list[int] = []
+    read_into = RecordReader.read_into
+
+    def noting(self: RecordReader, buffer: Any, rows: Any, **how: Any) -> None:
+        seen.extend(rows.tolist())
+        read_into(self, buffer, rows, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordReader, "read_into", noting)
+        for _ in loader:
+            pass
+    return [(row % 150, row // 150) for row in seen]
+
+
+def test_samples_of_a_chunk_show_one_variant_and_each_sample_shows_all(cache: Path, monkeypatch) -> None:
+    dataset = CachedDataset(cache, "epoch")
+    loader = CachedLoader(dataset, 20, shuffle="block", window=40)
+    epochs = [shown(loader, monkeypatch) for _ in range(3)]
+    for epoch in epochs:
+        assert sorted(sample for sample, _ in epoch) == list(range(150))
+        of = dict(epoch)
+        assert all(len({of[at] for at in range(start, min(start + CHUNK, 150))}) == 1 for start in range(0, 150, CHUNK))
+    assert all({dict(epoch)[sample] for epoch in epochs} == {1, 2, 3} for sample in range(150))
+
+
+def test_a_window_is_read_in_as_few_stretches_as_it_has_chunks(cache: Path) -> None:
+    dataset = CachedDataset(cache, "epoch")
+    loader = CachedLoader(dataset, 20, shuffle="block", window=5 * CHUNK)
+    order = loader._order.positions(150, 0, 0)[: 5 * CHUNK]
+
+    def stretches(shared: int) -> int:
+        return 1 + int(np.count_nonzero(np.diff(np.sort(dataset._rows(order, 0, shared))) > 1))
+
+    assert stretches(loader._order.shared) <= 6  # one more where the short last chunk shifts the others
+    assert stretches(1) > 50
+
+
+@pytest.mark.parametrize(("shuffle", "by_chunk"), [("block", True), (True, False), (False, False)])
+def test_only_the_block_order_changes_variants_by_chunk(cache: Path, shuffle: Any, by_chunk: bool) -> None:
+    turning = CachedLoader(CachedDataset(cache, "epoch"), 20, shuffle=shuffle, window=40)
+    still = CachedLoader(CachedDataset(cache, 1), 20, shuffle=shuffle, window=40)
+    assert turning.state_dict()["order"].endswith(", variants by chunk") is by_chunk
+    assert "variants" not in str(still.state_dict()["order"])
+    assert (turning._order.shared == CHUNK) is by_chunk
+
+
+def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -> None:
+    def loader() -> CachedLoader:
+        return CachedLoader(CachedDataset(cache, "epoch"), 30, shuffle="block", window=40)
+
+    earlier = loader()
+    earlier._order = EpochOrder("block", 40, CHUNK)
+    whole = [images.clone() for _ in range(2) for images, _ in earlier]
+    earlier.set_epoch(0)
+    batches = iter(earlier)
+    next(batches)
+    state = earlier.state_dict()
+    assert state["order"] == "block 40"
+    resumed = loader()
+    resumed.load_state_dict(state)
+    found = [images.clone() for _ in range(2) for images, _ in resumed]
+    assert all(torch.equal(one, other) for one, other in zip(found, whole[1:], strict=True))
+    assert resumed.state_dict()["order"] == "block 40"
+    again = loader()
+    again.load_state_dict(loader().state_dict())
+    assert again._order.shared == CHUNK
+    with pytest.raises(UsageError, match="order"):
+        resumed.load_state_dict({**state, "order": "block 41, variants by chunk"})
+
+
+def test_an_order_that_is_none_is_refused() -> None:
+    for value in ("epoch", 3, None):
+        with pytest.raises(UsageError, match='shuffle is True, False, "full" or "block"'):
+            make_order(value, 1, 1, changes_variants=False)

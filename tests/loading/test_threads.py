@@ -1,0 +1,89 @@
+"""Threads share the rows of a batch, each row once, and an error reaches the caller after all have stopped."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader
+from tpucache.loading.threads import ReadingThreads
+
+
+@pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (2, 3), (4, 3), (16, 3), (16, 1), (3, 1)])
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 16, 17, 256])
+def test_every_row_is_worked_at_once(threads: int, ahead: int, rows: int) -> None:
+    done = np.zeros((6, rows), np.int64)
+    with ReadingThreads(threads, ahead) as pool:
+
+        def fill(batch: int) -> None:
+            def work(start: int, stop: int) -> None:
+                done[batch, start:stop] += 1
+
+            pool.divide(work, rows)
+
+        for future in [pool.submit(lambda batch=batch: fill(batch)) for batch in range(6)]:
+            future.result()
+    assert (done == 1).all()
+
+
+def test_more_threads_than_batches_work_at_one_together() -> None:
+    meeting = threading.Barrier(4, timeout=30)
+    with ReadingThreads(4, 1) as pool:
+        pool.submit(lambda: pool.divide(lambda start, stop: start < 32 and meeting.wait(), 64)).result()
+    assert not meeting.broken
+
+
+@pytest.mark.parametrize("failing", [0, 40])
+def test_an_error_is_raised_when_no_thread_works_at_the_batch_any_more(failing: int) -> None:
+    running, after = [0], []
+    lock = threading.Lock()
+
+    def work(start: int, stop: int) -> None:
+        with lock:
+            running[0] += 1
+        try:
+            if start <= failing < stop:
+                raise ValueError("broken")
+        finally:
+            with lock:
+                running[0] -= 1
+
+    def batch(pool: ReadingThreads) -> None:
+        try:
+            pool.divide(work, 64)
+        finally:
+            after.append(running[0])
+
+    with ReadingThreads(4, 1) as pool:
+        future = pool.submit(lambda: batch(pool))
+        with pytest.raises(ValueError, match="broken"):
+            future.result()
+    assert after == [0]
+
+
+@pytest.mark.parametrize("variant", [0, "epoch"])
+def test_any_number_of_threads_gives_the_same_batches(cache, variant) -> None:
+    def batches(threads: int, prefetch: int) -> list[torch.Tensor]:
+        loader = CachedLoader(CachedDataset(cache, variant), 64, shuffle=True, threads=threads, prefetch=prefetch)
+        return [images.clone() for _ in range(2) for images, _ in loader]
+
+    expected = batches(1, 2)
+    for threads, prefetch in ((2, 2), (7, 0), (16, 1)):
+        found = batches(threads, prefetch)
+        assert len(found) == len(expected)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_loaders_of_a_dataset_that_follow_one_another_use_the_same_buffers(cache) -> None:
+    dataset = CachedDataset(cache)
+    places = set()
+    for _ in range(5):
+        places |= {images.data_ptr() for images, _ in CachedLoader(dataset[:], 40)}
+    assert len(places) <= 5
+    with ThreadPoolExecutor(2) as threads:  # two at once never share a batch
+        lists = list(threads.map(lambda _: [images.clone() for images, _ in CachedLoader(dataset, 40)], range(2)))
+    assert all(torch.equal(one, other) for one, other in zip(*lists, strict=True))

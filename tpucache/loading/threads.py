@@ -1,0 +1,66 @@
+"""Threads that read batches ahead, several of them one batch where there are more threads than batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+Self = TypeVar("Self", bound="ReadingThreads")
+
+_LEAST_ROWS: Final = 8  # of a part of a batch: handing it to another thread costs time, too
+_SPARE: Final = 2  # parts for each thread: none waits while another finishes a batch
+
+
+class ReadingThreads:
+    """A pool of threads for as long as an iteration lasts, at work at `ahead` batches at once."""
+
+    def __init__(self, threads: int, ahead: int) -> None:
+        """Start no thread before there is work."""
+        self._parts = 1 if threads <= ahead else -(-_SPARE * threads // ahead)
+        self._readers = ThreadPoolExecutor(threads, "tpucache-read")
+        self._hints = ThreadPoolExecutor(1, "tpucache-hint")
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hints.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+
+    def hint(self, work: Callable[[], None]) -> None:
+        """Do something in a thread of its own: a hint may block while the disk is busy."""
+        self._hints.submit(work)
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have a thread read a batch."""
+        return self._readers.submit(work)
+
+    def divide(self, work: Callable[[int, int], None], rows: int) -> None:
+        """Do `work(start, stop)` for all rows of a batch, in this thread and in those that have nothing else to do."""
+        parts = min(self._parts, rows // _LEAST_ROWS)
+        if parts < 2:
+            work(0, rows)
+            return
+        bounds = deque((rows * part // parts, rows * (part + 1) // parts) for part in range(parts))
+
+        def work_at_parts() -> None:
+            while True:
+                try:
+                    part = bounds.popleft()  # one operation, so that no two threads get the same
+                except IndexError:
+                    return
+                work(*part)
+
+        helpers = [self._readers.submit(work_at_parts) for _ in range(parts - 1)]
+        try:
+            work_at_parts()
+        finally:
+            bounds.clear()
+            # This thread waits for those at work alone: they wait for nobody.
+            running = [helper for helper in helpers if not helper.cancel()]
+            errors = [error for helper in running if (error := helper.exception()) is not None]
+        if errors:
+            raise errors[0]
