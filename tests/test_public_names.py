@@ -116,8 +116,8 @@ def test_importing_tpucache_loads_nothing_heavy() -> None:
     assert loaded_after("import tpucache", "numpy", "torch", "torch_xla", "lmdb", "PIL", "albumentations") == []
 
 
-def test_warmup_leaves_torch_unloaded() -> None:
-    assert loaded_after("import tpucache.warmup.build", "torch", "torch_xla", "tpucache.loading") == []
+def test_warmup_leaves_torch_unloaded_and_joblib_until_there_are_workers() -> None:
+    assert loaded_after("import tpucache.warmup.build", "torch", "torch_xla", "tpucache.loading", "joblib") == []
 
 
 def test_reading_records_loads_numpy_alone() -> None:

@@ -18,6 +18,7 @@ from tpucache.store.writer import ShardWriter
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.planning import blocks
+from tpucache.warmup.running import executor
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
@@ -85,6 +86,30 @@ def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(
     assert fast.loaded == [0, 0, *range(done, _SAMPLES)]
     build_cache(Slow([]), whole, recipe, jobs=1)
     assert digests(cache) == digests(whole)
+
+
+def test_a_small_build_needs_no_workers_and_keeps_its_time_limit(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, digests: Digests
+) -> None:
+    monkeypatch.setattr(executor, "_ALONE_SECONDS", 600)
+    cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
+    slow, fast = Slow([], clock), Slow([])
+    with pytest.raises(UnfinishedError):
+        build_cache(slow, cache, recipe, jobs=2, time_limit=_LIMIT)
+    done = len(set(slow.loaded))  # in this process: a worker would have a list of its own
+    assert 2 <= done < _SAMPLES
+    build_cache(fast, cache, recipe, jobs=2)
+    assert set(range(done, _SAMPLES)) <= set(fast.loaded)
+    build_cache(Slow([]), whole, recipe, jobs=1)
+    assert digests(cache) == digests(whole)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_bad_sample_of_a_small_build_is_named_and_may_be_left_out(tmp_path: Path, jobs: int) -> None:
+    cache, recipe, source = tmp_path / "cache", Recipe(size=8), Slow([], bad=7)
+    with pytest.raises(SampleError, match="'7': field 'tokens' is"):
+        build_cache(source, cache, recipe, jobs=jobs)
+    assert build_cache(source, cache, recipe, jobs=jobs, on_error="skip").samples == _SAMPLES - 1
 
 
 @pytest.mark.usefixtures("one_chunk")

@@ -1,4 +1,4 @@
-"""ShardWriter: records in key order into one LMDB file, which is synced, verified, then renamed into place."""
+"""ShardWriter: records in key order into one LMDB file, which is verified, synced, then renamed into place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 import zlib
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import lmdb
 import numpy as np
@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from tpucache.errors import BuildError, UsageError
 from tpucache.store.files import pages
-from tpucache.store.files.atomic import rename_durably
-from tpucache.store.files.reading import sha256_file
+from tpucache.store.files.atomic import rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, encode_key
 
 _BATCH_BYTES: Final = 8 << 20  # of records in one transaction
@@ -39,10 +38,10 @@ class ShardInfo(NamedTuple):
 
 
 class ShardWriter:
-    """Writes one shard into a temporary file; `seal` verifies it and gives it its name.
+    """Writes one shard into a temporary file; `finish` verifies it, and `seal` also gives it its name.
 
     The same records in the same order make the same bytes: the map size and the transactions follow from the records
-    alone, and unused bytes are zero. Leaving the context without `seal` removes what was written.
+    alone, and unused bytes are zero. Leaving the context before the shard is finished removes what was written.
     """
 
     def __init__(self, aside: Path) -> None:
@@ -55,6 +54,7 @@ class ShardWriter:
         self._crcs: list[int] = []
         self._records = hashlib.sha256()
         self._env: lmdb.Environment | None = None
+        self._is_finished = False
         try:
             aside.unlink(missing_ok=True)
             self._env = lmdb.open(
@@ -63,7 +63,7 @@ class ShardWriter:
                 lock=False,
                 map_size=_MAP_STEP,
                 meminit=True,
-                sync=False,  # seal() syncs once, before the rename that makes the file count
+                sync=False,  # once is enough, before the rename that makes the file count
                 max_dbs=0,
                 **_ENGINE,
             )
@@ -84,7 +84,7 @@ class ShardWriter:
     def append(self, number: int, record: bytes, crc32: int | None = None) -> None:
         """Add the record of a sample whose number is above all before it. Raises UsageError, BuildError.
 
-        `crc32` is the record's checksum from when it was made, where that is known: `seal` compares the file with it.
+        `crc32` is the record's checksum from when it was made, where that is known: `finish` compares the file with it.
         """
         self._open_env()
         if not number <= MAX_NUMBER:
@@ -103,32 +103,38 @@ class ShardWriter:
         if self._batch_bytes >= _BATCH_BYTES:
             self._commit()
 
-    def seal(self, target: Path) -> ShardInfo:
-        """Sync the file, compare every offset with LMDB's own read, hash it, and rename it to `target`."""
+    def finish(self) -> ShardInfo:
+        """Hash the file and compare every record's place with LMDB's own; the file stays where it is, not yet synced.
+
+        Raises BuildError.
+        """
         try:
             self._commit()
-            env = self._open_env()
-            env.sync(True)
-            env.close()
+            self._open_env().close()
             self._env = None
-            rows = self._verify()
-            sealed = ShardInfo(
-                bytes=self._path.stat().st_size,
-                sha256=sha256_file(self._path),
-                records_sha256=self._records.hexdigest(),
-                rows=rows,
-            )
-            rename_durably(self._path, target)
+            size = self._path.stat().st_size
+            rows, sha256 = self._verify(size)
         except (lmdb.Error, OSError) as error:
+            raise self._failure(error) from error
+        self._is_finished = True
+        return ShardInfo(size, sha256, self._records.hexdigest(), rows)
+
+    def seal(self, target: Path) -> ShardInfo:
+        """Finish the file, sync it and rename it to `target`. Raises BuildError."""
+        sealed = self.finish()
+        try:
+            place_shard(self._path, target)
+        except OSError as error:
             raise self._failure(error) from error
         return sealed
 
     def discard(self) -> None:
-        """Close and remove what was written but not sealed."""
+        """Close and remove what was written but not finished."""
         if self._env is not None:
             self._env.close()
             self._env = None
-        self._path.unlink(missing_ok=True)
+        if not self._is_finished:
+            self._path.unlink(missing_ok=True)
 
     def _open_env(self) -> lmdb.Environment:
         if self._env is None:
@@ -154,34 +160,63 @@ class ShardWriter:
         self._batch.clear()
         self._batch_bytes = 0
 
-    def _verify(self) -> npt.NDArray[Any]:
-        """Return the index rows, each found in the pages and equal to what LMDB itself returns."""
-        rows = np.zeros(len(self._lengths), INDEX_DTYPE)
+    def _verify(self, size: int) -> tuple[npt.NDArray[Any], str]:
+        """Return the index rows and the file's SHA-256. Each record is where the pages and LMDB itself say it is."""
+        with self._path.open("rb") as file:
+            layout = pages.read_layout(file)
+            extents = list(pages.walk(file, layout))
+            if len(extents) != len(self._lengths) or layout.file_bytes != size:
+                raise BuildError(
+                    f"{self._path}: {len(extents)} records in {size:,} bytes were found in the pages, "
+                    f"{len(self._lengths)} in {layout.file_bytes:,} were written"
+                )
+            self._compare_places(extents)
+            return self._read_through(file, extents)
+
+    def _compare_places(self, extents: list[pages.Extent]) -> None:
+        """Raise BuildError where LMDB has another key, length or place than the pages that were walked.
+
+        LMDB returns addresses in its map of the file: what they differ by is what the offsets differ by.
+        """
         env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
         try:
-            with self._path.open("rb") as file, env.begin(buffers=True) as transaction:
-                layout = pages.read_layout(file)
-                extents = list(pages.walk(file, layout))
-                file_bytes = self._path.stat().st_size
-                if len(extents) != len(rows) or layout.file_bytes != file_bytes:
-                    raise BuildError(
-                        f"{self._path}: {len(extents)} records in {file_bytes:,} bytes were found in the pages, "
-                        f"{len(rows)} in {layout.file_bytes:,} were written"
-                    )
+            with env.begin(buffers=True) as transaction:
+                starts = set()
                 for position, (extent, (key, value)) in enumerate(zip(extents, transaction.cursor(), strict=True)):
-                    file.seek(extent.offset)
-                    data = file.read(extent.length)
-                    crc = zlib.crc32(data)
-                    # As bytes: memory views are compared value by value, which takes longer than all else here.
-                    if extent.key != bytes(key) or data != bytes(value) or crc != self._crcs[position]:
-                        raise BuildError(
-                            f"{self._path}: record {position} is not where its pages say. "
-                            "The disk or LMDB failed: run warmup again."
-                        )
-                    rows[position] = (extent.offset, extent.length, crc, 0)
+                    if (extent.key, extent.length) != (bytes(key), len(value)):
+                        raise self._misplaced(position)
+                    if len(value):
+                        starts.add(np.frombuffer(value, np.uint8).__array_interface__["data"][0] - extent.offset)
+                    if len(starts) > 1:
+                        raise self._misplaced(position)
         finally:
             env.close()
-        return rows
+
+    def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
+        """Read the file once: return the index rows, each with the checksum it must have, and the file's SHA-256."""
+        rows = np.zeros(len(extents), INDEX_DTYPE)
+        buffer = memoryview(bytearray(max(self._lengths, default=0)))
+        digest, at = hashlib.sha256(), file.seek(0)
+        for position in sorted(range(len(extents)), key=lambda position: extents[position].offset):
+            _, offset, length = extents[position]
+            record = buffer[:length]
+            between = file.read(max(0, offset - at))  # pages of the tree
+            if at + len(between) != offset or file.readinto(record) != length:  # type: ignore[attr-defined]
+                raise self._misplaced(position)
+            crc = zlib.crc32(record)
+            if crc != self._crcs[position]:
+                raise self._misplaced(position)
+            digest.update(between)
+            digest.update(record)
+            rows[position] = (offset, length, crc, 0)
+            at = offset + length
+        digest.update(file.read())
+        return rows, digest.hexdigest()
+
+    def _misplaced(self, position: int) -> BuildError:
+        return BuildError(
+            f"{self._path}: record {position} is not where its pages say. The disk or LMDB failed: run warmup again."
+        )
 
     def _failure(self, error: Exception) -> BuildError:
         # LMDB calls it an input/output error when a full disk takes a part of what it writes.
@@ -192,3 +227,13 @@ class ShardWriter:
             f"{self._path}: the shard cannot be written: {error}{room}. Shards already finished are kept; "
             "make room or repair the disk, then run the same command again to continue."
         )
+
+
+def place_shard(aside: Path, target: Path) -> None:
+    """Sync a finished shard and give it its name; remove it where that fails. Raises OSError."""
+    try:
+        sync_file(aside)
+        rename_durably(aside, target)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

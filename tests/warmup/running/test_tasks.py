@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.running.context import BuildContext
-from tpucache.warmup.running.tasks import build_chunk, seal_shard
+from tpucache.warmup.running.tasks import build_chunk, install_shard, seal_shard, write_shard
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item
 from tpucache.warmup.work.chunks import load_chunk, remove_chunks
@@ -189,3 +190,36 @@ def test_records_torn_by_a_power_cut_are_found_when_sealed_and_made_again(contex
     assert load_chunk(context.work, 2, 1, VARIANTS) is None
     build(context, block)
     assert files(context) == before
+
+
+def test_a_shard_is_synced_before_it_gets_its_name(
+    context: BuildContext, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = list[int](), os.fsync
+    for chunk in chunks_of(block):
+        build_chunk(context, chunk)
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), sync(file))[1])
+    written = write_shard(context, block, 3, 2)
+    assert written is not None
+    assert (synced, files(context)) == ([], {})
+    number = written.aside.stat().st_ino
+    shard = install_shard(context, written)
+    assert synced[0] == number == (context.shards / shard.entry.name).stat().st_ino
+    assert plain(shard) == plain(load_receipt(context.shards, context.work, 2, 3))
+
+
+def test_a_shard_that_cannot_be_synced_is_removed(
+    context: BuildContext, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for chunk in chunks_of(block):
+        build_chunk(context, chunk)
+    written = write_shard(context, block, 3, 2)
+    assert written is not None
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BuildError, match=r"v03-00002\.lmdb cannot be written: .*No space left"):
+        install_shard(context, written)
+    assert not written.aside.exists()
+    assert files(context) == {}

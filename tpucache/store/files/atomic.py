@@ -35,6 +35,15 @@ def rename_durably(source: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Make what any process has written to a file survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

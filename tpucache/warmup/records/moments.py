@@ -19,6 +19,8 @@ Moments = tuple[list[int], list[int]]
 FLOAT_BITS: Final = 149
 _FRACTION_BITS: Final = 24
 _HALF: Final = 1 << 12
+#: Rows of bytes whose squares a float32 adds up exactly: whole numbers below 2^24.
+_EXACT_ROWS: Final = 256
 
 
 def moments(image: Array) -> Moments:
@@ -45,11 +47,13 @@ def add_moments(first: Moments, second: Moments) -> Moments:
 
 
 def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
-    height, _, channels = image.shape
-    rows = image.reshape(height, -1)
-    # Down the columns numpy adds in steps that a processor does many at once; 2^32 is 66,051 squares of 255.
-    columns = [np.add.reduce(rows, 0, np.uint32), np.add.reduce(np.square(rows, dtype=np.uint16), 0, np.uint32)]
-    sums, squares = np.stack(columns).reshape(2, -1, channels).sum(1, np.uint64).tolist()
+    height, width, channels = image.shape
+    columns = np.zeros((2, width * channels), np.uint64)
+    for start in range(0, height, _EXACT_ROWS):
+        rows = image[start : start + _EXACT_ROWS].reshape(-1, width * channels).astype(np.float32)
+        # Down the columns numpy adds in steps that a processor does many at once.
+        columns += np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).astype(np.uint64)
+    sums, squares = columns.reshape(2, width, channels).sum(1).tolist()
     return sums, squares
 
 

@@ -9,13 +9,11 @@ import contextlib
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-import joblib
-from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from tpucache.errors import BuildError, DependencyError, TpucacheError
 from tpucache.warmup.options import WorkerOptions
@@ -27,6 +25,8 @@ _ROUND: Final = 4
 #: Tasks under way for each worker of Dask, so that it need not wait for the next.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
+#: How long few tasks run in this process before workers are started for those left: about what starting them takes.
+_ALONE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,33 +57,46 @@ class _Place:
 class Executor(WorkerOptions):
     """Runs the tasks with the workers of its options."""
 
-    def run(self, tasks: Iterator[Task]) -> Iterator[Any]:
+    @property
+    def is_cluster(self) -> bool:
+        """Whether tasks run on other machines, which have to sync what they write themselves."""
+        return self.backend != "loky"
+
+    def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield each task's result as it comes, taking tasks as workers become free.
 
-        Raises what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
+        Of `few` tasks, as many as are done before workers could start run in this process; on a cluster, none. Raises
+        what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
         """
+        if self.backend == "loky":
+            if few or self.jobs == 1:
+                yield from _run_here(tasks, None if self.jobs == 1 else _ALONE_SECONDS)
+            for task in tasks:  # there is one left, so workers are worth their start
+                yield from self._run_local(itertools.chain([task], tasks))
+            return
         try:
-            if self.backend == "loky":
-                workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
-                place = _Place.here()
-                yield from workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
-            elif self.backend == "dask":
-                yield from self._run_dask(tasks)
-            else:
-                yield from self._run_rounds(tasks)
+            yield from self._run_dask(tasks) if self.backend == "dask" else self._run_rounds(tasks)
         except TpucacheError:
             raise
+        except Exception as error:  # a cluster's library raises whatever it raises
+            raise BuildError(
+                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. What it had finished is kept: "
+                "repair the cluster and run it again."
+            ) from error
+
+    def _run_local(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Give tasks to worker processes on this machine."""
+        import joblib
+        from joblib.externals.loky.process_executor import BrokenProcessPool
+
+        workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
+        place = _Place.here()
+        try:
+            yield from workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
         except BrokenProcessPool as error:
             raise BuildError(
                 "A worker process died, most likely for want of memory. What it had finished is kept: "
                 "run the same command again, with fewer --jobs."
-            ) from error
-        except Exception as error:  # a cluster's library raises whatever it raises
-            if self.backend == "loky":
-                raise
-            raise BuildError(
-                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. What it had finished is kept: "
-                "repair the cluster and run it again."
             ) from error
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
@@ -103,6 +116,8 @@ class Executor(WorkerOptions):
 
     def _run_rounds(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Give tasks to joblib a round at a time: its other backends return nothing before everything is done."""
+        import joblib
+
         jobs = self.jobs or -1
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
@@ -133,3 +148,12 @@ class Executor(WorkerOptions):
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
             raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
+
+
+def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:
+    """Run tasks in this process, one after the other, and start none after so many seconds."""
+    began = time.monotonic()
+    for function, arguments in tasks:
+        yield function(*arguments)
+        if seconds is not None and time.monotonic() - began > seconds:
+            return

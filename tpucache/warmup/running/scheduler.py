@@ -12,7 +12,15 @@ from tpucache.warmup.planning.blocks import Block, Chunk, cut_block
 from tpucache.warmup.planning.estimate import Remaining
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor, Task
-from tpucache.warmup.running.tasks import ChunkResult, build_chunk, find_partial_chunk, seal_shard
+from tpucache.warmup.running.tasks import (
+    ChunkResult,
+    WrittenShard,
+    build_chunk,
+    find_partial_chunk,
+    install_shard,
+    seal_shard,
+    write_shard,
+)
 from tpucache.warmup.sources.base import Sample
 from tpucache.warmup.work.chunks import StoredChunk, load_chunk, remove_chunks, stored_bytes
 from tpucache.warmup.work.receipts import BuiltShard, load_receipt
@@ -91,7 +99,9 @@ class Scheduler:
 
     def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
         try:
-            for result in executor.run(self._tasks(blocks)):
+            for result in executor.run(
+                self._tasks(blocks, _run_seal if executor.is_cluster else _run_write), few=len(blocks) == 1
+            ):
                 self._take(*result)
         except SampleError as error:
             if not self._context.skip_errors:
@@ -100,7 +110,7 @@ class Scheduler:
                 error.path, f"{error.reason}; the cache has it already, so that it cannot be skipped any more"
             ) from error
 
-    def _tasks(self, blocks: Sequence[Block]) -> Iterator[Task]:
+    def _tasks(self, blocks: Sequence[Block], seal: Callable[..., Any]) -> Iterator[Task]:
         """Yield what is missing: the chunks of each block, then, behind those of the next block, its shards."""
         behind: list[Task] = []
         for block in blocks:
@@ -113,7 +123,7 @@ class Scheduler:
             bare = dataclasses.replace(block, samples=())  # sealing reads the chunks, and workers are sent little
             chunks = len(self._chunks[block.number])
             behind = [
-                (_run_seal, (self._context, bare, variant, chunks))
+                (seal, (self._context, bare, variant, chunks))
                 for variant in block.variants
                 if (block.number, variant) not in self._sealed
             ]
@@ -164,7 +174,12 @@ class Scheduler:
             self.known[numbers[0]] = {variant: values[0] for variant, values in checksums.items()}
 
     def _take(self, task: Block | Chunk, result: Any) -> None:
-        """Note the result of a chunk's or a shard's task, and report the progress."""
+        """Note the result of a chunk's or a shard's task, and report the progress.
+
+        A shard that a worker on this machine wrote is synced here, while the worker makes the next chunk.
+        """
+        if isinstance(result, WrittenShard):
+            result = install_shard(self._context, result)
         if isinstance(task, Chunk):
             (self._done if result.whole else self._partial)[task.block, task.number] = result
             self._stopped |= not result.whole
@@ -200,3 +215,7 @@ def _run_chunk(context: BuildContext, chunk: Chunk) -> tuple[Chunk, ChunkResult]
 
 def _run_seal(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, BuiltShard | None]:
     return block, seal_shard(context, block, variant, chunks)
+
+
+def _run_write(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, WrittenShard | None]:
+    return block, write_shard(context, block, variant, chunks)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
-from tpucache.store.writer import ShardInfo, ShardWriter
+from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.planning.blocks import Block, Chunk
 from tpucache.warmup.records.moments import Moments, add_moments, moments
 from tpucache.warmup.running.consistency import check_clean
@@ -28,6 +31,9 @@ from tpucache.warmup.work.folder import disk_failure
 from tpucache.warmup.work.lock import is_held
 from tpucache.warmup.work.receipts import BuiltShard, save_receipt
 
+#: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
+_CHECK_SECONDS: Final = 0.05
+
 
 @dataclass(frozen=True)
 class ChunkResult:
@@ -37,6 +43,14 @@ class ChunkResult:
     skipped: int
     bytes: int
     whole: bool = True
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """A shard that is verified and has its temporary name: what `install_shard` gives its place to."""
+
+    aside: Path
+    shard: BuiltShard
 
 
 def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
@@ -57,6 +71,7 @@ def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
     )
     try:
         if whole or done > first:
+            _check_run(context)
             save_chunk(context.work, chunk.block, chunk.number, stored, records, whole)
     except OSError as error:
         raise disk_failure(context.work, error) from error
@@ -68,9 +83,11 @@ def _add_samples(
 ) -> int:
     """Add a chunk's samples from the `first` on to `info` and `records`; return where the deadline stopped it."""
     totals: Moments = (info.sums, info.squares)
-    done = first
+    done, checked = first, -_CHECK_SECONDS
     for sample in chunk.samples[first:]:
-        _check_run(context)
+        if time.monotonic() - checked >= _CHECK_SECONDS:
+            _check_run(context)
+            checked = time.monotonic()
         if context.deadline.is_past:
             break
         done += 1
@@ -120,7 +137,24 @@ def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, l
 
 
 def seal_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> BuiltShard | None:
-    """Make the shard of one variant of a block out of its `chunks` chunks on disk, and write its receipt.
+    """Write a shard and install it. Returns and raises what `write_shard` does."""
+    written = write_shard(context, block, variant, chunks)
+    return None if written is None else install_shard(context, written)
+
+
+def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
+    """Sync a shard, give it its name and write its receipt. Raises BuildError when the disk fails."""
+    target = context.shards / written.shard.entry.name
+    try:
+        place_shard(written.aside, target)
+    except OSError as error:
+        raise disk_failure(target, error) from error
+    save_receipt(context.work, written.shard)
+    return written.shard
+
+
+def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> WrittenShard | None:
+    """Make the shard of one variant of a block out of its `chunks` chunks on disk, under a temporary name.
 
     Returns None where a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
     """
@@ -129,8 +163,9 @@ def seal_shard(context: BuildContext, block: Block, variant: int, chunks: int) -
     parts = [stored for stored in found if stored is not None]
     if len(parts) != chunks:
         return None
+    aside = context.work / f"{shard_name(variant, block.number)}.{uuid.uuid4().hex}"
     try:
-        sealed = _write_shard(context, block, variant, parts)
+        sealed = _write_records(context, aside, block, variant, parts)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -151,22 +186,21 @@ def seal_shard(context: BuildContext, block: Block, variant: int, chunks: int) -
         records=len(sealed.rows),
         records_sha256=sealed.records_sha256,
     )
-    shard = BuiltShard(entry, sealed.rows, join_infos([stored.info for stored in parts]))
-    save_receipt(context.work, shard)
-    return shard
+    return WrittenShard(aside, BuiltShard(entry, sealed.rows, join_infos([stored.info for stored in parts])))
 
 
-def _write_shard(context: BuildContext, block: Block, variant: int, parts: list[StoredChunk]) -> ShardInfo | None:
+def _write_records(
+    context: BuildContext, aside: Path, block: Block, variant: int, parts: list[StoredChunk]
+) -> ShardInfo | None:
     """Write the records of all chunks into a shard; None at the deadline. Raises OSError, BuildError."""
-    name = shard_name(variant, block.number)
-    with ShardWriter(context.work / f"{name}.{uuid.uuid4().hex}") as writer:
+    with ShardWriter(aside) as writer:
         for chunk, stored in enumerate(parts):
             for number, record, crc in read_records(context.work, block.number, chunk, variant, stored):
                 if context.deadline.is_past:
                     return None
                 writer.append(number, record, crc)
         _check_run(context)
-        return writer.seal(context.shards / name)
+        return writer.finish()
 
 
 def _check_run(context: BuildContext) -> None:
