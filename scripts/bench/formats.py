@@ -21,7 +21,7 @@ from scripts.bench.photos import SIZE, prepare_data
 from scripts.bench.picture import draw_formats
 from scripts.bench.race import LeftOut, Track, leaving_out, ratio
 from scripts.bench.read import BATCH, Field
-from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, files_of
+from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, files_of, slipstream
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
@@ -33,7 +33,7 @@ from scripts.bench.table import (
 )
 from scripts.commands import say
 
-_RAW, _JPEG = "ffcv raw", "ffcv jpeg90"
+_RAW, _JPEG, _PLANES = "ffcv raw", "ffcv jpeg90", "slipstream yuv420"
 _PASSES: Final = 16
 _BACKENDS: Final = ("eager", "xla")
 
@@ -49,7 +49,8 @@ def main() -> None:
     track = Track(options.work)
     with contextlib.ExitStack() as stack:
         field = Field(track, data, options.seconds, left_out)
-        contenders = track.admit(FORMATS, left_out)
+        others = slipstream(options.slipstream) if options.slipstream else []
+        contenders = track.admit([*FORMATS, *others], left_out)
         for contender in contenders:
             field.enter(contender, stack)
         readers = {row["name"]: row for row in field.race(options.rounds)}
@@ -99,6 +100,7 @@ def to_format(
         "of_ffcv_jpeg": _ratio(rates, readers, _JPEG),
         "of_ffcv_raw": _ratio(rates, readers, _RAW),
         "of_raw": _ratio(rates, readers, f"{OURS} raw"),
+        "of_slipstream": _ratio(rates, readers, _PLANES),
     }
 
 
@@ -110,11 +112,18 @@ def _ratio(rates: dict[str, list[float]], readers: dict[str, dict[str, Any]], ot
 def to_rows(report: dict[str, Any]) -> list[list[str]]:
     """Return the rows of the table, its heading first."""
     heading = ["format", "kB an image", "PSNR, dB", "images/s, 1 thread", "2 threads"]
-    heading += ["of FFCV JPEG", "of FFCV raw", "of raw", "host, us", *(f"device ({name}), ms" for name in _BACKENDS)]
+    heading += [
+        "of FFCV JPEG",
+        "of FFCV raw",
+        "of raw",
+        "of slipstream",
+        "host, us",
+        *(f"device ({name}), ms" for name in _BACKENDS),
+    ]
     rows = [heading]
     for row in report["formats"]:
         rates = [row["images_per_second"].get(threads) for threads in "12"]
-        ratios = [row[key] for key in ("of_ffcv_jpeg", "of_ffcv_raw", "of_raw")]
+        ratios = [row[key] for key in ("of_ffcv_jpeg", "of_ffcv_raw", "of_raw", "of_slipstream")]
         rows.append(
             [row["name"], f"{row['bytes_per_image'] / 1000:.1f}", f"{row['psnr']:.1f}" if row["psnr"] else "exact"]
             + [_shown(rate, ",.0f") for rate in rates]
@@ -149,4 +158,5 @@ def _parse() -> argparse.Namespace:
     add_race_options(parser, "build/bench", seconds=2.0)
     parser.add_argument("--size", type=int, default=SIZE, help="of the images, in pixels (%(default)s)")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw rate against bytes (needs matplotlib)")
+    parser.add_argument("--slipstream", type=Path, metavar="PYTHON", help="an interpreter that has slipstream")
     return parse_options(parser, {"size": 16})

@@ -10,7 +10,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -30,13 +30,15 @@ OWN_PACKAGES: Final = ("tpucache", "torch", "numpy", "simplejpeg", "cykooz-resiz
 class Contender:
     """A row of a table: a module of `scripts.bench.peers`, and its settings, of which the fastest is taken.
 
-    Without an environment it runs in the one that this process runs in.
+    Without an environment it runs in the one that this process runs in, or by `python`, an interpreter that has what it
+    needs, where that is in no package registry.
     """
 
     name: str
     module: str
     settings: tuple[Setting, ...] = ({},)
     environment: Environment | None = None
+    python: Path | None = field(default=None, kw_only=True)
 
     @property
     def peer(self) -> str:
@@ -83,7 +85,8 @@ class Track:
     def start(self, contender: Contender, setting: Setting, *log: str) -> Worker:
         """Start the process of a contender; `log` are the words of its log's name, by default the contender's name."""
         path = self._logs / f"{log_name(log or [contender.name])}.log"
-        return Worker(self._environments.python(contender.environment), contender.module, setting, path)
+        python = contender.python or self._environments.python(contender.environment)
+        return Worker(python, contender.module, setting, path)
 
 
 def race(

@@ -83,7 +83,6 @@ class Field:
             if "reason" in trials[0]:
                 raise CommandError(trials[0]["reason"])
             worker = stack.enter_context(contextlib.closing(self._start(contender, trials[0]["setting"])))
-            self.psnr[contender.name] = worker.ask("check")["psnr"]
             worker.rate(self._seconds / 2)
             self._workers[contender.name], self._trials[contender.name] = worker, trials
 
@@ -115,7 +114,7 @@ class Field:
                         pass
         worker = self._track.start(contender, {**setting, "data": str(self._data), "folder": str(folder)})
         try:
-            worker.ask("check")
+            self.psnr[contender.name] = worker.ask("check")["psnr"]
         except BaseException:
             worker.close()
             raise

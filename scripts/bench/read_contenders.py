@@ -99,12 +99,21 @@ FORMATS: Final = (
 )
 
 
+def slipstream(python: Path) -> list[Contender]:
+    """Return slipstream's 4:2:0, run by an interpreter that has it."""
+    settings = ({"kind": "yuv420", "threads": n} for n in (1, 2))
+    return [
+        Contender(f"slipstream yuv420 {setting['threads']}", "read.slipstream", (setting,), python=python)
+        for setting in settings
+    ]
+
+
 def files_of(contender: Contender, data: Path) -> list[Path]:
     """Return the files that hold the images that a contender reads, none where its format is not one of these."""
     kind = contender.settings[0].get("kind")
     folder = data / f"cache-{kind}" if contender.peer == OURS else data / "peer" / contender.peer
-    pattern = {OURS: "*.lmdb", "ffcv": f"{kind}.beton"}.get(contender.peer)
-    return list(folder.glob(pattern)) if pattern else []
+    patterns = {OURS: "*.lmdb", "ffcv": f"{kind}.beton", "slipstream": f"cache/**/*_{kind}.bin"}
+    return list(folder.glob(patterns[contender.peer])) if contender.peer in patterns else []
 
 
 def choose(contenders: Sequence[Contender], only: list[str] | None) -> list[Contender]:
