@@ -104,6 +104,8 @@ def build_cache(
         if existing is not None and not plan.blocks:
             if work.exists() and not is_adding_to(work, existing.manifest):
                 _clean_up(cache, existing.manifest)
+            if target == "kaggle":
+                check_kaggle_files(len(existing.manifest.shards))
             return existing.manifest
         rule = plan.label_rule
         encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)

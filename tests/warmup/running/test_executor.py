@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,21 @@ def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) 
     assert first[0] == os.getpid()
     assert len(others) == 7
     assert os.getpid() not in {process for process, _, _ in others}
+
+
+@pytest.mark.slow
+def test_workers_end_soon_after_their_parent_was_killed() -> None:
+    code = (
+        "import os, signal\nfrom tpucache.warmup.running.executor import Executor\n"
+        "pids = set(Executor(jobs=2).run((os.getpid, ()) for _ in range(8)))\n"
+        "print(*pids, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    workers = [Path(f"/proc/{pid}/cmdline") for pid in done.stdout.split()]
+    assert workers
+    for _ in range(600):
+        if not any(path.exists() and path.read_bytes() for path in workers):  # of a dead process it is empty
+            return
+        time.sleep(0.05)
+    pytest.fail("workers are still alive after 30 seconds")

@@ -37,8 +37,8 @@ def check_kaggle_files(shards: int) -> None:
     """Raise BuildError when a cache of so many shards is not one that Kaggle publishes file by file."""
     if shards > kaggle.TARGET_SHARDS:
         raise BuildError(
-            f"the cache would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: a larger "
-            "--shard-mb makes fewer"
+            f"the cache has or would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: a "
+            "larger --shard-mb makes fewer, in another folder where it is finished"
         )
 
 

@@ -6,9 +6,11 @@ Dask is used directly, because joblib 1.6 waits for ever for a task whose worker
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ _ROUND: Final = 4
 #: Tasks under way for each worker of Dask, so that it need not wait for the next.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
+_WATCH_SECONDS: Final = 1.0
 #: How long few tasks run in this process before workers are started for those left: about what starting them takes.
 _ALONE_SECONDS: Final = 0.5
 
@@ -48,6 +51,7 @@ class _Place:
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Run a task there: joblib keeps workers for later runs, which may be started elsewhere."""
         if os.getpid() != self.process:
+            _end_with(self.process)
             if self.folder is not None:
                 os.chdir(self.folder)
             sys.path[:] = self.modules
@@ -148,6 +152,18 @@ class Executor(WorkerOptions):
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
             raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
+
+
+@functools.cache
+def _end_with(parent: int) -> None:
+    """End this worker soon after its parent was killed; joblib's would wait for five minutes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
 def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:
