@@ -11,7 +11,9 @@ from tpucache.cli.options import (
     add_cache,
     add_command,
     add_json,
+    add_options,
     add_reading,
+    from_options,
     in_memory,
     natural,
     positive,
@@ -19,6 +21,8 @@ from tpucache.cli.options import (
     staged,
 )
 from tpucache.cli.terminal import show
+from tpucache.errors import UsageError
+from tpucache.ondevice.settings import AugmentSettings
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -62,9 +66,17 @@ def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: samples down, variants across, masks, boxes and keypoints drawn in."""
     from tpucache.report.preview import preview_cache, save_picture
 
-    sheet = preview_cache(
-        options.cache, options.samples, seed=options.seed, class_name=options.class_name, variants=options.variants
-    )
+    augment = from_options(AugmentSettings, options)
+    if options.batch:
+        from tpucache.report.batch import preview_batch
+
+        sheet = preview_batch(options.cache, augment, options.samples, seed=options.seed)
+    elif augment != AugmentSettings():
+        raise UsageError("augmentations are of a batch: give --batch, too")
+    else:
+        sheet = preview_cache(
+            options.cache, options.samples, seed=options.seed, class_name=options.class_name, variants=options.variants
+        )
     path = save_picture(sheet, options.output)
     report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
     show(options, report, [f"{path}: {sheet.width} x {sheet.height} pixels, {report['bytes']:,} bytes"])
@@ -101,6 +113,10 @@ def add(commands: Any) -> None:
     add_cache(command)
     _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
+    command.add_argument(
+        "--batch", action="store_true", help="show the first batch as train gives it to the model, with mixed labels"
+    )
+    add_options(command.add_argument_group("augmentation of a batch", "as in train"), AugmentSettings)
     command = add_command(commands, report, "cache/train -o report.html")
     add_cache(command)
     _add_picture(command, Path("report.html"), "the page to write")

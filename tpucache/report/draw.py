@@ -37,6 +37,7 @@ PALETTE: Final[tuple[Colour, ...]] = (
 _OVERLAY: Final = 0.4  # how much of the colour covers what is under a mask
 _PIXELATED: Final = 3.0  # from this scale on pixels are shown as squares
 _SHARPER: Final = 2  # overlays are drawn so many times larger, then shrunk, which smooths their edges
+_PERCENTILES: Final = (1, 99)  # so that a few extreme numbers do not turn the rest black
 _MORE: Final = "DejaVuSans.ttf"
 _NO_CHARACTER: Final = "\uffff"
 _INK: Final = (20, 20, 22)
@@ -71,6 +72,20 @@ def _is_missing(font: ImageFont.FreeTypeFont, character: str) -> bool:
     return bytes(font.getmask(character)) == bytes(font.getmask(_NO_CHARACTER))
 
 
+def displayable(pixels: Array) -> npt.NDArray[np.uint8]:
+    """Return an image (height, width, channels) of any depth as uint8 (height, width, 1 or 3).
+
+    8-bit grey and RGB are as they are. Of other images the first channel is shown, or the first three as red, green and
+    blue; numbers of more than 8 bits go from black to white between the 1st and the 99th percentile of the image.
+    """
+    shown = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]
+    if shown.dtype == np.uint8:
+        return shown
+    low, high = np.percentile(shown, _PERCENTILES)
+    scaled = (shown.astype(np.float64) - low) / max(float(high - low), np.finfo(np.float64).tiny)
+    return np.asarray(np.rint(scaled.clip(0, 1) * 255), np.uint8)
+
+
 def draw_text(
     draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, size: int, fill: Colour, width: float, **options: Any
 ) -> None:
@@ -90,11 +105,11 @@ def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, 
 
     Lines and letters are `dense` times as large, for pictures that are shown so many times smaller.
 
-    `fields` are as a record has them: `image` uint8 (height, width, 1 or 3); `mask` uint8 (height, width, 1), where 0
-    is left as it is; `boxes` (n, 5) of left, top, right, bottom, class, without those that are empty; `keypoints`
-    (n, 3) of x, y, visible. Others are not drawn.
+    `fields` are as a record has them: `image` (height, width, channels), as `displayable` shows it; `mask` uint8
+    (height, width, 1), where 0 is left as it is; `boxes` (n, 5) of left, top, right, bottom, class, without those that
+    are empty; `keypoints` (n, 3) of x, y, visible. Others are not drawn.
     """
-    pixels = fields[IMAGE]
+    pixels = displayable(fields[IMAGE])
     height, width = pixels.shape[:2]
     scale = side / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from tpucache.report.text import printable
+from tpucache.store.fields import IMAGE
 from tpucache.store.manifest import Manifest
 
 _NAMED: Final = 8
@@ -46,7 +49,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
         f"bytes        {manifest.total_bytes:,} in {len(manifest.shards)} shards",
         f"recipe       {', '.join(f'{name}={value}' for name, value in recipe.items() if name != 'augmentation')}",
         f"made by      {', '.join(f'{name} {value}' for name, value in manifest.created_by.items())}",
-        f"mean, std    {_numbers(manifest.statistics.mean)}; {_numbers(manifest.statistics.std)} (0 to 255)",
+        f"mean, std    {_numbers(manifest.statistics.mean)}; {_numbers(manifest.statistics.std)} ({_range(manifest)})",
         f"fingerprint  {manifest.fingerprint}",
     ]
     counts = manifest.statistics.class_counts
@@ -58,6 +61,12 @@ def describe_lines(manifest: Manifest) -> list[str]:
         lines.append(f"left out     {sum(others.values()):,} files that are no images by their names")
         lines += [f"  {count:>9,}  {printable(suffix)}" for suffix, count in others.items()]
     return lines
+
+
+def _range(manifest: Manifest) -> str:
+    """Return what the numbers of a cache's images can be."""
+    dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
+    return "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:

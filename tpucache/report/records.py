@@ -46,11 +46,8 @@ class Records:
 
     @property
     def image(self) -> Field | None:
-        """The field that can be shown: uint8 (height, width, 1 or 3), or None where a record has no image."""
-        for field in self.manifest.fields:
-            if field.name == IMAGE and field.dtype == "|u1" and field.shape[2:] in ((1,), (3,)):
-                return field
-        return None
+        """The field that can be shown, (height, width, channels), or None where a record has no image."""
+        return next((field for field in self.manifest.fields if field.name == IMAGE), None)
 
     def read(self, position: int, variant: int) -> dict[str, Array]:
         """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""

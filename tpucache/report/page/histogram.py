@@ -18,10 +18,15 @@ _VALUES: Final = 256
 
 @dataclass(frozen=True)
 class Channels:
-    """How often each value occurs in each channel, int64 (channels, 256), in `records` records of variant 0."""
+    """How often values occur in each channel, int64 (channels, 256), in `records` records of variant 0.
+
+    The 256 steps are equal and go from `least` to `most`.
+    """
 
     counts: npt.NDArray[np.int64]
     records: int
+    least: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,22 @@ def channel_histogram(records: Records, seed: int = 0) -> Channels | None:
     chosen = np.unique(records.positions)
     if len(chosen) > most:
         chosen = np.sort(np.random.default_rng(seed).choice(chosen, most, replace=False))
+    clean = [records.read(position, records.manifest.variants[0])[image.name] for position in chosen.tolist()]
+    is_byte = image.dtype == "|u1"
+    lowest = 0.0 if is_byte else float(min(pixels.min() for pixels in clean))
+    highest = 255.0 if is_byte else float(max(pixels.max() for pixels in clean))
     counts = np.zeros((image.shape[2], _VALUES), np.int64)
-    for position in chosen.tolist():
-        pixels = records.read(position, records.manifest.variants[0])[image.name]
+    for pixels in clean:
+        places = pixels if is_byte else _places(pixels, lowest, highest)
         for channel in range(image.shape[2]):
-            counts[channel] += np.bincount(pixels[..., channel].reshape(-1), minlength=_VALUES)
-    return Channels(counts, len(chosen))
+            counts[channel] += np.bincount(places[..., channel].reshape(-1), minlength=_VALUES)
+    return Channels(counts, len(chosen), lowest, highest)
+
+
+def _places(pixels: npt.NDArray[Any], least: float, most: float) -> npt.NDArray[np.int64]:
+    """Return in which of 256 equal steps from `least` to `most` each number lies."""
+    shares = (pixels.astype(np.float64) - least) / max(most - least, np.finfo(np.float64).tiny)
+    return np.asarray(np.minimum(shares * _VALUES, _VALUES - 1), np.int64)
 
 
 def size_histogram(sizes: npt.NDArray[Any]) -> Sizes | None:

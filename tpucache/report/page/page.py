@@ -146,27 +146,25 @@ def _sizes(records: Records) -> str:
 
 def _channels(records: Records, seed: int) -> str:
     found, statistics = channel_histogram(records, seed), records.manifest.statistics
-    if found is None:
+    if found is None or records.image is None:
         return ""
-    names = _CHANNELS[len(found.counts)]
-    chart = areas_chart(found.counts, names, f"values of the channels {', '.join(names)}")
-    scale = "<span>0</span><span>128</span><span>255</span>"
+    is_byte = records.image.dtype == "|u1"
+    styles = _CHANNELS.get(len(found.counts), ("grey",) * len(found.counts))
+    names = styles if len(found.counts) in _CHANNELS else [f"channel {each}" for each in range(len(found.counts))]
+    chart = areas_chart(found.counts, styles, f"values of the channels {', '.join(names)}")
+    middle = 128 if is_byte else (found.least + found.most) / 2
+    scale = "".join(f"<span>{value:.6g}</span>" for value in (found.least, middle, found.most))
     rows = [
-        (
-            f'<span class="dot {name}"></span>{name}',
-            f"{mean:.2f}",
-            f"{std:.2f}",
-            f"{mean / 255:.4f}",
-            f"{std / 255:.4f}",
-        )
-        for name, mean, std in zip(names, statistics.mean, statistics.std, strict=False)
+        (f'<span class="dot {style}"></span>{name}', f"{mean:.2f}", f"{std:.2f}")
+        + ((f"{mean / 255:.4f}", f"{std / 255:.4f}") if is_byte else ())
+        for style, name, mean, std in zip(styles, names, statistics.mean, statistics.std, strict=False)
     ]
-    heads = ("channel", "mean", "std", "mean / 255", "std / 255")
+    heads = ("channel", "mean", "std", "mean / 255", "std / 255")[: 5 if is_byte else 3]
     which = "all" if found.records == records.manifest.samples else f"{found.records:,} of the"
     return section(
         "Channels",
         f'<div class="chart">{chart}<div class="scale">{scale}</div></div>',
-        table(heads, rows, "tnnnn") if rows else "",
+        table(heads, rows, "tnnnn"[: len(heads)]) if rows else "",
         note=f"The curves are of {which} clean records, mean and deviation of all of them.",
     )
 

@@ -71,10 +71,10 @@ def test_the_first_of_several_windows_counts() -> None:
 
 def test_a_table_of_values_comes_before_a_window() -> None:
     table = Dataset()
-    table.LUTDescriptor = [4096, 0, 8]
-    table.add_new("LUTData", "US", [255 - number // 16 for number in range(4096)])
+    table.LUTDescriptor = [4096, 0, 12]
+    table.add_new("LUTData", "US", [4095 - number for number in range(4096)])
     data = encoded(VOILUTSequence=Sequence([table]), WindowCenter=1, WindowWidth=2)
-    np.testing.assert_array_equal(shown(data), 255 - NUMBERS // 16)
+    np.testing.assert_array_equal(shown(data), np.rint((4095 - NUMBERS) / 4095 * 255))
 
 
 def test_without_a_window_the_stored_bits_are_shown() -> None:

@@ -1,0 +1,121 @@
+"""A batch as the model receives it: augmented on the device, with mixed labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+from tpucache.loading.samples.sampler import full_order
+from tpucache.ondevice.draws import draw
+from tpucache.ondevice.modules import Augment
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.report.draw import draw_record
+from tpucache.report.sheet import Cell, Layout, draw_sheet, fitted_size
+from tpucache.report.text import describe_label
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Array = npt.NDArray[Any]
+
+SAMPLES: Final = 12
+
+
+def preview_batch(
+    cache: str | Path | CachedDataset,
+    augment: AugmentSettings | None = None,
+    samples: int = SAMPLES,
+    *,
+    seed: int = 0,
+    side: int = 192,
+) -> Image.Image:
+    """Return the first batch of `samples` that training with this seed gives its model, as a sheet of pictures.
+
+    Images are augmented as on the device, in the cache's own numbers instead of normalised ones, and each is under what
+    its label becomes, with the share of each class where two images are mixed. Masks are moved and mixed with their
+    image. Boxes and keypoints, which the device does not move, are drawn where it moves nothing. Of a cache with
+    augmented variants those are shown.
+
+    Raises UsageError when there is nothing to show or a setting does not fit, and NotACacheError, FormatError or
+    DamageError for the cache.
+    """
+    if not isinstance(cache, CachedDataset):
+        plain = CachedDataset(cache)
+        cache = CachedDataset(cache, "epoch") if plain.manifest.augmented else plain
+    if IMAGE not in cache.names or not len(cache):
+        raise UsageError(f"{cache.directory} holds no image to show")
+    settings = augment or AugmentSettings()
+    batch = cache[full_order(len(cache), seed, 0)[:samples]]
+    image = cache.manifest.fields[cache.names.index(IMAGE)]
+    shown, targets = _augmented(batch, image, settings, seed)
+    cells = (
+        Cell(
+            describe_label(None if targets is None else targets[row], cache.classes),
+            path,
+            [draw_record({name: array[row] for name, array in shown.items()}, cache.classes, side)],
+        )
+        for row, path in enumerate(batch.paths)
+    )
+    chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value]
+    line = f"a batch of {len(batch)}, {', '.join(chosen) if chosen else 'not augmented'}"
+    layout = Layout(len(batch), 1, fitted_size(image.shape, side))
+    return draw_sheet(layout, cache.directory.resolve().name, line, cells)
+
+
+def _augmented(
+    batch: CachedDataset, image: Field, settings: AugmentSettings, seed: int
+) -> tuple[dict[str, Array], Array | None]:
+    """Return a batch's fields as they are shown, and its labels as float rows; None where there are none."""
+    given = next(iter(CachedLoader(batch, len(batch))))
+    fields = dict(given) if isinstance(given, Mapping) else {IMAGE: given[0], LABEL: given[1]}
+    labels = fields.pop(LABEL)
+    fields[IMAGE] = fields[IMAGE].permute(0, 2, 3, 1)
+    statistics = batch.manifest.statistics
+    height, width, channels = image.shape
+    augment = Augment(settings, statistics.mean, statistics.std, height, width, torch.device("cpu"), image.dtype)
+    draws = torch.from_numpy(draw(settings, seed, 0, len(batch)))
+    moved = augment.fields(fields, draws)
+    pixels, targets = augment.mix(moved[IMAGE], _targets(labels, len(batch.classes)), draws)
+    spread = torch.tensor([each or 1.0 for each in statistics.std]).view(1, channels, 1, 1)
+    numbers = pixels * spread + torch.tensor(statistics.mean).view(1, channels, 1, 1)
+    shown = {IMAGE: _rounded(numbers.permute(0, 2, 3, 1).numpy(), image.dtype)}
+    if MASK in moved:
+        shown[MASK] = _mixed_masks(augment, moved, draws)
+    if not (settings.moves or settings.mixes):
+        shown |= {name: fields[name].numpy() for name in (BOXES, KEYPOINTS) if name in fields}
+    return shown, None if batch.table.labels is None else targets.numpy()
+
+
+def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return labels as float32 rows: a 1 for a sample's class, or the values."""
+    if labels.dim() > 1 or labels.is_floating_point():
+        return labels.float().reshape(len(labels), -1)
+    known = labels.clamp(min=0)
+    return torch.nn.functional.one_hot(known, max(classes, int(known.max()) + 1)).float()
+
+
+def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: torch.Tensor) -> Array:
+    """Return the masks of mixed images: in each pixel the class with the largest share."""
+    masks = moved[MASK][..., 0].long()
+    shares = torch.nn.functional.one_hot(masks, int(masks.max()) + 1).permute(0, 3, 1, 2).float()
+    _, mixed = augment.mix(moved[IMAGE], shares, draws)
+    classes: Array = mixed.argmax(1)[..., None].to(torch.uint8).numpy()
+    return classes
+
+
+def _rounded(numbers: Array, dtype: str) -> Array:
+    """Return pixels in the dtype of their images where that holds whole numbers."""
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return numbers
+    limits = np.iinfo(kind)
+    return np.asarray(np.rint(numbers).clip(limits.min, limits.max), kind)
