@@ -233,7 +233,8 @@ def test_a_run_killed_after_a_shard_does_not_build_it_again(
     source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
 ) -> None:
     cache = tmp_path / "cache"
-    with warmup(cache) as process:
+    # So slow that there are samples left when the first shard is there, however busy the machine is.
+    with warmup(cache, seconds_a_sample="0.05") as process:
         while process.poll() is None and not list(cache.glob(".warmup/shard-*.npz")):
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
