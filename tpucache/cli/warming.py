@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tpucache.cli.dry_running import run_dry
 from tpucache.cli.options import (
     add_cache,
     add_command,
+    add_json,
     add_options,
     cache,
     colours,
@@ -21,7 +23,7 @@ from tpucache.cli.options import (
     seconds,
     size,
 )
-from tpucache.cli.terminal import complain, say, show
+from tpucache.cli.terminal import complain, show
 from tpucache.option_fields import options_of
 from tpucache.recipe import SHARED, Recipe
 from tpucache.warmup.options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
@@ -42,7 +44,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.report.inspect import label_text, left_out
+    from tpucache.report.inspect import describe, label_text, left_out
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.planning.estimate import Estimate
     from tpucache.warmup.running.executor import Executor
@@ -52,6 +54,8 @@ def warmup(options: argparse.Namespace) -> int:
     recipe, labels, classes = _wanted(options)
     executor = Executor(options.backend, options.jobs, options.scheduler)
     check_source(options.source, options.cache)
+    if options.dry_run:
+        return run_dry(options, _source(options), recipe, labels, classes)
     progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
@@ -81,16 +85,15 @@ def warmup(options: argparse.Namespace) -> int:
         raise SampleError(error.path, f"{error.reason}; or leave such samples out with --on-error skip") from error
     finally:
         progress.close()
-    say(
+    lines = [
         f"{options.cache}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
         f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
-        f"{time.monotonic() - began:,.0f} s"
-    )
-    say(f"  labels: {label_text(manifest)}")
-    for skipped in manifest.skipped:
-        say(f"  skipped {skipped.path!r}: {skipped.reason}")
-    for suffix, count in left_out(manifest).items():
-        say(f"  left out {count:,} {suffix!r}: no images by their names")
+        f"{time.monotonic() - began:,.0f} s",
+        f"  labels: {label_text(manifest)}",
+        *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
+        *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
+    ]
+    show(options, describe(manifest), lines)
     return 0
 
 
@@ -208,6 +211,11 @@ def add(commands: Any) -> None:
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
+    command.add_argument("--dry-run", action="store_true", help="show what would be done, and make no cache")
+    command.add_argument(
+        "--sheet", type=Path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
+    )
+    add_json(command)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
     _add_table(command)

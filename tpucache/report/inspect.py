@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -83,10 +83,14 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 def label_text(manifest: Manifest) -> str:
     """Return, in one line, what the samples' labels were read as."""
-    read = _read_as(manifest)
+    return describe_labels(_read_as(manifest), manifest.classes, manifest.statistics.class_counts)
+
+
+def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
+    """Return the same of the facts that a manifest has of labels, their classes, and the samples of each class."""
     kind = read.get("kind")
-    if manifest.classes and kind != "none":
-        return _class_text(manifest, kind)
+    if classes and kind != "none":
+        return _class_text(classes, counts, kind)
     if kind == "numbers":
         several = f", {_short(read.get('columns'))} a sample," if read.get("columns") != 1 else ""
         return f"numbers{several} from {_short(read.get('least'))} to {_short(read.get('most'))}"
@@ -105,8 +109,7 @@ def _read_as(manifest: Manifest) -> Mapping[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-def _class_text(manifest: Manifest, kind: object) -> str:
-    names, counts = manifest.classes, manifest.statistics.class_counts
+def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> str:
     pairs = [f"{name} {count:,}" for name, count in zip(names, counts, strict=False)] or list(names)
     more = f" and {len(pairs) - _NAMED:,} more" if len(pairs) > _NAMED else ""
     what = "classes, several a sample" if kind == "multilabel" else "classes"

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
         select_source,
     )
     from tpucache.warmup.sources.base import Item, Listing
+    from tpucache.warmup.trial import DryRun, dry_run
 
 _HOMES: Final = {
     "ArchiveSource": "tpucache.warmup.sources",
     "BuildProgress": "tpucache.warmup.running.scheduler",
     "DatasetSource": "tpucache.warmup.sources",
+    "DryRun": "tpucache.warmup.trial",
     "Estimate": "tpucache.warmup.planning.estimate",
     "Executor": "tpucache.warmup.running.executor",
     "FolderSource": "tpucache.warmup.sources",
@@ -54,6 +56,7 @@ _HOMES: Final = {
     "TableSource": "tpucache.warmup.sources",
     "box_source": "tpucache.warmup.sources",
     "build_cache": "tpucache.warmup.build",
+    "dry_run": "tpucache.warmup.trial",
     "label_source": "tpucache.warmup.sources",
     "open_source": "tpucache.warmup.sources",
     "relabel_cache": "tpucache.warmup.relabel",
@@ -65,6 +68,7 @@ __all__ = [
     "ArchiveSource",
     "BuildProgress",
     "DatasetSource",
+    "DryRun",
     "Estimate",
     "Executor",
     "FolderSource",
@@ -80,6 +84,7 @@ __all__ = [
     "TableSource",
     "box_source",
     "build_cache",
+    "dry_run",
     "label_source",
     "open_source",
     "relabel_cache",

@@ -7,21 +7,21 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from tpucache.errors import SampleError
 from tpucache.store.fields import RecordLayout
 from tpucache.store.files.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.planning.blocks import Chunk
-from tpucache.warmup.records.encode import SampleEncoder
+from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.sources.base import Sample
 
-_TRIED: Final = 8
-_ENOUGH_SECONDS: Final = 2.0
+_Item = TypeVar("_Item")
+
 _AHEAD: Final = 3  # tasks under way or waiting for each worker
 _NODE_BYTES: Final = 18  # LMDB's header, key and pointer of a record
 _PAGE_NUMBER_BYTES: Final = 8  # in the place of a record that has pages of its own
@@ -62,53 +62,81 @@ class _Trial(NamedTuple):
     seconds: float
 
 
+@dataclass(frozen=True)
+class Trials:
+    """How samples are tried: how many at most, for how long, and what is called with each result.
+
+    `margin` is by how many standard errors the estimate is above the mean of those that were tried.
+    """
+
+    samples: int = 8
+    seconds: float = 2.0
+    margin: float = 2.0
+    look: Callable[[Sample, EncodedSample | SampleError], None] = lambda sample, result: None
+
+
 def estimate(
-    encoder: SampleEncoder, remaining: Remaining, folder: Path, jobs: int | None = None, deadline: Deadline = NEVER
+    encoder: SampleEncoder,
+    remaining: Remaining,
+    folder: Path,
+    jobs: int | None = None,
+    deadline: Deadline = NEVER,
+    trials: Trials = Trials(),  # it is frozen
 ) -> Estimate:
     """Encode a few samples, spread over the chunks, in this process; samples that fail do not count.
 
     `folder` is on the disk that is written to.
     """
     samples = [(sample, chunk.variants) for chunk in remaining.chunks for sample in chunk.samples]
-    trials = _try_samples(encoder, samples, deadline)
-    timed = [trial.seconds for trial in trials[1:] or trials]  # the first one also warms libraries up
+    done = _try_samples(encoder, samples, deadline, trials)
+    timed = [trial.seconds for trial in done[1:] or done]  # the first one also warms libraries up
     to_build = sum(len(variants) for _, variants in samples)
     to_write = sum(records for records, _ in remaining.unsealed)
-    sizes, on_disk = [trial.bytes for trial in trials], [trial.on_disk for trial in trials]
-    if not trials:  # from the chunks on disk, or as large as records can be
+    sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
+    if not done:  # from the chunks on disk, or as large as records can be
         mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
         sizes, on_disk = [mean], [_on_disk(round(mean))]
     return Estimate(
         records=to_build,
-        bytes=round(_upper(on_disk) * to_write),
-        spooled=_working_bytes(remaining, _upper(sizes), jobs or os.cpu_count() or 1) + _table_bytes(remaining),
+        bytes=round(_upper(on_disk, trials.margin) * to_write),
+        spooled=_working_bytes(remaining, _upper(sizes, trials.margin), jobs or os.cpu_count() or 1)
+        + _table_bytes(remaining),
         process_seconds=sum(timed) / len(timed) * len(samples) if timed else 0.0,
         free=shutil.disk_usage(folder).free,
     )
 
 
 def _try_samples(
-    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[int]]], deadline: Deadline
+    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[int]]], deadline: Deadline, trials: Trials
 ) -> list[_Trial]:
-    trials: list[_Trial] = []
+    done: list[_Trial] = []
     began = time.monotonic()
-    for sample, variants in samples[:: max(1, len(samples) // _TRIED)][:_TRIED]:
+    for sample, variants in _spread(samples, trials.samples):
         start = time.monotonic()
-        if deadline.is_past or start - began > _ENOUGH_SECONDS:
+        if deadline.is_past or start - began > trials.seconds:
             break
         try:
-            lengths = [len(record) for record in encoder.encode(sample, variants).records]
-        except SampleError:
+            encoded = encoder.encode(sample, variants)
+        except SampleError as error:
+            trials.look(sample, error)
             continue
         seconds = time.monotonic() - start
-        trials.append(_Trial(statistics.mean(lengths), statistics.mean(map(_on_disk, lengths)), seconds))
-    return trials
+        lengths = [len(record) for record in encoded.records]
+        done.append(_Trial(statistics.mean(lengths), statistics.mean(map(_on_disk, lengths)), seconds))
+        trials.look(sample, encoded)
+    return done
 
 
-def _upper(sizes: Sequence[float]) -> float:
+def _spread(samples: Sequence[_Item], count: int) -> list[_Item]:
+    """Return as many samples, in equal distances."""
+    count = min(count, len(samples))
+    return [samples[number * len(samples) // count] for number in range(count)]
+
+
+def _upper(sizes: Sequence[float], margin: float) -> float:
     """Return what the mean of all sizes will hardly exceed, judged by a few of them."""
     spread: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
-    return statistics.fmean(sizes) + 2 * spread / math.sqrt(len(sizes))
+    return statistics.fmean(sizes) + margin * spread / math.sqrt(len(sizes))
 
 
 def _on_disk(length: int) -> float:

@@ -37,6 +37,7 @@ def is_dicom(data: bytes) -> bool:
 class DicomPicture:
     """A DICOM file whose header is read."""
 
+    kind = "DICOM"
     orientation = 1
 
     def __init__(self, data: bytes, path: str) -> None:

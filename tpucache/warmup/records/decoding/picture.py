@@ -27,6 +27,11 @@ class Picture(Protocol):
         ...
 
     @property
+    def kind(self) -> str:
+        """What it is stored as, such as `JPEG RGB` or `array uint8`."""
+        ...
+
+    @property
     def orientation(self) -> int:
         """The EXIF orientation, 1 to 8."""
         ...
@@ -61,6 +66,7 @@ class _FilePicture:
     def __init__(self, image: Image.Image, data: bytes) -> None:
         self._image, self._data = image, data
         self.size, self.orientation = stored_size(image), orientation(image)
+        self.kind = f"{image.format} {image.mode}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
@@ -74,6 +80,7 @@ class _ArrayPicture:
     def __init__(self, array: Array, path: str) -> None:
         self._array, self._path = array, path
         self.size = with_channels_last(array, path).shape[1::-1]
+        self.kind = f"array {array.dtype}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
         return Decoded(to_pixels(self._array, recipe.mode, recipe.white_level, self._path), 1.0)

@@ -1,0 +1,216 @@
+"""dry_run: what a warmup would do, found out from a source's listing and a few of its samples; nothing is written."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.fields import IMAGE
+from tpucache.warmup.options import BuildOptions, LabelKind
+from tpucache.warmup.planning.blocks import cut_block
+from tpucache.warmup.planning.estimate import Estimate, Remaining, Trials, estimate
+from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
+from tpucache.warmup.records.decoding.picture import open_picture
+from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
+from tpucache.warmup.sources import label_source, open_source
+from tpucache.warmup.sources.base import Label, Sample, Source
+from tpucache.warmup.sources.folder import NO_SUFFIX
+from tpucache.warmup.sources.labelled import class_names
+from tpucache.warmup.tables import label_column, label_facts
+from tpucache.warmup.work.folder import check_source, finished_cache
+
+_TRIED: Final = 64
+_SECONDS: Final = 8.0
+_SHOWN: Final = 24
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A sample that was tried: its path, its label, and the reason why it cannot be used, if there is one.
+
+    `clean` has the clean arrays of some samples by field, for a picture of them.
+    """
+
+    path: str
+    label: Label
+    clean: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a warmup would do.
+
+    `files` counts the samples, and `left_out` the other files, by their names' suffix. `tried` are a few samples,
+    spread over the source; `sizes` are their (width, height) and `kinds` counts what they are stored as. `labels` is as
+    in a manifest, with `classes` and the samples of each class; where the samples themselves state their labels, only
+    those that were tried count. The estimate is of the clean variant and of all others.
+    """
+
+    samples: int
+    files: Mapping[str, int]
+    left_out: Mapping[str, int]
+    tried: Sequence[Tried]
+    sizes: Sequence[tuple[int, int]]
+    kinds: Mapping[str, int]
+    labels: Mapping[str, Any]
+    classes: tuple[str, ...]
+    class_counts: tuple[int, ...]
+    estimate: Estimate
+    jobs: int
+
+    @property
+    def failed(self) -> list[Tried]:
+        """The samples that were tried and cannot be used."""
+        return [tried for tried in self.tried if tried.reason]
+
+    @property
+    def seconds(self) -> float:
+        """How long the warmup takes, with all of its workers."""
+        return self.estimate.process_seconds / self.jobs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return this as JSON values, without the pixels of samples."""
+        return {
+            "samples": self.samples,
+            "files": dict(self.files),
+            "left_out": dict(self.left_out),
+            "tried": len(self.tried),
+            "failed": [{"path": tried.path, "reason": tried.reason} for tried in self.failed],
+            "sizes": {name: list(size) for name, size in self.size_range().items()},
+            "kinds": dict(self.kinds),
+            "labels": dict(self.labels),
+            "classes": list(self.classes),
+            "class_counts": list(self.class_counts),
+            "records": self.estimate.records,
+            "bytes": self.estimate.bytes,
+            "working_bytes": self.estimate.spooled,
+            "free_bytes": self.estimate.free,
+            "process_seconds": self.estimate.process_seconds,
+            "seconds": self.seconds,
+        }
+
+    def size_range(self) -> dict[str, tuple[int, int]]:
+        """Return the smallest, the median and the largest width and height, each by itself; nothing without images."""
+        if not self.sizes:
+            return {}
+        widths, heights = zip(*self.sizes, strict=True)
+        return {
+            "smallest": (min(widths), min(heights)),
+            "median": (statistics.median_low(widths), statistics.median_low(heights)),
+            "largest": (max(widths), max(heights)),
+        }
+
+
+def dry_run(
+    source: str | Path | Source,
+    cache: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    jobs: int | None = None,
+    labels: LabelKind = BuildOptions.labels,
+    classes: str | Path | Sequence[str] | None = BuildOptions.classes,
+) -> DryRun:
+    """Return what `build_cache` would do with the same arguments. No folder is made and nothing is written.
+
+    Samples that fail are reported, not raised. Raises what `build_cache` raises before it starts to build.
+    """
+    recipe, cache = recipe or Recipe(), Path(cache).absolute()
+    if isinstance(source, (str, Path)):
+        check_source(source, cache)
+        source = open_source(source)
+    source = label_source(source, labels, class_names(classes))
+    listing = source.list()
+    if not listing.samples:
+        raise SourceError(f"{source!r} has no samples")
+    existing = finished_cache(cache)
+    if existing is None:
+        plan = plan_build(source, listing, recipe, labels)
+    else:
+        plan = plan_addition(source, listing, recipe, existing, labels)
+    look = _Look(recipe, every=max(1, min(_TRIED, len(listing.samples)) // _SHOWN))
+    encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, plan.label_rule)
+    trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
+    expected = estimate(encoder, _all_of(plan), _folder_above(cache), jobs, trials=trials)
+    column, names, counts = _labels(plan, look.tried)
+    return DryRun(
+        samples=len(listing.samples),
+        files=dict(Counter(_suffix(sample.path) for sample in listing.samples).most_common()),
+        left_out=listing.left_out,
+        tried=look.tried,
+        sizes=look.sizes,
+        kinds=dict(look.kinds.most_common()),
+        labels=label_facts(labels, column, bool(names), plan.unused_labels),
+        classes=names,
+        class_counts=counts,
+        estimate=expected,
+        jobs=jobs or os.cpu_count() or 1,
+    )
+
+
+class _Look:
+    """Collects what is to be known of the samples that are tried, and the arrays of one in `every` few."""
+
+    def __init__(self, recipe: Recipe, every: int) -> None:
+        self._recipe, self._every = recipe, every
+        self.tried: list[Tried] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.kinds = Counter[str]()
+
+    def take(self, sample: Sample, result: EncodedSample | SampleError) -> None:
+        if isinstance(result, SampleError):
+            self.tried.append(Tried(sample.path, sample.label, reason=result.reason))
+            return
+        label = sample.label if sample.label is not None else result.item.label
+        clean = result.clean if IMAGE in result.clean and not len(self.tried) % self._every else {}
+        self.tried.append(Tried(sample.path, label, clean))
+        image = result.item.fields.get(IMAGE)
+        if image is not None:
+            with open_picture(image, self._recipe, sample.path) as picture:
+                self.sizes.append(picture.size)
+                self.kinds[picture.kind] += 1
+
+
+def _all_of(plan: Plan) -> Remaining:
+    """Return all that a plan has to do, as nothing of it is done yet."""
+    samples = sum(len(block.samples) for block in plan.blocks)
+    cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
+    unsealed = [
+        (len(block.samples) * len(block.variants), max(len(chunk.samples) for chunk in chunks) * len(block.variants))
+        for block, chunks in zip(plan.blocks, cut, strict=True)
+    ]
+    return Remaining([chunk for chunks in cut for chunk in chunks], unsealed, 0)
+
+
+def _labels(plan: Plan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
+    """Return the column of labels, None without any, the classes, and the samples of each class."""
+    pairs = [pair for pair in _known(plan, tried) if pair[0] is not None]
+    if not pairs:
+        return None, (), ()
+    labels, paths = zip(*pairs, strict=True)
+    return label_column(labels, paths, plan.listing.classes)
+
+
+def _known(plan: Plan, tried: Sequence[Tried]) -> Iterator[tuple[Label, str]]:
+    if plan.label_rule is None:
+        yield from ((sample.label, sample.path) for sample in plan.listing.samples)
+    else:
+        yield from ((each.label, each.path) for each in tried if not each.reason)
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path.partition("#")[0]).suffix.lower() or NO_SUFFIX
+
+
+def _folder_above(cache: Path) -> Path:
+    """Return the folder itself, or the innermost one above it that exists."""
+    return next(folder for folder in (cache, *cache.parents) if folder.exists())
