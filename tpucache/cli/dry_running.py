@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,7 +69,7 @@ def _counts(counted: Any) -> str:
 
 
 def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
-    """Write a contact sheet of the samples that were tried; None where they have no images that can be drawn."""
+    """Write a contact sheet of the samples that were tried; None where they have no images."""
     import numpy as np
 
     from tpucache.report.draw import draw_record
@@ -79,7 +79,7 @@ def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
 
     cells = []
     for tried in found.tried:
-        if _is_drawable(tried.clean):
+        if IMAGE in tried.clean:
             label = None if tried.label is None else np.asarray(tried.label)
             picture = draw_record(tried.clean, found.classes, _SIDE)
             cells.append(Cell(describe_label(label, found.classes), tried.path, [picture]))
@@ -89,9 +89,3 @@ def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
     layout = Layout(len(cells), 1, fitted_size(shape, _SIDE))
     line = f"{found.samples:,} samples, {len(cells)} of them as warmup would make them"
     return save_picture(draw_sheet(layout, source, line, cells), path)
-
-
-def _is_drawable(fields: Mapping[str, Any]) -> bool:
-    """Return whether the image is 8-bit, grey or RGB."""
-    image = fields.get(IMAGE)
-    return image is not None and image.dtype == "uint8" and image.shape[-1] in (1, 3)
