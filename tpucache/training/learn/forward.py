@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -10,12 +11,16 @@ from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.store.fields import IMAGE, LABEL
+from tpucache.ondevice.modules import Augment
+from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.user_code import describe_error, user_code
 from tpucache.training.settings import TrainSettings
+
+#: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
+IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -75,3 +80,33 @@ def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: 
 def model_name(settings: TrainSettings) -> str:
     """Return what messages call a run's model."""
     return f"the model {settings.model!r}"
+
+
+def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
+    """Return mean and deviation of the channels, in 0..255: the cache's own or ImageNet's. Raises UsageError."""
+    statistics = dataset.manifest.statistics
+    if settings.normalise == "cache" or IMAGE not in dataset.names:
+        return list(statistics.mean), list(statistics.std)
+    mean, std = IMAGENET
+    if len(statistics.mean) != len(mean):
+        raise UsageError(f"ImageNet's statistics are of 3 channels, the cache's images have {len(statistics.mean)}")
+    if _image_field(dataset).is_deep:
+        raise UsageError("ImageNet's statistics are of 8-bit images: use the cache's own, --normalise cache")
+    return list(mean), list(std)
+
+
+def make_augment(
+    settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
+) -> Augment | None:
+    """Return what normalises and augments images, None for records without one. Raises UsageError."""
+    if IMAGE not in dataset.names:
+        if settings.augment != type(settings.augment)():
+            raise UsageError("the cache has no images to augment: leave the augmentations out")
+        return None
+    image = _image_field(dataset)
+    height, width = image.shape[:2]
+    return Augment(settings.augment, mean, std, height, width, device.torch_device, image.dtype)
+
+
+def _image_field(dataset: CachedDataset) -> Field:
+    return dataset.manifest.fields[dataset.names.index(IMAGE)]

@@ -14,12 +14,18 @@ from torch import nn
 from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.ondevice.modules import Augment
-from tpucache.store.fields import IMAGE, LABEL, Field
+from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.ema import Ema
-from tpucache.training.learn.forward import check_model, forward, model_name, outputs_of
+from tpucache.training.learn.forward import (
+    channel_statistics,
+    check_model,
+    forward,
+    make_augment,
+    model_name,
+    outputs_of,
+)
 from tpucache.training.learn.metrics import MORE_IS_BETTER
 from tpucache.training.learn.models import build_model, channels_of
 from tpucache.training.learn.optimizers import clip_gradients, has_groups, make_optimizer, set_rates
@@ -32,8 +38,6 @@ from tpucache.training.learn.user_code import check_loss, load_metrics, user_cod
 from tpucache.training.learn.weights import MatchedWeights, load_matching
 from tpucache.training.settings import TrainSettings
 
-#: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
-IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 TARGET: Final = "target"
 DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
 
@@ -67,7 +71,7 @@ class Learner:
         self._frozen_norms = freeze(model, settings.freeze)
         self.mean, self.std = channel_statistics(settings, dataset)
         self._finish = make_finish(dataset, device)
-        self._augment = _augment(settings, dataset, self.mean, self.std, device)
+        self._augment = make_augment(settings, dataset, self.mean, self.std, device)
         balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
         self._weights = None if balance is None else balance.to(device.torch_device)
         self._steps = 0
@@ -262,35 +266,6 @@ def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
 def step_seed(seed: int, number: int) -> int:
     """Return the seed of the device's generator for one step."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
-
-
-def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of the channels, in 0..255: the cache's own or ImageNet's. Raises UsageError."""
-    statistics = dataset.manifest.statistics
-    if settings.normalise == "cache" or IMAGE not in dataset.names:
-        return list(statistics.mean), list(statistics.std)
-    mean, std = IMAGENET
-    if len(statistics.mean) != len(mean):
-        raise UsageError(f"ImageNet's statistics are of 3 channels, the cache's images have {len(statistics.mean)}")
-    if _image_field(dataset).is_deep:
-        raise UsageError("ImageNet's statistics are of 8-bit images: use the cache's own, --normalise cache")
-    return list(mean), list(std)
-
-
-def _augment(
-    settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
-) -> Augment | None:
-    if IMAGE not in dataset.names:
-        if settings.augment != type(settings.augment)():
-            raise UsageError("the cache has no images to augment: leave the augmentations out")
-        return None
-    image = _image_field(dataset)
-    height, width = image.shape[:2]
-    return Augment(settings.augment, mean, std, height, width, device.torch_device, image.dtype)
-
-
-def _image_field(dataset: CachedDataset) -> Field:
-    return dataset.manifest.fields[dataset.names.index(IMAGE)]
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:
