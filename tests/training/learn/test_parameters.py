@@ -98,3 +98,13 @@ def test_what_the_model_excepts_does_not_decay():
     assert decays[id(model.head.weight)]
     assert not decays[id(model.head.bias)]
     assert len(parameter_groups(model, 0.1, respect_model=False)[0]["params"]) == 1 + 1 + 12 + 1
+
+
+def test_layers_with_rates_of_their_own_never_decay_by_equal_factors():
+    optimizer = make_optimizer(Transformer(), "adamw", 0.1, 5e-4, layer_decay=0.7)
+    for rate in (0.1, 4e-3, 1e-5, 1e-8):
+        set_rates(optimizer, Rates(rate, 0.9))
+        decays = [group["lr"] * group["weight_decay"] for group in optimizer.param_groups if group["weight_decay"]]
+        factors = {torch.tensor(1 - decay, dtype=torch.float32).item() for decay in decays}
+        assert len(factors) == len(decays) == 14, rate
+        assert decays[-1] == pytest.approx(max(5e-4 * rate, 14 * 2.0**-23), rel=0.05)

@@ -70,15 +70,20 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Use these rates in the next step; momentum is AdamW's first beta. Costs no compile.
 
     XLA makes a constant of a factor that is 1 in float32, and another graph. So AdamW's weights decay by 2^-23 at least
-    where they do, and its count of steps stops where its correction no longer shows.
+    where they do, and its count of steps stops where its correction no longer shows. Equal numbers are one input of a
+    graph, and different ones another graph: with layers of their own rates, no two decay by the same multiple of that.
     """
+    multiple = 0
     for group in optimizer.param_groups:
         group["lr"] = rates.lr * group.get(RATE_SCALE, 1.0)
         if "betas" not in group:
             group["momentum"] = rates.momentum
             continue
         group["betas"] = (rates.momentum, group["betas"][1])
-        if group[_DECAY]:
+        if group[_DECAY] and RATE_SCALE in group:
+            multiple = max(multiple + 1, round(group[_DECAY] * group["lr"] / _LEAST))
+            group["weight_decay"] = multiple * _LEAST / group["lr"]
+        elif group[_DECAY]:
             group["weight_decay"] = max(group[_DECAY], _LEAST / group["lr"])
         last = int(math.log(_LEAST) / math.log(group["betas"][1]))
         for parameter in group["params"]:
