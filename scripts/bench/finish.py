@@ -20,8 +20,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-os.environ.setdefault("PJRT_DEVICE", "CPU")
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -177,6 +175,7 @@ def to_rows(figures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
     figures = {}
     for cache in options.caches:
         found = measure(cache, options)
