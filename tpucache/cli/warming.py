@@ -75,6 +75,8 @@ def warmup(options: argparse.Namespace) -> int:
             target=options.target,
             labels=labels,
             classes=classes,
+            pad=options.pad,
+            truncate=options.truncate,
             engine=executor,
             report=progress.report,
             announce=announce,
@@ -93,6 +95,8 @@ def warmup(options: argparse.Namespace) -> int:
         *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
         *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
     ]
+    if options.truncate:
+        lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     show(options, describe(manifest), lines)
     return 0
 
@@ -114,6 +118,14 @@ def _source(options: argparse.Namespace) -> Source:
 
     source = _opened(options.source, options)
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
+
+
+def _truncated(cache: Path, pad: int) -> int:
+    """Return how many sequences of a cache were longer than they are in it."""
+    from tpucache.store.cache import Cache
+
+    lengths: Any = Cache.open(cache).samples.get("length", [])
+    return sum(length > pad for length in lengths)
 
 
 def relabel(options: argparse.Namespace) -> int:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         box_source,
         label_source,
         open_source,
+        pad_source,
         select_source,
     )
     from tpucache.warmup.sources.base import Item, Listing
@@ -59,6 +60,7 @@ _HOMES: Final = {
     "dry_run": "tpucache.warmup.trial",
     "label_source": "tpucache.warmup.sources",
     "open_source": "tpucache.warmup.sources",
+    "pad_source": "tpucache.warmup.sources",
     "relabel_cache": "tpucache.warmup.relabel",
     "repair_cache": "tpucache.warmup.repair",
     "select_source": "tpucache.warmup.sources",
@@ -87,6 +89,7 @@ __all__ = [
     "dry_run",
     "label_source",
     "open_source",
+    "pad_source",
     "relabel_cache",
     "repair_cache",
     "select_source",

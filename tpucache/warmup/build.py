@@ -25,8 +25,8 @@ from tpucache.warmup.running.consistency import check_records, known_records
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
-from tpucache.warmup.sources import label_source, open_source
-from tpucache.warmup.sources.base import Source
+from tpucache.warmup.sources import label_source, pad_source, to_source
+from tpucache.warmup.sources.base import Items, Source
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
@@ -49,7 +49,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def build_cache(
-    source: str | Path | Source,
+    source: str | Path | Source | Items,
     cache: str | Path,
     recipe: Recipe | None = None,
     *,
@@ -59,6 +59,8 @@ def build_cache(
     target: Target = BuildOptions.target,
     labels: LabelKind = BuildOptions.labels,
     classes: str | Path | Sequence[str] | None = BuildOptions.classes,
+    pad: int | None = BuildOptions.pad,
+    truncate: bool = BuildOptions.truncate,
     engine: Executor | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
     announce: Callable[[Estimate], None] | None = None,
@@ -69,9 +71,10 @@ def build_cache(
     killed. A finished cache of the same source and recipe is returned as it is; more samples or more variants are
     added to it, and no finished shard is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
     Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes. `classes` are the classes in
-    their order: names, a text file with one on each line, or a cache that has them. `engine` runs the work elsewhere
-    than in `jobs` local processes. `announce` is called with an estimate of the work before it starts, and `report`
-    with the progress.
+    their order: names, a text file with one on each line, or a cache that has them. `pad` and `truncate` give
+    sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs` local processes.
+    `announce` is called with an estimate of the work before it starts, and `report` with the progress. A `source` may
+    be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
     recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
@@ -83,9 +86,9 @@ def build_cache(
     cache = Path(cache).absolute()  # workers that are used again may be in another folder
     if isinstance(source, (str, Path)):
         check_source(source, cache)
-        source = open_source(source)
+    source = to_source(source)
     BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
-    source = label_source(source, labels, class_names(classes))
+    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes))
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))

@@ -36,6 +36,13 @@ class BuildOptions:
         "the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",
         metavar="CACHE",
     )
+    pad: int | None = option(
+        None,
+        "length of every sequence, with zeros at its end; the longest one's if not given",
+        metavar="N",
+        minimum=1,
+    )
+    truncate: bool = option(False, "cut longer sequences to the length of --pad")
 
     def __post_init__(self) -> None:
         check_options(self)

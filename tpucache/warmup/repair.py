@@ -28,8 +28,8 @@ from tpucache.warmup.repair_tables import rebuild_index, rebuild_samples
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
-from tpucache.warmup.sources import open_source
-from tpucache.warmup.sources.base import Listing, Source
+from tpucache.warmup.sources import to_source
+from tpucache.warmup.sources.base import Items, Listing, Source
 from tpucache.warmup.versions import version_differences
 from tpucache.warmup.work.folder import cache_folder, remove_folder, remove_leftovers
 from tpucache.warmup.work.lock import hold
@@ -43,7 +43,7 @@ Rows = npt.NDArray[Any]
 
 
 def repair_cache(
-    source: str | Path | Source,
+    source: str | Path | Source | Items,
     cache: str | Path,
     *,
     jobs: int | None = None,
@@ -61,7 +61,7 @@ def repair_cache(
     cache's, RecipeError for an augmentation that changed, DamageError when something else comes out than there was,
     BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
     """
-    source = source if not isinstance(source, (str, Path)) else open_source(source)
+    source = to_source(source)
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
     source = as_asked(source, opened.manifest)

@@ -9,7 +9,7 @@ from typing import Any
 from tpucache.errors import SourceError
 from tpucache.store.copying.lineage import earlier_tables
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.sources import label_source, select_source
+from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.base import Listing, Source
 
 
@@ -22,6 +22,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
         include=asked.get("include", ()),
         exclude=asked.get("exclude", ()),
     )
+    part = pad_source(part, asked.get("pad"), asked.get("truncate", False))
     if earlier_tables(manifest):  # its labels are no longer those of the source
         return part
     return label_source(part, read.get("asked", "auto"), manifest.classes if "classes" in asked else ())

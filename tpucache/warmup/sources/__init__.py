@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.option_fields import options_of
-from tpucache.warmup.sources import dataset, folder, table
+from tpucache.warmup.sources import folder, table
 from tpucache.warmup.sources.annotations.coco import box_source
 from tpucache.warmup.sources.archives import source as archives
 from tpucache.warmup.sources.archives.source import ArchiveSource
-from tpucache.warmup.sources.base import Sample, Source, SourceKind
-from tpucache.warmup.sources.dataset import DatasetSource
+from tpucache.warmup.sources.base import Items, Sample, Source, SourceKind
+from tpucache.warmup.sources.datasets import source as datasets
+from tpucache.warmup.sources.datasets.sequences import pad_source
+from tpucache.warmup.sources.datasets.source import DatasetSource
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.parquet import source as parquet
@@ -35,18 +37,29 @@ __all__ = [
     "box_source",
     "label_source",
     "open_source",
+    "pad_source",
     "select_source",
+    "to_source",
 ]
 
 #: All kinds of sources; the first that matches is opened.
 _KINDS: Final[tuple[SourceKind, ...]] = (
-    parquet.KIND,
     folder.KIND,
     table.KIND,
     archives.KIND,
+    parquet.KIND,
     tfrecords.KIND,
-    dataset.KIND,
+    datasets.KIND,
 )
+
+
+def to_source(source: str | Path | Source | Items) -> Source:
+    """Return a source as it is, or that of a path, a pattern, a name or a dataset. Raises what `open_source` does."""
+    if isinstance(source, (str, Path)):
+        return open_source(source)
+    if hasattr(source, "list") and hasattr(source, "load"):
+        return cast(Source, source)
+    return DatasetSource(cast(Items, source))
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:

@@ -83,6 +83,14 @@ class Item:
     mask_runs: Array | None = None
 
 
+class Items(Protocol):
+    """A map-style dataset of any library."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
 class Source(Protocol):
     """Something samples come from. It is pickled to every worker, so it must be small and safe to copy."""
 

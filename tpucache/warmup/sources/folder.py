@@ -153,4 +153,9 @@ def _files(root: Path) -> Iterator[tuple[Path, int]]:
         raise SourceError(f"{error.filename}: {error.strerror}") from error
 
 
-KIND: Final = SourceKind("a folder of images", lambda source: Path(source).is_dir(), lambda root, _: FolderSource(root))
+def _is_folder(source: str | Path) -> bool:
+    """Return whether a path is a folder, but for one of parquet files, which is another kind of source."""
+    return Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None
+
+
+KIND: Final = SourceKind("a folder of images", _is_folder, lambda root, _: FolderSource(root))

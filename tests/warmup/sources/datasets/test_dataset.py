@@ -16,8 +16,9 @@ from PIL import Image
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.records.decoding.masks import decode_mask
-from tpucache.warmup.sources import DatasetSource, Sample, dataset, open_source
+from tpucache.warmup.sources import DatasetSource, Sample, open_source
 from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.datasets import source as dataset
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 NAME = "datasets_by_test:make"
@@ -249,8 +250,8 @@ def test_a_palette_mask_keeps_numbers_beyond_its_palette(make: Make) -> None:
 
 
 def test_an_image_of_a_mode_without_policy_is_refused(make: Make) -> None:
-    with pytest.raises(SampleError, match="'image' is a CMYK image"):
-        _load(make(Image.new("CMYK", (2, 2))))
+    with pytest.raises(SampleError, match="'image' is a HSV image"):
+        _load(make(Image.new("HSV", (2, 2))))
 
 
 def test_an_image_that_is_decoded_late_and_broken_is_a_sample_error(make: Make) -> None:

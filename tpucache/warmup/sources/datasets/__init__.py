@@ -1,0 +1,1 @@
+"""Samples of datasets in Python: images, arrays, and sequences of different lengths."""
