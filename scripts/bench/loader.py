@@ -1,4 +1,4 @@
-"""What CachedLoader costs beside its rate: start, memory over many epochs, ten million records, a cold page cache.
+"""CachedLoader by its ways of reading, and its costs: threads, start, memory, ten million records, a cold page cache.
 
 `python -m scripts.bench loader CACHE`. The cold part drops the kernel's page cache and so needs root; where that is not
 allowed it is left out, and says so.
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.bench.loader_ways import lock_microseconds, thread_scaling, way_ratios
 from scripts.bench.race import race, ratio, spread, spread_cell
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from tpucache import CachedDataset, CachedLoader, Manifest
@@ -170,17 +171,28 @@ def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
     options.work.mkdir(parents=True, exist_ok=True)
+    ways = way_ratios(options.cache, options.batch_size, options.threads, options.rounds)
+    lock = lock_microseconds(options.cache, options.batch_size, options.rounds)
+    scaling = thread_scaling(options.cache, options.batch_size)
     first = first_batch_seconds(options.cache, options.batch_size, options.rounds)
     drift = memory_drift_mb(options.cache, options.batch_size, options.epochs)
     seconds, megabytes = open_huge(10 * MILLION, options.work)
     rates = cold_rates(options.cache, options.batch_size, options.rounds)
     figures = {
+        "of_the_limit": ways,
+        "lock_microseconds": lock,
+        "scaling_of_16_threads": scaling,
         "first_batch_seconds": first,
         "memory_drift_mb": drift,
         "huge": {"records": 10 * MILLION, "seconds": seconds, "resident_mb": megabytes},
         "cold_mb_per_second": rates,
     }
     lines = [
+        f"of a copy in memory by {options.threads} threads, first and second epoch: "
+        + "; ".join(f"{name} {one:.2f}, {two:.2f}" for name, (one, two) in ways.items())
+        + ("" if "map" in ways else "; map: left out, mounting needs root"),
+        f"a record holds the interpreter's lock for {lock:.2f} us at most",
+        f"16 threads whose copies only wait: {scaling:.1f} times one",
         f"first batch: {first:.3f} s",
         f"resident memory over {options.epochs} epochs: {drift:+.1f} MB",
         f"ten million records: opened in {seconds:.2f} s, {megabytes:.0f} MB more resident",
@@ -195,6 +207,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, help="a cache that warmup built")
     parser.add_argument("--batch-size", type=int, default=256, help="images a batch (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="that read (%(default)s)")
     parser.add_argument(
         "--epochs", type=int, default=200, help="epochs over which memory is watched, at least 6 (%(default)s)"
     )

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 import zlib
 from typing import Any, Final
@@ -93,8 +94,8 @@ class ShardMaps:
         shards = rows["shard"].astype(np.int64)
         bases = self._bases.take(shards, mode="clip")  # a shard that is not there is refused when it is opened
         if (bases == _UNKNOWN).any():
-            for shard in np.unique(shards[bases == _UNKNOWN]).tolist():
-                self._map(shard, rows[shards == shard][:1])
+            unknown, first = np.unique(np.where(bases == _UNKNOWN, shards, -1), return_index=True)
+            self._map(rows[first[unknown >= 0]])
             bases = self._bases[shards]
         found: Addresses = np.where(bases > 0, bases + rows["offset"].astype(np.int64), 0)
         absent = np.flatnonzero((found > 0) & ~self._present[numbers])
@@ -107,21 +108,25 @@ class ShardMaps:
         """Return all bytes of a mapped shard, read-only; this object is to be kept as long as they are used."""
         return _bytes_at(int(self._bases[shard]), self._made_of[0].shards[shard].bytes)
 
-    def _map(self, shard: int, row: Rows) -> None:
-        """Map a shard if it may be mapped and the budget has room, after comparing one of its records."""
+    def _map(self, rows: Rows) -> None:
+        """Map the shards of some records, one of each, if they may be mapped and the budget has room.
+
+        The record is compared with its checksum before.
+        """
         reader, _ = self._made_of
-        file = reader.file(shard)
+        sizes = {shard: reader.shards[shard].bytes for shard in rows["shard"].tolist() if self.can_map(shard)}
         with self._lock:
-            if self._bases[shard] != _UNKNOWN:
-                return
-            size = reader.shards[shard].bytes
-            is_wanted = self.can_map(shard) and BUDGET.take(self, size, is_used=False)
-            base = _map_file(file.number, size) if is_wanted else 0
-            if base:
-                unmap = weakref.finalize(self, libc.munmap, ctypes.c_void_p(base), ctypes.c_size_t(size))
-                unmap.atexit = False  # a thread may still copy then
-                self._check(base, row)
-            self._bases[shard] = base or _NOT_MAPPED
+            new = {shard: size for shard, size in sizes.items() if self._bases[shard] == _UNKNOWN}
+            has_room = BUDGET.take(self, sum(new.values()), is_used=False)  # looking costs as much as opening ten files
+            for row in rows[self._bases[rows["shard"]] == _UNKNOWN]:
+                shard = int(row["shard"])
+                is_wanted = shard in new and (has_room or BUDGET.take(self, new[shard], is_used=False))
+                base = _map_file(reader.file(shard).number, new[shard]) if is_wanted else 0
+                if base:
+                    unmap = weakref.finalize(self, libc.munmap, ctypes.c_void_p(base), ctypes.c_size_t(new[shard]))
+                    unmap.atexit = False  # a thread may still copy then
+                    self._check(base, row.reshape(1))
+                self._bases[shard] = base or _NOT_MAPPED
 
     def _check(self, base: int, row: Rows) -> None:
         """Compare a record with its checksum: the file may be another's of the same size."""
@@ -137,8 +142,11 @@ class ShardMaps:
         first = self._first_piece[shards] + (starts >> _PIECE_BITS)
         last = self._first_piece[shards] + ((starts + np.maximum(lengths, 1) - 1) >> _PIECE_BITS)
         pieces = np.unique(np.concatenate([first, last]))
-        for piece in pieces[~self._whole[pieces]].tolist():
-            self._read_piece(piece)
+        missing = pieces[~self._whole[pieces]]
+        if len(missing):
+            # Threads whose first batches touch the same pieces begin in different places, and so share the work.
+            for piece in np.roll(missing, threading.get_ident() >> 12).tolist():
+                self._read_piece(piece)
         is_read = self._whole[first] & self._whole[last] & (last - first < 2)
         for at in np.flatnonzero(~is_read).tolist():
             self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
@@ -150,7 +158,9 @@ class ShardMaps:
         start = (piece - int(self._first_piece[shard])) << _PIECE_BITS
         length = min(_PIECE, reader.shards[shard].bytes - start)
         probes = range(start, start + length, max(1, length // _PROBES))
-        if self._bases[shard] > 0 and all(reader.is_in_memory(shard, place) for place in probes):
+        if self._whole[piece] or self._bases[shard] <= 0:
+            return
+        if all(reader.is_in_memory(shard, place) for place in probes):
             self._populate(int(self._bases[shard]) + start, length, shard)
             self._whole[piece] = True
 
