@@ -35,7 +35,7 @@ def accuracy_of(cache: Path, run: Path, options: argparse.Namespace, seed: int) 
     if done.returncode:
         sys.exit(f"status {done.returncode}: {done.stderr[-2000:]}")
     report = json.loads((run / "report.json").read_text())
-    return float(report["epochs"][-1]["accuracy"])
+    return float(report["epochs"][-1]["valid_accuracy"])
 
 
 def main() -> int:
