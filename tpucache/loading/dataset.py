@@ -34,9 +34,9 @@ Self = TypeVar("Self", bound="CachedDataset")
 class CachedDataset(Dataset[Item]):
     """The samples of a cache: `image, label = dataset[0]`.
 
-    The image is a uint8 tensor (channels, height, width), channels last in memory; the label an int64 scalar, a
-    float32 vector, or -1 where the cache has no labels. A cache with fields beside the image gives a dict of tensors
-    instead, the label under "label".
+    The image is a tensor (channels, height, width), uint8 unless its own depth was kept, channels last in memory; the
+    label an int64 scalar, a float32 vector, or -1 where the cache has no labels. A cache with fields beside the image
+    gives a dict of tensors instead, the label under "label".
 
     `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of these samples, as slices, lists and masks
     of a numpy array are arrays; nothing is read for that (see `select`).

@@ -1,24 +1,36 @@
-"""The sums of an image's bytes are exact, however bright and large it is."""
+"""Sums of pixels are exact, whatever their dtype."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
-import pytest
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from tpucache.warmup.records.moments import moments
+from tpucache.warmup.records.moments import FLOAT_BITS, add_moments, moments
 
-
-@pytest.mark.parametrize("height", [1, 255, 256, 257, 700])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_the_sums_of_the_brightest_image_are_exact(height: int, channels: int) -> None:
-    pixels = height * 5
-    assert moments(np.full((height, 5, channels), 255, np.uint8)) == (
-        [pixels * 255] * channels,
-        [pixels * 255**2] * channels,
-    )
+SHAPES = arrays.array_shapes(min_dims=3, max_dims=3, max_side=6)
 
 
-def test_the_sums_of_each_channel_are_its_own() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (300, 7, 3), np.uint8)
-    whole = image.astype(np.int64)
-    assert moments(image) == (whole.sum((0, 1)).tolist(), (whole**2).sum((0, 1)).tolist())
+@given(arrays.arrays(np.float32, SHAPES, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+@settings(max_examples=80)
+def test_sums_of_floats_are_exact(image: npt.NDArray[np.float32]) -> None:
+    sums, squares = moments(image)
+    for channel, (total, square) in enumerate(zip(sums, squares, strict=True)):
+        values = [Fraction(value) for value in image[..., channel].astype(float).ravel().tolist()]
+        assert Fraction(total, 1 << FLOAT_BITS) == sum(values)
+        assert Fraction(square, 1 << 2 * FLOAT_BITS) == sum(value * value for value in values)
+
+
+@given(st.sampled_from([np.uint8, np.uint16, np.int16]).flatmap(lambda dtype: arrays.arrays(dtype, SHAPES)))
+@settings(max_examples=60)
+def test_sums_of_whole_numbers_are_exact_and_add_up(image: npt.NDArray[np.uint8]) -> None:
+    sums, squares = moments(image)
+    channels = [[int(value) for value in image[..., channel].ravel()] for channel in range(image.shape[2])]
+    assert sums == [sum(values) for values in channels]
+    assert squares == [sum(value * value for value in values) for values in channels]
+    assert add_moments(([], []), (sums, squares)) == (sums, squares)
+    assert add_moments((sums, squares), (sums, squares)) == ([2 * s for s in sums], [2 * s for s in squares])

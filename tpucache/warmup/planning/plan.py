@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from tpucache.errors import RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.fields import IMAGE, Field
+from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.warmup.options import BuildOptions, LabelKind
 from tpucache.warmup.planning.asked import check_given_classes
 from tpucache.warmup.planning.augmentation import full_augmentation
@@ -21,12 +23,14 @@ from tpucache.warmup.planning.listing_check import check_listing
 from tpucache.warmup.planning.numbering import number_samples, order_of
 from tpucache.warmup.planning.recipe_check import check_recipe
 from tpucache.warmup.records.arrays import record_fields
+from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.records.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Listing, Source
 from tpucache.warmup.sources.folder import left_out_text
 from tpucache.warmup.versions import version_differences
 
 _log: Final = logging.getLogger("tpucache")
+_WHITE: Final = 255
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Plan:
 def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
     """Plan a new cache. Raises RecipeError, SourceError."""
     first, fields = _first_item(source, listing, recipe)
+    _warn_of_white_masks(first, recipe)
     unused = find_unused_labels(listing, first)
     _check_variants(source, recipe, fields)
     _warn_of_left_out(listing)
@@ -134,6 +139,22 @@ def _first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item,
 def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
     if recipe.variants and fields[0].name != IMAGE:
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
+
+
+def _warn_of_white_masks(first: Item, recipe: Recipe) -> None:
+    """Warn of a mask of black and white whose numbers would be taken as classes."""
+    mask = first.fields.get(MASK)
+    if mask is None or IMAGE not in first.fields or recipe.mask_values == "scale":
+        return
+    try:
+        values = set(np.unique(decode_mask(mask, "", recipe)).tolist())
+    except SampleError:  # reported when it is built
+        return
+    if _WHITE in values <= {0, _WHITE}:
+        _log.warning(
+            "the first mask holds 0 and 255 alone, and training ignores pixels of 255: --mask-values scale makes them "
+            "0 and 1"
+        )
 
 
 def _warn_of_left_out(listing: Listing) -> None:

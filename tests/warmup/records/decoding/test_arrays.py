@@ -1,0 +1,69 @@
+"""Arrays of pixels in any order of axes and depth are taken as files of the same pixels are."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Mode, Recipe
+from tpucache.warmup.records.decoding.arrays import to_pixels
+from tpucache.warmup.records.presize import presize
+
+RNG = np.random.default_rng(0)
+PIXELS = {
+    "1": RNG.integers(0, 2, (9, 7)).astype(bool),
+    "L": RNG.integers(0, 256, (9, 7), np.uint8),
+    "LA": RNG.integers(0, 256, (9, 7, 2), np.uint8),
+    "RGB": RNG.integers(0, 256, (9, 7, 3), np.uint8),
+    "RGBA": RNG.integers(0, 256, (9, 7, 4), np.uint8),
+    "I;16": RNG.integers(0, 65536, (9, 7)).astype(np.uint16),
+}
+
+
+def png(pixels: npt.NDArray[Any]) -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["rgb", "grey"])
+@pytest.mark.parametrize("kind", PIXELS)
+def test_an_array_is_what_a_file_of_it_is(kind: str, mode: Mode) -> None:
+    pixels = PIXELS[kind]
+    recipe = Recipe(size=(9, 7), mode=mode)
+    expected = presize(png(pixels), recipe, "a")
+    channels = pixels.reshape(9, 7, -1)
+    for array in (pixels, channels, np.moveaxis(channels, 2, 0)):
+        np.testing.assert_array_equal(presize(array, recipe, "a"), expected)
+
+
+def test_floats_from_0_to_1_are_scaled_in_each_channel() -> None:
+    pixels = PIXELS["RGB"]
+    floats = (pixels / 255).astype(np.float32)
+    np.testing.assert_array_equal(presize(floats.transpose(2, 0, 1), Recipe(size=(9, 7)), "a"), pixels)
+    with pytest.raises(SampleError, match="not within 0 to 1"):
+        presize(pixels.astype(np.float32), Recipe(size=(9, 7)), "a")
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((8, 8), 1),
+        ((1, 8, 8), 1),
+        ((8, 8, 1), 1),
+        ((3, 16, 16), 3),
+        ((3, 10, 3), 3),
+        ((12, 64, 64), 12),
+        ((8, 8, 9), 9),
+    ],
+)
+def test_the_axis_of_the_channels_is_the_one_that_is_as_short_as_channels_are(
+    shape: tuple[int, ...], channels: int
+) -> None:
+    assert to_pixels(np.zeros(shape, np.uint8), "keep", None, "a").shape[2] == channels
