@@ -79,16 +79,17 @@ def way_ratios(cache: Path, batch: int, threads: int, rounds: int) -> dict[str, 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[Path | None]:
     """Give a read-only mount of a folder; None where this user may not mount."""
-    with tempfile.TemporaryDirectory() as place:
-        bind = ["mount", "--bind", str(folder.resolve()), place]
-        is_mounted = subprocess.run(bind, check=False, capture_output=True).returncode == 0
-        try:
-            remount = ["mount", "-o", "remount,bind,ro", place]
-            is_read_only = is_mounted and subprocess.run(remount, check=False, capture_output=True).returncode == 0
-            yield Path(place) if is_read_only else None
-        finally:
-            if is_mounted:
-                subprocess.run(["umount", "--lazy", place], check=True)
+    place = tempfile.mkdtemp()  # not a TemporaryDirectory, which would remove what is mounted there
+    bind = ["mount", "--bind", str(folder.resolve()), place]
+    is_mounted = subprocess.run(bind, check=False, capture_output=True).returncode == 0
+    try:
+        remount = ["mount", "-o", "remount,bind,ro", place]
+        is_read_only = is_mounted and subprocess.run(remount, check=False, capture_output=True).returncode == 0
+        yield Path(place) if is_read_only else None
+    finally:
+        if is_mounted:
+            subprocess.run(["umount", "--lazy", place], check=True)
+        Path(place).rmdir()
 
 
 def lock_microseconds(cache: Path, batch: int, rounds: int) -> float:
