@@ -112,6 +112,7 @@ class BoxSource:
                 },
                 OUTSIDE: outside,
             },
+            asked={**listing.asked, "boxes": self.path.name},
             left_out={**listing.left_out, **({_UNLISTED: unlisted} if unlisted else {})},
         )
 
