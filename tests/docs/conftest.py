@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tpucache.report.bench import run_bench
+
+sys.path.append(str(Path(__file__).parent))  # for layouts
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from tpucache.warmup.sources.table import TableOptions
 from tpucache.warmup.sources.tfrecords.example import are_marks, read_example
 
 #: What a TFRecord file is called; `-00000-of-00010` may follow.
-_NAMES: Final = re.compile(r"\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?$", re.IGNORECASE)
+_NAMES: Final = re.compile(r"(\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?|-\d{5}-of-\d{5})$", re.IGNORECASE)
 
 # A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
 _HEADER: Final = 12
