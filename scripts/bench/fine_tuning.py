@@ -1,6 +1,6 @@
 """Whether weights help: a network learns all classes but two, then these two from few samples; beside random weights.
 
-    python -m scripts.bench fine_tuning clothing --classes shorts skirt --samples 20
+    python -m scripts.bench fine_tuning clothing --classes hat shoes --samples 20
 
 The folder has `train` and `validation`, each with a folder for each class, such as the small clothing dataset. The
 network first learns the other classes. Then, for each seed, it learns the two from so many samples of each, once from
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=48)
     parser.add_argument("--model", default="cnn")
-    parser.add_argument("--first-epochs", type=int, default=12, help="of the other classes")
+    parser.add_argument("--first-epochs", type=int, default=8, help="of the other classes")
     parser.add_argument("--epochs", type=int, default=20, help="of the two")
     options = parser.parse_args()
     device, quick = open_device("eager"), RunOptions(replay=False)
@@ -83,7 +83,7 @@ def main() -> None:
             parts = split(CachedDataset(work / "two"), options.samples, seed)
             for way, weights in zip(WAYS, (None, str(work / "first")), strict=True):
                 again = replace(
-                    settings, epochs=options.epochs, batch_size=8, lr=0.05, seed=seed, weights=weights, watch="loss"
+                    settings, epochs=options.epochs, batch_size=8, lr=0.02, seed=seed, weights=weights, watch="loss"
                 )
                 report = train(work / f"{way} {seed}", again, *parts, device, quick)
                 accuracy = report.epochs[-1]["valid_accuracy"]

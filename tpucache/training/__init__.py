@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tpucache.training.device.tensors import DeviceBatch
     from tpucache.training.evaluation import compute_rows, evaluate
     from tpucache.training.feed.feeder import Feeder
+    from tpucache.training.fitting import TrainResult, train
     from tpucache.training.learn.ema import Ema
     from tpucache.training.learn.learner import Learner
     from tpucache.training.learn.models import build_model
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tpucache.training.learn.schedule import make_schedule
     from tpucache.training.learn.tasks.base import Task
     from tpucache.training.learn.tasks.find import find_task, make_task
-    from tpucache.training.loop import train
     from tpucache.training.lr_finder import find_lr
     from tpucache.training.options import RunOptions
     from tpucache.training.predictions import PredictReport, predict
@@ -51,6 +51,7 @@ _HOMES: Final = {
     "Task": "tpucache.training.learn.tasks.base",
     "TensorBoard": "tpucache.training.watch.tensorboard",
     "TrainReport": "tpucache.training.run.report",
+    "TrainResult": "tpucache.training.fitting",
     "TrainSettings": "tpucache.training.settings",
     "Watcher": "tpucache.training.run.history",
     "build_model": "tpucache.training.learn.models",
@@ -68,7 +69,7 @@ _HOMES: Final = {
     "predict": "tpucache.training.predictions",
     "save_checkpoint": "tpucache.training.run.checkpoint",
     "set_rates": "tpucache.training.learn.optimizers",
-    "train": "tpucache.training.loop",
+    "train": "tpucache.training.fitting",
 }
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "Task",
     "TensorBoard",
     "TrainReport",
+    "TrainResult",
     "TrainSettings",
     "Watcher",
     "build_model",

@@ -17,7 +17,7 @@ from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
 from tpucache.training.feed.stream import Execution, drawer, parts, take_execution
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.learner import Custom, Learner
 from tpucache.training.options import RunOptions
 from tpucache.training.run.files import RunData, open_run, snapshot_best, snapshot_run
 from tpucache.training.run.history import Losses
@@ -46,6 +46,7 @@ def train(
     valid_set: CachedDataset | None,
     device: Device,
     options: RunOptions | None = None,
+    custom: Custom | None = None,
 ) -> TrainReport:
     """Train a model on a cache, evaluate it after each epoch, and write checkpoints, a history and a report to `run`.
 
@@ -66,7 +67,8 @@ def train(
     if plan.is_finished(state) and (earlier := finished_report(run)) is not None:
         return earlier
     account.add_earlier(*read_account(run))
-    learner = Learner(settings, train_set, task, device, initial_weights(run, settings) if saved is None else None)
+    initial = initial_weights(run, settings) if saved is None else None
+    learner = Learner(settings, train_set, task, device, initial, custom)
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:

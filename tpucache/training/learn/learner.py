@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +29,13 @@ from tpucache.training.learn.forward import (
 )
 from tpucache.training.learn.metrics import MORE_IS_BETTER
 from tpucache.training.learn.models import build_model, channels_of
-from tpucache.training.learn.optimizers import clip_gradients, has_groups, make_optimizer, set_rates
+from tpucache.training.learn.optimizers import (
+    OptimizerMaker,
+    clip_gradients,
+    has_groups,
+    make_optimizer,
+    set_rates,
+)
 from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.parameters import freeze
 from tpucache.training.learn.schedule import Rates
@@ -40,6 +47,14 @@ from tpucache.training.settings import TrainSettings
 
 TARGET: Final = "target"
 DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
+
+
+@dataclass(frozen=True)
+class Custom:
+    """What a Python program gives as objects instead of names: what builds the model, and what makes the optimizer."""
+
+    build: Callable[[int], nn.Module] | None = None
+    make_optimizer: OptimizerMaker | None = None
 
 
 class Learner:
@@ -56,6 +71,7 @@ class Learner:
         task: Task,
         device: Device,
         weights: Mapping[str, torch.Tensor] | None = None,
+        custom: Custom | None = None,
     ) -> None:
         """Make the model, its optimizer and averages. Its weights depend only on the seed and the `weights` given.
 
@@ -63,7 +79,11 @@ class Learner:
         """
         self.settings, self.task, self.device = settings, task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
-        model = build_model(settings.model, task.outputs, channels_of(dataset.manifest.fields))
+        self._custom = custom or Custom()
+        if self._custom.build is not None:
+            model = self._custom.build(task.outputs)
+        else:
+            model = build_model(settings.model, task.outputs, channels_of(dataset.manifest.fields))
         #: What was taken over of the weights given.
         self.matched: MatchedWeights | None = None
         if weights is not None:
@@ -196,7 +216,7 @@ class Learner:
         settings = self.settings
         return make_optimizer(
             self.model,
-            settings.optimizer,
+            self._custom.make_optimizer or settings.optimizer,
             settings.peak_lr,
             settings.weight_decay,
             layer_decay=settings.layer_decay,

@@ -15,6 +15,7 @@ from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
 
 _TIMM: Final = "timm:"
+_OBJECT: Final = "object:"
 
 
 class ResidualBlock(nn.Module):
@@ -131,6 +132,11 @@ def build_model(name: str, outputs: int, channels: int = 3) -> nn.Module:
     DependencyError for a timm model without timm.
     """
     built_in = MODELS | DENSE_MODELS
+    if name.startswith(_OBJECT):
+        raise UsageError(
+            f"the model {name.removeprefix(_OBJECT)} was given as an object, and cannot be made again by its name: "
+            "train with a function that can be imported, module:callable, to predict from the run's folder"
+        )
     if name.startswith(_TIMM):
         return _timm_model(name.removeprefix(_TIMM), outputs, channels)
     if name not in built_in and ":" not in name:

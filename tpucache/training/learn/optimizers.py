@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, get_args
 
 import torch
@@ -14,15 +14,19 @@ from tpucache.training.learn.parameters import RATE_SCALE, parameter_groups
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.settings import OptimizerName
 
+#: Makes an optimizer of groups of parameters, with the rate as `lr`.
+OptimizerMaker = Callable[..., torch.optim.Optimizer]
+
 OPTIMIZERS: Final = get_args(OptimizerName)
 
 _DECAY: Final = "asked_weight_decay"
+_RATE_ALONE: Final = "schedule_sets_rate_alone"
 _LEAST: Final = 2.0**-23  # the least that float32 can add to 1
 
 
 def make_optimizer(
     model: nn.Module,
-    kind: str,
+    kind: str | OptimizerMaker,
     lr: float,
     weight_decay: float = 0.0,
     *,
@@ -33,9 +37,10 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
+    A callable is given the groups of parameters, and the rate as `lr`; its schedule is then that of the rate alone.
     Biases, the scales of norms and what the model names do not decay; see `parameter_groups`. Raises UsageError.
     """
-    if kind not in OPTIMIZERS:
+    if isinstance(kind, str) and kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
     if not lr > 0 or not weight_decay >= 0:
         raise UsageError(f"the rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
@@ -44,6 +49,11 @@ def make_optimizer(
         raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
     groups = parameter_groups(model, weight_decay, layer_decay, respect_model=respect_model)
     optimizer: torch.optim.Optimizer
+    if not isinstance(kind, str):
+        optimizer = kind([{**group, _RATE_ALONE: True} for group in groups], lr=lr)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        return optimizer
     if kind == "sgd":
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
     else:
@@ -58,6 +68,21 @@ def make_optimizer(
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
     return optimizer
+
+
+def torch_optimizer(name: str) -> str | OptimizerMaker:
+    """Return the optimizer of a name: one of the settings', or a class of `torch.optim`. Raises UsageError."""
+    if name.lower() in OPTIMIZERS:
+        return name.lower()
+    base = torch.optim.Optimizer
+    known = {key.lower(): kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    known = {
+        key: kind for key, kind in known.items() if issubclass(kind, base) and kind not in (base, torch.optim.LBFGS)
+    }
+    if name.lower() not in known:
+        raise UsageError(f"there is no optimizer {name!r}: use {', '.join(sorted(known))}, or give a callable")
+    maker: OptimizerMaker = known[name.lower()]
+    return maker
 
 
 def has_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> bool:
@@ -76,6 +101,8 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     multiple = 0
     for group in optimizer.param_groups:
         group["lr"] = rates.lr * group.get(RATE_SCALE, 1.0)
+        if group.get(_RATE_ALONE):
+            continue
         if "betas" not in group:
             group["momentum"] = rates.momentum
             continue

@@ -1,0 +1,61 @@
+"""Training from Python takes models and optimizers as objects, and returns the model with its best weights."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+from tpucache import CachedDataset, UsageError
+from tpucache.training import Predictor, RunOptions, TrainSettings, train
+from tpucache.training.device import EagerDevice
+
+SETTINGS = TrainSettings(epochs=2, batch_size=50, lr=0.01)
+QUICK = RunOptions(replay=False)
+
+
+def outputs_of(model, dataset):
+    statistics = dataset.manifest.statistics
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (statistics.mean, statistics.std))
+    images = torch.stack([dataset[number][0] for number in range(len(dataset))]).float()
+    with torch.no_grad():
+        return model((images - mean) / std)
+
+
+def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
+    torch.manual_seed(SETTINGS.seed)
+    module = tiny_models.tiny(len(CachedDataset(cache).classes))
+    results = [
+        train(model, cache, 0.2, SETTINGS, options=QUICK, run=tmp_path / name)
+        for name, model in (("function", tiny_models.tiny), ("module", module), ("name", "tiny_models:tiny"))
+    ]
+    for result in results[1:]:
+        assert result.report.losses == results[0].report.losses
+        assert result.history == results[0].history
+    assert Predictor([tmp_path / "function"], EagerDevice()).runs == 1
+    with pytest.raises(UsageError, match="Sequential was given as an object"):
+        Predictor([tmp_path / "module"], EagerDevice())
+
+
+def test_the_model_that_is_returned_has_the_best_weights(cache):
+    dataset = CachedDataset(cache)
+    parts = dataset.select(range(100)), dataset.select(range(100, 150))
+    result = train(tiny_models.tiny, *parts, SETTINGS, options=QUICK)
+    best = result.history[result.report.best_epoch - 1]
+    accuracy = (outputs_of(result.model, parts[1]).argmax(1) == parts[1].labels).float().mean().item()
+    assert not result.model.training
+    assert accuracy == pytest.approx(best["valid_accuracy"])
+
+
+@pytest.mark.parametrize("optimizer", ["RMSprop", "adam", "SGD", lambda groups, lr: torch.optim.Adagrad(groups, lr=lr)])
+def test_any_optimizer_takes_steps_at_the_rates_of_the_schedule(cache, optimizer):
+    result = train(tiny_models.tiny, cache, None, SETTINGS, optimizer=optimizer, options=QUICK)
+    assert len(result.report.losses) == 6
+    assert result.report.losses[-1] < result.report.losses[0]
+
+
+def test_what_is_no_optimizer_is_refused(cache):
+    with pytest.raises(UsageError, match=r"no optimizer 'lion': use .*adam"):
+        train(tiny_models.tiny, cache, None, SETTINGS, optimizer="lion", options=QUICK)
+    with pytest.raises(UsageError, match="the optimizer is a list"):
+        train(tiny_models.tiny, cache, None, SETTINGS, optimizer=lambda *_, **__: [], options=QUICK)

@@ -1,0 +1,114 @@
+"""Training from Python: a model, a dataset and a few settings in; the best model, its history and a report out."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.find import locate
+from tpucache.loading.samples.split import stratified_split
+from tpucache.training.check import find_task
+from tpucache.training.device import Device, open_device
+from tpucache.training.learn.learner import Custom
+from tpucache.training.learn.models import build_model, channels_of
+from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
+from tpucache.training.loop import train as run_training
+from tpucache.training.options import RunOptions
+from tpucache.training.run.checkpoint import BEST_NAME, load_checkpoint
+from tpucache.training.run.history import Row
+from tpucache.training.run.report import TrainReport
+from tpucache.training.settings import OptimizerName, TrainSettings
+
+Data = CachedDataset | str | Path
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What training gives: the model with its best weights, on the host, a row for each epoch, and the report."""
+
+    model: nn.Module
+    history: Sequence[Row]
+    report: TrainReport
+
+
+def train(
+    model: nn.Module | Callable[[int], nn.Module] | str,
+    dataset: Data,
+    valid: Data | float | None = None,
+    settings: TrainSettings | None = None,
+    *,
+    run: str | Path | None = None,
+    device: Device | str = "eager",
+    optimizer: OptimizerMaker | str | None = None,
+    options: RunOptions | None = None,
+) -> TrainResult:
+    """Train a model on a cache, and return it with its best weights, its history and its report.
+
+    `model` is a module, a callable that returns one with N outputs, or a name as `TrainSettings.model` has it. `valid`
+    is a dataset or a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim` or a
+    callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
+    `run` is the folder that the run writes to; without it nothing is kept but the result. A run that is resumed has to
+    be given the same model and optimizer.
+
+    Raises UsageError when these do not fit together, and as `tpucache.training.loop.train` does.
+    """
+    settings = settings or TrainSettings()
+    train_set, valid_set = _open_training(dataset), None
+    if isinstance(valid, (int, float)):
+        parts = stratified_split(train_set.labels.numpy(), float(valid), settings.seed)
+        whole = train_set if isinstance(dataset, CachedDataset) else _open(dataset)
+        train_set, valid_set = train_set.select(parts.train), whole.select(parts.valid)
+    elif valid is not None:
+        valid_set = _open(valid)
+    if isinstance(model, str):
+        settings, build = replace(settings, model=model), None
+    else:
+        settings, build = replace(settings, model=_name(model)), _builder(model)
+    maker = torch_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    if isinstance(maker, str):
+        settings, maker = replace(settings, optimizer=cast("OptimizerName", maker)), None
+    device = open_device(device) if isinstance(device, str) else device
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(run or folder)
+        report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))
+        weights = load_checkpoint(kept / BEST_NAME)["model"]
+    outputs = find_task(settings, train_set).outputs
+    best = (
+        build_model(settings.model, outputs, channels_of(train_set.manifest.fields))
+        if build is None
+        else build(outputs)
+    )
+    best = best.to("cpu")
+    best.load_state_dict(weights)
+    return TrainResult(best.eval(), report.epochs, report)
+
+
+def _open_training(data: Data) -> CachedDataset:
+    """Return the dataset; of a cache by its path, another variant each epoch."""
+    dataset = _open(data)
+    is_path = not isinstance(data, CachedDataset)
+    return CachedDataset(dataset.directory, "epoch") if is_path and dataset.manifest.augmented else dataset
+
+
+def _open(data: Data) -> CachedDataset:
+    return data if isinstance(data, CachedDataset) else CachedDataset(locate(data))
+
+
+def _name(model: nn.Module | Callable[[int], nn.Module]) -> str:
+    """Return how a run's files name a model that is an object: so that it can be imported, where that is possible."""
+    if isinstance(model, nn.Module):
+        return f"object:{type(model).__name__}"
+    module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "")
+    is_importable = (inspect.isfunction(model) or inspect.isclass(model)) and module != "__main__" and "<" not in name
+    return f"{module}:{name}" if is_importable else f"object:{name or type(model).__name__}"
+
+
+def _builder(model: nn.Module | Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
+    return (lambda _: model) if isinstance(model, nn.Module) else model
