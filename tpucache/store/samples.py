@@ -58,10 +58,12 @@ class Strings(Sequence[str]):
         return self.data[start : self.ends[position]].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        data, start = self.data.tobytes(), 0
-        for end in self.ends.tolist():
-            yield data[start:end].decode("utf-8", "surrogateescape")
-            start = end
+        data, ends = self.data.tobytes(), self.ends.tolist()
+        bounds = zip([0, *ends], ends, strict=False)
+        if data.isascii():
+            text = data.decode()
+            return (text[start:end] for start, end in bounds)
+        return (data[start:end].decode("utf-8", "surrogateescape") for start, end in bounds)
 
 
 Column = Array | Strings

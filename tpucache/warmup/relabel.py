@@ -108,7 +108,7 @@ def _new_columns(
     changes: dict[str, Any] = {}
     if options.label_cols:
         found, classes = read_labels(table, options.label_cols, options.label_sep)
-        where = [f"line {line}" for line in table.lines]
+        where = [f"line {line}" for line in table.lines] if names or kind != "auto" else ()
         found, classes = read_labels_as(found, classes, kind, names, where)
         used = [found[row] for row in rows.tolist()]
         if None in used:
@@ -137,7 +137,9 @@ def _new_columns(
 def _find_rows(cache: Cache, table: Table, options: TableOptions) -> Rows:
     """Return the row of each sample: int64 (samples,). Raises SourceError unless each has exactly one."""
     column = path_column(table, options)
-    keys = [cell + options.suffix for cell in table.column(column)]
+    keys = table.column(column)
+    if options.suffix:
+        keys = [cell + options.suffix for cell in keys]
     places = {key: row for row, key in enumerate(keys)}
     candidates = _sample_names(cache.samples, column)
     what, names = next((found for found in candidates if not places.keys().isdisjoint(found[1])), ("", []))
@@ -157,7 +159,8 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions) -> Rows:
             f"{len(lacking):,} samples of {cache.directory} have no row in {table.path}, compared by {what}: "
             f"{name_some(lacking)}. Add their rows, with their old labels where these are to stay"
         )
-    _warn_of_others(cache, table, keys, set(names))
+    if len(keys) > len(names):
+        _warn_of_others(cache, table, keys, set(names))
     return np.array(rows, np.int64)
 
 

@@ -139,7 +139,9 @@ def label_column(
 
     Raises SourceError for labels of several kinds, and for numbers that are no class.
     """
-    kinds = {type(label) if not isinstance(label, (tuple, list)) else len(label) for label in labels}
+    kinds: set[Any] = set(map(type, labels))
+    if kinds <= {tuple, list}:
+        kinds = set(map(len, labels))
     if len(kinds) != 1:
         other = next(path for path, label in zip(paths, labels, strict=True) if type(label) is not type(labels[0]))
         raise SourceError(f"samples have labels of several kinds, or none: {paths[0]!r} and {other!r} differ")

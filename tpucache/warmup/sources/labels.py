@@ -37,7 +37,7 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
 
 def _single(table: Table, name: str) -> tuple[Sequence[Label], tuple[str, ...]]:
     cells = table.column(name)
-    distinct = {cell for cell in cells if cell.strip()}
+    distinct = {cell for cell in set(cells) if cell.strip()}
     numbers = [to_number(cell) for cell in distinct]
     is_padded = all(isinstance(number, int) for number in numbers) and any(map(_PADDED.match, distinct))
     if None in numbers or is_padded:

@@ -251,9 +251,9 @@ def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
         cells = table.column(options.fold_col)
         numbers = {cell: to_number(cell) for cell in set(cells)}
         folds = [numbers[cell] for cell in cells]
-        for row, fold in enumerate(folds):
+        for cell, fold in numbers.items():
             if not isinstance(fold, int) or not 0 <= fold < 2**31:
-                raise table.wrong(row, options.fold_col, "a fold is a whole number from 0")
+                raise table.wrong(cells.index(cell), options.fold_col, "a fold is a whole number from 0")
         columns["fold"] = np.array(folds, np.int64)
     taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
     kept = column_names(name for name in table.names if name not in taken and options.is_kept(name))
