@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tpucache import CachedDataset, UsageError
 from tpucache.cli import main
@@ -19,6 +20,7 @@ from tpucache.report.batch import preview_batch
 from tpucache.report.page.page import report_cache
 from tpucache.report.preview import preview_cache
 from tpucache.warmup.build import build_cache
+from tpucache.warmup.sources.table import TableOptions, TableSource
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,18 @@ def test_masks_move_with_their_image_and_boxes_are_shown_where_nothing_moves(dra
     drawn.clear()
     preview_batch(cache, AugmentSettings(flip=True, cutmix=1.0), 2)
     assert {*drawn[1]} == {"image", "mask"}
+
+
+def test_masks_are_cut_where_their_images_are(drawn, tmp_path):
+    rows = []
+    for number in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+        Image.new("L", (8, 8), number).save(tmp_path / f"mask{number}.png")
+        rows.append(f"{number}.png,mask{number}.png")
+    (tmp_path / "t.csv").write_text("\n".join(["path,mask", *rows]))
+    build_cache(TableSource(tmp_path / "t.csv", TableOptions(mask_col="mask")), tmp_path / "c", Recipe(size=8), jobs=1)
+    preview_batch(tmp_path / "c", AugmentSettings(cutmix=1.0), 4)
+    assert max(len(np.unique(fields["mask"])) for fields in drawn[1::2]) == 2
 
 
 def test_a_cache_without_images_is_refused(tokens):

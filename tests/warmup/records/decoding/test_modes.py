@@ -36,7 +36,7 @@ def test_channels_and_numbers_are_those_of_the_file(mode: str) -> None:
     }
     width = {"L": 1, "LA": 2, "RGB": 3}.get(mode, 4)
     pixels = arrays.get(mode, numbers[..., 0] if width == 1 else numbers[..., :width])
-    image = Image.fromarray(pixels, "CMYK") if mode == "CMYK" else Image.fromarray(pixels)
+    image = Image.frombytes("CMYK", (7, 9), pixels.tobytes()) if mode == "CMYK" else Image.fromarray(pixels)
     found = kept(image, "TIFF" if mode in ("F", "CMYK") else "PNG")
     expected = pixels.astype(np.uint8) * np.uint8(255) if mode == "1" else pixels
     assert found.dtype == expected.dtype
