@@ -1,7 +1,8 @@
 """A notebook without network: only numpy and torch, a read-only copy of a published folder, and the wheel in it.
 
 It makes an environment of links to the installed torch, numpy and what torch requires, cuts the network off, installs
-the bundled wheel there, and reads and trains. It prints what it did, and ends in status 1 where anything fails.
+the bundled wheel there, and reads and trains. Where JAX is installed, it does the same in an environment with numpy and
+JAX but without torch: it reads, and feeds a JAX program. It ends in status 1 where anything fails.
 
     python -m scripts.checks offline [CACHE]
 """
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +73,25 @@ assert sum(len(labels) for _, labels in again) == len(data), len(data)
 print(len(data), "samples read by CachedLoader and by DataLoader, batches", tuple(batches[0][0].shape))
 """
 
+FEED = f"""
+import sys
+try:
+    import torch
+    sys.exit("torch can be imported")
+except ModuleNotFoundError:
+    pass
+import numpy as np
+from tpucache import CachedDataset, CachedLoader
+from tpucache.jax import AugmentSettings, feed
+
+data = CachedDataset("kaggle:{SLUG}", variant="epoch")
+(images, labels) = next(iter(CachedLoader(data, 24)))
+assert type(images) is np.ndarray and type(labels) is np.ndarray
+batches = feed(CachedLoader(data, 24, shuffle=True), augment=AugmentSettings(flip=True, shift=2))
+seen = sum(len(labels) for _ in range(2) for _, labels in batches)
+assert seen == 2 * len(data), seen
+print(seen, "samples fed to", next(batches)[0].devices())
+"""
 
 # Words before a command: its own network, which has no way out, and its own mounts, of which one folder is read-only.
 ALONE = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
@@ -126,7 +148,7 @@ def check(place: Path, cache: Path) -> None:
     subprocess.run(command, check=True)
     mount = shutil.copytree(place / "published", place / "input" / "datasets" / "ann" / SLUG)
     before = cut_off(mount)
-    python = Environments(place / "environments").prepare(Environment("offline", links=("numpy", "torch")))
+    environments = Environments(place / "environments")
     environment = {
         "PATH": os.defpath,
         "HOME": str(place),
@@ -134,15 +156,27 @@ def check(place: Path, cache: Path) -> None:
         "TPUCACHE_PATH": str(place / "input"),
     }
 
-    def run(*words: str | Path) -> None:
-        subprocess.run([*before, python, *words], env=environment, cwd=place, check=True)
-
     (wheel,) = mount.glob("tpucache-*.whl")
-    run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", wheel)
+
+    def runner(name: str, *links: str) -> Callable[..., None]:
+        """Return what runs Python in an environment that holds these libraries and the wheel alone."""
+        python = environments.prepare(Environment(name, links=links))
+
+        def run(*words: str | Path) -> None:
+            subprocess.run([*before, python, *words], env=environment, cwd=place, check=True)
+
+        run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", wheel)
+        return run
+
+    run = runner("offline", "numpy", "torch")
     run("-c", READ)
     options = ["--backend", "eager", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2"]
     run("-m", "tpucache", "train", f"kaggle:ann/{SLUG}", "--run", place / "run", *options)
     run("-m", "tpucache", "verify", f"kaggle:{SLUG}")
+    if find_spec("jax") is None:
+        print("offline: JAX is not installed, so feeding it was not tried")
+    else:
+        runner("offline-jax", "numpy", "jax")("-c", FEED)
 
 
 def main() -> None:

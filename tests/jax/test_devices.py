@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 
 from tpucache import CachedDataset
 
-pytest.importorskip("jax")
-pytestmark = pytest.mark.slow
+# Not imported here: in a process with JAX, every later fork warns.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 TRAIN = Path(__file__).with_name("train.py")
 

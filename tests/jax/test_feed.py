@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jax")
-pytestmark = pytest.mark.slow
+# Not imported here: in a process with JAX, every later fork warns.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 
 def test_batches_for_jax_are_right(start, tmp_path):

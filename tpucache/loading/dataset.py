@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Dataset
 
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
@@ -19,12 +17,16 @@ from tpucache.loading.records.buffers import Buffer, BufferPools
 from tpucache.loading.records.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
 from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
 from tpucache.loading.samples.selection import Selection, Variant, to_variant
+from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache
 from tpucache.store.field_reader import field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
+
+if TYPE_CHECKING:
+    import torch
 
 Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
@@ -36,7 +38,7 @@ class CachedDataset(Dataset[Item]):
 
     The image is a tensor (channels, height, width), uint8 unless its own depth was kept, channels last in memory; the
     label an int64 scalar, a float32 vector, or -1 where the cache has no labels. A cache with fields beside the image
-    gives a dict of tensors instead, the label under "label".
+    gives a dict of tensors instead, the label under "label". Without torch, all are numpy arrays of the same shapes.
 
     `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of these samples, as slices, lists and masks
     of a numpy array are arrays; nothing is read for that (see `select`).
@@ -76,7 +78,7 @@ class CachedDataset(Dataset[Item]):
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._labels = SampleLabels(self.table, self.manifest.classes)
         self._digest: str | None = None
-        self._epoch = torch.tensor(0)
+        self._epoch = SharedNumber()
         self._share_epoch()
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(opened, self._selection.records, in_memory)
@@ -128,7 +130,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def epoch(self) -> int:
         """Which epoch it is, for variant="epoch"."""
-        return int(self._epoch)
+        return self._epoch.get()
 
     @property
     def names(self) -> list[str]:
@@ -216,7 +218,7 @@ class CachedDataset(Dataset[Item]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, a whole number from 0. Workers of a DataLoader see it, too, also those that persist."""
-        self._epoch.fill_(to_integer("epoch", epoch, 0))
+        self._epoch.set(to_integer("epoch", epoch, 0))
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided) -> None:
         """Read samples into the first rows of a buffer, for a loader. Threads may call this, with a buffer each.
@@ -256,15 +258,14 @@ class CachedDataset(Dataset[Item]):
     @staticmethod
     def as_tensor(name: str, array: Array) -> torch.Tensor:
         """Return an array (batch, …) as a tensor over the same memory; images that are not packed: (batch, C, H, W)."""
-        tensor = torch.from_numpy(array)
-        return tensor.permute(0, 3, 1, 2) if name == IMAGE and tensor.ndim == 4 else tensor
+        return to_tensor(np.moveaxis(array, 3, 1) if name == IMAGE and array.ndim == 4 else array)
 
     def _derive(self, selection: Selection, reader: RecordReader) -> CachedDataset:
         """Return a dataset of a selection, with an epoch of its own; everything else is as here."""
         derived = object.__new__(type(self))
         derived.__dict__.update(self.__getstate__())
         derived._selection, derived._digest, derived._reader = selection, None, reader
-        derived._epoch = self._epoch.clone()
+        derived._epoch = SharedNumber(self.epoch)
         derived._share_epoch()
         return derived
 
@@ -281,7 +282,7 @@ class CachedDataset(Dataset[Item]):
     def _share_epoch(self) -> None:
         """Keep the epoch where worker processes see it change; only variant="epoch" needs that."""
         if self.variant == "epoch":
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._epoch.share()
 
     @property
     def _open_reader(self) -> RecordReader:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tpucache.errors import FormatError
+from tpucache.loading.tensors import to_tensor
 from tpucache.store.samples import SampleTable
+
+if TYPE_CHECKING:
+    import torch
 
 Labels = npt.NDArray[Any]
 
@@ -37,8 +40,14 @@ class SampleLabels:
         return labels
 
     def tensor(self, positions: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return the labels of samples, as `to_tensor` does. Raises FormatError."""
-        return to_tensor(self.array, positions)
+        """Return the labels of samples: int64 (n,), -1 where the cache has none, or float32 (n,) or (n, m).
+
+        Raises FormatError.
+        """
+        labels = self.array
+        if labels is None:
+            return to_tensor(np.full(len(positions), NO_LABEL))
+        return to_tensor(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))
 
 
 def check_labels(labels: Labels | None, classes: Sequence[str]) -> None:
@@ -58,10 +67,3 @@ def check_labels(labels: Labels | None, classes: Sequence[str]) -> None:
         raise FormatError(
             f"labels reach from {low} to {high}, but the cache has {len(classes)} classes: build it again"
         )
-
-
-def to_tensor(labels: Labels | None, positions: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return the labels of samples: int64 (n,), -1 where the cache has none, or float32 (n,) or (n, m)."""
-    if labels is None:
-        return torch.full((len(positions),), NO_LABEL)
-    return torch.from_numpy(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))

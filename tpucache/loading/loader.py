@@ -8,9 +8,6 @@ from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, Literal, TypeVar, get_args
 
-import torch
-from torch.utils.data import Subset
-
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
 from tpucache.loading.dataset import CachedDataset, overrides
@@ -20,6 +17,7 @@ from tpucache.loading.records.buffers import BufferPool
 from tpucache.loading.records.reader import Divide
 from tpucache.loading.samples.indices import integer_positions
 from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice
+from tpucache.loading.tensors import Subset
 from tpucache.loading.threads import ReadingThreads
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
@@ -249,9 +247,7 @@ class CachedLoader:
             pool.give_back(buffer)
             raise
         arrays = pool.lend(buffer, len(indices))
-        tensors: list[torch.Tensor] = [
-            self.dataset.as_tensor(name, array) for name, array in zip(self.dataset.names, arrays, strict=True)
-        ]
+        tensors = [self.dataset.as_tensor(name, array) for name, array in zip(self.dataset.names, arrays, strict=True)]
         return self.dataset.pack([*tensors, self.dataset.labels_of(indices)])
 
 

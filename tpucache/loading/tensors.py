@@ -1,0 +1,61 @@
+"""Tensors where torch is installed; where it is not, as in many JAX programs, numpy arrays of the same shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset, Subset
+else:
+    try:
+        import torch
+        from torch.utils.data import Dataset, Subset
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # it is installed, and something that it needs is not
+            raise
+        torch = None
+
+        class Dataset:
+            """Stands for torch's class of this name."""
+
+            def __class_getitem__(cls, _: object) -> type:
+                return cls
+
+        class Subset:
+            """Stands for torch's class of this name; nothing is one."""
+
+            __getitem__: Any = None
+
+
+HAS_TORCH: Final = torch is not None
+
+__all__ = ["HAS_TORCH", "Dataset", "SharedNumber", "Subset", "to_tensor"]
+
+
+def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Return a tensor over the memory of an array; without torch, the array."""
+    return torch.from_numpy(array) if HAS_TORCH else array  # type: ignore[return-value]  # stands for a tensor
+
+
+class SharedNumber:
+    """A whole number that worker processes of a DataLoader see change, once it is shared."""
+
+    def __init__(self, value: int = 0) -> None:
+        self._cell: Any = to_tensor(np.array(value))
+
+    def get(self) -> int:
+        """Return the number."""
+        return int(self._cell)
+
+    def set(self, value: int) -> None:
+        """Change the number."""
+        self._cell[...] = value
+
+    def share(self) -> None:
+        """Move the number into shared memory; without torch there are no workers to share it with."""
+        if HAS_TORCH:
+            self._cell.share_memory_()
