@@ -40,6 +40,7 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.records.reader import ReadingPlan
     from tpucache.report.bench import run_bench
+    from tpucache.store.fields import IMAGE
 
     dataset = CachedDataset(staged(options), in_memory=in_memory(options))
     result = run_bench(
@@ -49,15 +50,16 @@ def bench(options: argparse.Namespace) -> int:
         device_rate=options.device_rate,
         finish=options.finish,
     )
+    one, what = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
-        f"read    {result.images_per_second:>10,.0f} images/s, batches of {result.batch_size}, "
+        f"read    {result.images_per_second:>10,.0f} {what}/s, batches of {result.batch_size}, "
         f"{result.threads} threads, shuffled, {ReadingPlan(result.reading, result.planned_bytes).text}",
-        f"limit   {result.limit_images_per_second:>10,.0f} images/s copied in memory by as many threads",
+        f"limit   {result.limit_images_per_second:>10,.0f} {what}/s copied in memory by as many threads",
         f"ratio   {result.ratio:>10.2f}",
-        f"bytes   {result.bytes_per_image:>10,} an image on disk, {result.batch_bytes_per_image:,} in a batch",
+        f"bytes   {result.bytes_per_image:>10,} {one} on disk, {result.batch_bytes_per_image:,} in a batch",
     ]
     if result.idle is not None:
-        lines.append(f"idle    {result.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} images/s")
+        lines.append(f"idle    {result.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} {what}/s")
     show(options, result.to_dict(), lines)
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.store.fields import IMAGE
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
@@ -33,6 +34,7 @@ class TrainReport:
 
     The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
     `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
+    `unit` is what the rates count: images, or samples where there are no images.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -57,6 +59,7 @@ class TrainReport:
     stopped_early: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
     wall_seconds: float = 0.0
+    unit: str = "images"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -67,9 +70,8 @@ class TrainReport:
         pace = self.pace
         ceiling = "not measured"
         if pace.ceiling_images_per_second is not None and pace.ceiling_idle is not None:
-            ceiling = (
-                f"{pace.ceiling_idle:.1%} against {pace.ceiling_images_per_second:,.0f} images/s on data already there"
-            )
+            rate = f"{pace.ceiling_images_per_second:,.0f} {self.unit}/s"
+            ceiling = f"{pace.ceiling_idle:.1%} against {rate} on data already there"
         memory = f"{self.host_peak_bytes / 1e6:,.0f} MB of the host's"
         if self.device_peak_bytes is not None:
             memory += f", {self.device_peak_bytes / 1e6:,.0f} MB of the fullest core's"
@@ -78,7 +80,7 @@ class TrainReport:
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
             f"backend    {self.backend}, {self.cores} core{'s' * (self.cores > 1)}",
-            f"rate       {pace.images_per_second:,.0f} images/s",
+            f"rate       {pace.images_per_second:,.0f} {self.unit}/s",
             f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
             f"waited     {pace.waited:.1%} of that time for data",
             f"idle       {pace.device_idle:.1%} by the device's own account; {ceiling}",
@@ -131,6 +133,7 @@ def make_report(
         stopped_early=plan.has_stopped_early(state),
         seconds=account.seconds(),
         wall_seconds=account.wall_seconds(),
+        unit="images" if IMAGE in train_set.names else "samples",
         dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
     )
 
