@@ -81,14 +81,14 @@ def test_no_run_needs_more_room_than_was_estimated(
     samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, reports, used = tmp_path / "cache", list[Estimate](), list[int]()
-    real = ShardWriter.seal
+    real = ShardWriter.finish
 
-    def seal(writer: Any, target: Path) -> Any:
-        sealed = real(writer, target)
+    def finish(writer: Any) -> Any:
+        finished = real(writer)
         used.append(sum(path.stat().st_blocks * 512 for path in cache.rglob("*")))
-        return sealed
+        return finished
 
-    monkeypatch.setattr(ShardWriter, "seal", seal)
+    monkeypatch.setattr(ShardWriter, "finish", finish)
     build_cache(Arrays(samples, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
     assert max(used) <= reports[0].bytes + reports[0].spooled
 
