@@ -43,7 +43,7 @@ def draw_formats(report: dict[str, Any], path: Path) -> None:
         axes.annotate(
             f"{row['name']}, {_thousands(rate)}",
             (size, rate),
-            xytext=(0, 8),
+            xytext=(0, 8 if is_ours else -16),
             textcoords="offset points",
             ha="center",
             fontsize=9,
