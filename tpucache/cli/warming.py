@@ -216,7 +216,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar or .tfrec files; "
+        help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar, .parquet, .tfrec; "
         "module:callable",
     )
     command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
