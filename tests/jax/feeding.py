@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -17,7 +19,10 @@ from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageErro
 from tpucache.jax import AugmentSettings, feed
 from tpucache.ondevice import Augment, Normalise, draw
 
-ALL = AugmentSettings(flip=True, vertical_flip=True, shift=3, brightness=0.3, contrast=0.3, saturation=0.3, erase=0.4)
+ALL = AugmentSettings(
+    flip=True, vertical_flip=True, shift=3, brightness=0.3, contrast=0.3, saturation=0.3, erase=0.4,
+    crop=True, zoom=0.3, tilt=20, hue=0.2, blur=1.5, grey=0.2,
+)  # fmt: skip
 WORKERS = ("tpucache-feed", "tpucache-read", "tpucache-hint")
 
 
@@ -86,7 +91,7 @@ def test_normalised_images_are_those_of_torch(each_cache):
         torch.testing.assert_close(found, normalised(dataset, expected), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mixes", [{}, {"mixup": 0.4}, {"cutmix": 1.0}])
+@pytest.mark.parametrize("mixes", [{}, {"mixup": 0.4, "views": 2}, {"cutmix": 1.0}])
 def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
     settings = AugmentSettings(**{**ALL.__dict__, **mixes})
     dataset = CachedDataset(cache)
@@ -95,9 +100,10 @@ def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
     batches, host = feed(CachedLoader(dataset, 16), augment=settings, seed=5), CachedLoader(dataset, 16)
     for epoch in range(2):
         for number, ((images, labels), (expected, classes)) in enumerate(zip(batches, host, strict=True)):
-            draws = torch.from_numpy(draw(settings, 5, 3 * epoch + number, 16))
-            targets = torch.nn.functional.one_hot(classes, 3).float() if mixes else classes
-            pixels, targets = augment.mix(augment.images(expected.permute(0, 2, 3, 1), draws), targets, draws)
+            draws = torch.from_numpy(draw(settings, 5, 3 * epoch + number, 16, (20, 28)))
+            targets = augment.views(torch.nn.functional.one_hot(classes, 3).float() if mixes else classes)
+            pixels = augment.fields({"image": expected.permute(0, 2, 3, 1)}, draws)["image"]
+            pixels, targets = augment.mix(pixels, targets, draws)
             found = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
             torch.testing.assert_close(found, pixels, atol=2e-4, rtol=1e-4)
             assert np.allclose(labels, targets, atol=1e-6)
@@ -162,11 +168,11 @@ def test_no_more_than_the_asked_batches_are_read_ahead(cache, monkeypatch):
 def test_an_error_in_reading_is_raised_where_its_batch_would_have_come(cache, monkeypatch):
     real, calls = CachedDataset.read_into, []
 
-    def fail(self, buffer, indices, epoch):
+    def fail(self, buffer, indices, *others):
         calls.append(indices)
         if len(calls) == 3:
             raise DamageError("a shard was cut short")
-        real(self, buffer, indices, epoch)
+        real(self, buffer, indices, *others)
 
     monkeypatch.setattr(CachedDataset, "read_into", fail)
     batches = feed(CachedLoader(CachedDataset(cache), 4, threads=1))
@@ -200,6 +206,25 @@ def test_what_does_not_fit_is_refused(cache):
         feed(CachedLoader(dataset, 4, rank=1, world_size=2))
     with pytest.raises(UsageError, match="square"):
         next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(rotate=True)))
+
+
+def test_moving_images_away_from_their_boxes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "boxed", types.SimpleNamespace(make=Boxed))
+    build_cache("boxed:make", tmp_path / "cache", Recipe(size=8), jobs=1)
+    loader = CachedLoader(CachedDataset(tmp_path / "cache"), 4)
+    with pytest.raises(UsageError, match="not boxes: leave flip"):
+        feed(loader, augment=AugmentSettings(crop=True))
+    assert next(feed(loader, augment=AugmentSettings(hue=0.1)))["boxes"].shape[0] == 4
+
+
+class Boxed:
+    """Eight black images with a box each."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return {"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.array([[1, 2, 5, 6, 0]], np.float32), "label": 0}
 
 
 def test_the_same_work_is_compiled_once(cache):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -60,17 +62,19 @@ any_settings = st.builds(
     flip=st.booleans(), vertical_flip=st.booleans(), shift=st.integers(0, 40), rotate=st.booleans(),
     brightness=chances, contrast=chances, saturation=chances, erase=chances,
     mixup=st.sampled_from([0, 0.1, 1.0, 8.0]), cutmix=st.sampled_from([0, 0.1, 1.0, 8.0]),
+    crop=st.just(True), zoom=st.floats(0.01, 1), tilt=st.floats(0, 45), hue=st.floats(0, 0.5), blur=st.floats(0, 9),
+    grey=chances,
 )  # fmt: skip
 
 
 @settings(max_examples=60)
 @given(any_settings, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 40))
 def test_draws_follow_from_seed_and_step_and_keep_their_ranges(chosen, seed, step, batch):
-    draws = draw(chosen, seed, step, batch)
+    draws = draw(chosen, seed, step, batch, (30, 20))
     assert draws.shape == (batch, COLUMNS)
     assert draws.dtype == np.float32
     np.random.seed(0)  # whatever the global generator is at
-    assert np.array_equal(draws, draw(chosen, seed, step, batch))
+    assert np.array_equal(draws, draw(chosen, seed, step, batch, (30, 20)))
     assert np.isfinite(draws).all()
     assert np.isin(draws[:, :3], (0, 1)).all()
     assert np.array_equal(draws[:, 3:5], np.round(draws[:, 3:5]))
@@ -83,6 +87,14 @@ def test_draws_follow_from_seed_and_step_and_keep_their_ranges(chosen, seed, ste
         assert (box[:, 1] >= box[:, 0]).all()
         assert (box[:, 3] >= box[:, 2]).all()
     assert ((draws[:, 12] >= 0) & (draws[:, 12] <= 1)).all()
+    assert np.array_equal(draws[:, 17:21], np.round(draws[:, 17:21]))
+    for start, size, side in ((draws[:, 17], draws[:, 18], 30), (draws[:, 19], draws[:, 20], 20)):
+        assert ((start >= 0) & (size >= 1) & (start + size <= side)).all()
+    assert (np.abs(draws[:, 22]) <= math.sin(math.radians(chosen.tilt)) + 1e-6).all()
+    assert np.hypot(draws[:, 23], draws[:, 24]) == pytest.approx(1, abs=1e-6)
+    assert (np.abs(np.arctan2(draws[:, 24], draws[:, 23])) <= 2 * math.pi * chosen.hue + 1e-6).all()
+    assert ((draws[:, 25] > 0) & (draws[:, 25] <= max(0.1, chosen.blur) + 1e-6)).all()
+    assert np.isin(draws[:, 26], (0, 1)).all()
 
 
 def test_other_seeds_and_steps_draw_other_numbers():
@@ -259,7 +271,8 @@ def test_gradients_pass_through_mixing_to_the_images():
 @pytest.mark.parametrize(
     "wrong",
     [{"shift": -1}, {"brightness": 1.5}, {"contrast": -0.1}, {"erase": float("nan")}, {"mixup": -1.0},
-     {"cutmix": float("inf")}],
+     {"cutmix": float("inf")}, {"grey": 2.0}, {"hue": 0.6}, {"tilt": 46.0}, {"blur": float("nan")}, {"blur": -1.0},
+     {"zoom": 0.0, "crop": True}, {"zoom": 0.5}, {"views": 0}],
 )  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):

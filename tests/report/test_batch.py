@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -88,6 +89,15 @@ def test_masks_are_cut_where_their_images_are(drawn, tmp_path):
     build_cache(TableSource(tmp_path / "t.csv", TableOptions(mask_col="mask")), tmp_path / "c", Recipe(size=8), jobs=1)
     preview_batch(tmp_path / "c", AugmentSettings(cutmix=1.0), 4)
     assert max(len(np.unique(fields["mask"])) for fields in drawn[1::2]) == 2
+
+
+def test_each_view_of_a_sample_is_shown_as_it_is_drawn(deep, drawn):
+    settings = AugmentSettings(crop=True, zoom=0.5, tilt=10, views=2)
+    preview_batch(deep, settings, 3)
+    labels, fields = drawn[::2], drawn[1::2]
+    assert len(fields) == 6
+    assert labels[0::2] == labels[1::2]
+    assert all(not np.array_equal(one["image"], other["image"]) for one, other in itertools.pairwise(fields))
 
 
 def test_a_cache_without_images_is_refused(tokens):

@@ -12,6 +12,7 @@ from torch import nn
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.models import UNet, conv_bn
@@ -22,10 +23,10 @@ from tpucache.training.settings import TASKS
 
 MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
 BATCH, SIDE, STEPS = 16, 8, 10
-MOVES = AugmentSettings(flip=True, vertical_flip=True, shift=3, rotate=True)
+MOVES = AugmentSettings(flip=True, vertical_flip=True, shift=3, rotate=True, tilt=20, crop=True, zoom=0.3)
 ALL = AugmentSettings(
     flip=True, vertical_flip=True, shift=3, rotate=True, brightness=0.4, contrast=0.4, saturation=0.4, erase=0.5,
-    mixup=0.4, cutmix=1.0,
+    mixup=0.4, cutmix=1.0, tilt=20, crop=True, zoom=0.3, hue=0.2, blur=1.0, grey=0.2, views=2,
 )  # fmt: skip
 
 
@@ -33,17 +34,17 @@ def augment(device: Device) -> dict[str, Any]:
     """What moves alone, and all together in steps that mix and steps that cut, with and without autocast."""
     rng = np.random.default_rng(0)
     images = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)))
-    masks = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, SIDE, SIDE), np.uint8)))
+    masks = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, SIDE, SIDE, 1), np.uint8)))
     targets = device.put(torch.from_numpy(rng.random((BATCH, 3), np.float32)))
     found: dict[str, Any] = {}
     for name, settings in {"moves": MOVES, "all": ALL}.items():
         aug = Augment(settings, MEAN, STD, SIDE, SIDE, device.torch_device)
         for step in range(4):
-            draws = device.put(torch.from_numpy(draw(settings, 7, step, BATCH)))
+            draws = device.put(torch.from_numpy(draw(settings, 7, step, BATCH, (SIDE, SIDE))))
             with device.autocast(step % 2 == 1):
-                pixels = aug.images(images, draws)
-                mixed = aug.mix(pixels, targets, draws)
-                found[f"{name} {step}"] = [pixels, aug.masks(masks, draws), *mixed]
+                fields = aug.fields({IMAGE: images, MASK: masks}, draws)
+                mixed = aug.mix(fields[IMAGE], aug.views(targets), draws)
+                found[f"{name} {step}"] = [fields[IMAGE], fields[MASK], *mixed]
             device.step_end()
     return found
 
@@ -108,11 +109,12 @@ def train(device: Device, kind: str) -> dict[str, Any]:
         batch = (
             rng.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8),
             rng.integers(0, 3, BATCH),
-            draw(ALL, 3, step, BATCH),
+            draw(ALL, 3, step, BATCH, (SIDE, SIDE)),
         )
         images, labels, draws = (device.put(torch.from_numpy(array)) for array in batch)
         set_rates(optimizer, schedule(step))
-        pixels, targets = aug.mix(aug.images(images, draws), task.targets(labels, 0.1), draws)
+        pixels = aug.fields({IMAGE: images}, draws)[IMAGE]
+        pixels, targets = aug.mix(pixels, task.targets(aug.views(labels), 0.1), draws)
         loss = task.loss(model(pixels), targets)
         loss.backward()
         norms.append(clip_gradients(model.parameters(), 0.07))

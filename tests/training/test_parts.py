@@ -14,8 +14,8 @@ pytestmark = pytest.mark.xla
 CORES = {"one": 1, "eight": 8}
 #: AdamW divides a gradient by its own size, and so scales up the rounding of small ones.
 NOISE = {"sgd": 1e-5, "adamw": 3e-4}
-#: XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of 16 images of 4x4 places.
-BIASED = 1 / (16 * 4 * 4 - 1)
+#: XLA's BatchNorm keeps the biased variance, torch the unbiased: n / (n - 1) of two views of 16 images of 4x4 places.
+BIASED = 1 / (2 * 16 * 4 * 4 - 1)
 
 
 @pytest.fixture(scope="module")

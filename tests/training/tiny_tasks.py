@@ -108,3 +108,16 @@ def reversed_eval(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.
     """The outputs of the classes in the other direction."""
     outputs: torch.Tensor = model(batch["image"])
     return outputs.flip(1)
+
+
+def views_step(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The loss of SimCLR, once it is certain that rows 2i and 2i + 1 are different views of one sample."""
+    images, masks, labels = batch["image"], batch["mask"], batch["label"]
+    assert len(images) == len(masks) == len(labels) == len(batch["target"]) == 40
+    assert torch.equal(labels[0::2], labels[1::2])
+    assert not torch.equal(images[0::2], images[1::2])
+    inside, outside = ((images * part.permute(0, 3, 1, 2)).sum() / part.sum() for part in (masks, 1 - masks))
+    assert inside > outside + 0.5
+    features = functional.normalize(model(images))
+    likeness = (features @ features.T / 0.1).fill_diagonal_(-1e9)
+    return functional.cross_entropy(likeness, torch.arange(40) ^ 1)

@@ -100,6 +100,11 @@ def rate(text: str) -> float | str:
     return text if text == FIND else float(text)
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """Read numbers with commas between them."""
+    return tuple(map(float, text.split(",")))
+
+
 def _split(
     data: CachedDataset, valid: str | None, seed: int, memory: InMemory
 ) -> tuple[CachedDataset, CachedDataset | None]:
@@ -135,7 +140,7 @@ def add(commands: Any) -> None:
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": Path})
     command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")
     group = command.add_argument_group("what is learned, and how")
-    add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate})
+    add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate, "mean": numbers, "std": numbers})
     group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
     group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
     add_options(group, AugmentSettings)

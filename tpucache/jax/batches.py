@@ -16,7 +16,7 @@ from tpucache.loading.ahead import Ahead
 from tpucache.loading.loader import CachedLoader
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.store.fields import IMAGE, LABEL, Field
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, Field
 
 #: Batches at the start of an epoch whose waiting is not counted: reading begins, and the first steps compile.
 _UNCOUNTED: Final = 2
@@ -42,7 +42,8 @@ def feed(
     statistics. `augment` normalises, too, and augments with random numbers of (seed, step) alone, as training with
     torch does. Packed images (`CachedLoader(finish="device")`) are finished on the device. Labels are int32 (batch,),
     float32 (batch, outputs) where the cache has vectors or they are mixed. Records with more fields than an image give
-    a dict of arrays, the label under "label".
+    a dict of arrays, the label under "label". With `views`, all of them have as many rows for each sample, side by
+    side.
 
     `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
     has a loader with `rank=jax.process_index()` and `world_size=jax.process_count()`, and the arrays are of the global
@@ -114,7 +115,9 @@ class _Epochs:
         self.loader, self._sharding = loader, sharding
         self._draws = None if augment == AugmentSettings() else augment
         self._seed, self._depth = seed, depth
-        self._finish = make_finish(_options(loader, augment))
+        options = _options(loader, augment)
+        self._size = (0, 0) if options.image is None else (options.image.shape[0], options.image.shape[1])
+        self._finish = make_finish(options)
         self.waited_seconds = self.seconds = 0.0
 
     def run(self) -> Generator[Batch, None, None]:
@@ -152,7 +155,7 @@ class _Epochs:
             arrays[IMAGE] = np.moveaxis(arrays[IMAGE], 1, 3)
         draws = None
         if self._draws is not None:
-            drawn = draw(self._draws, self._seed, number, len(labels) * self.loader.world_size)
+            drawn = draw(self._draws, self._seed, number, len(labels) * self.loader.world_size, self._size)
             draws = self._put(drawn[len(labels) * self.loader.rank :][: len(labels)])
         return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws
 
@@ -168,6 +171,12 @@ def _options(loader: CachedLoader, augment: AugmentSettings | None) -> FinishOpt
     shapes = {field.name: field.shape for field in loader.dataset.record_fields}
     if augment is not None and IMAGE not in fields:
         raise UsageError("the cache has no images to normalise or augment: leave that out")
+    points = [name for name in (BOXES, KEYPOINTS) if name in fields]
+    if augment is not None and augment.moves and points:
+        raise UsageError(
+            f"the device moves pixels and masks, not {' and '.join(points)}: leave flip, vertical_flip, shift, rotate, "
+            "tilt and crop out, or move them in warmup's variants"
+        )
     return FinishOptions(
         image=fields.get(IMAGE),
         is_packed=len(shapes.get(IMAGE, ())) == 1,

@@ -59,6 +59,7 @@ def make_finish(options: FinishOptions) -> Finish:
             changed[IMAGE] = jnp.moveaxis(images, 1, 3)
         if augment is not None:
             changed = augment.fields(changed, draws)
+            labels = labels if draws is None else augment.views(labels)
             if augment.settings.mixes:
                 targets = labels if labels.ndim > 1 else jax.nn.one_hot(labels, options.classes)
                 changed[IMAGE], labels = augment.mix(changed[IMAGE], targets, draws)

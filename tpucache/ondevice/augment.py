@@ -16,14 +16,13 @@ import numpy as np
 from tpucache.errors import UsageError
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import Array, ArrayLibrary
+from tpucache.ondevice.colours import BatchColours, flag, number
 from tpucache.ondevice.normalise import BatchNormalise
+from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, split, tilt_reach, tilted
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, MASK
 
-_LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 _BYTES: Final = "|u1"
-#: The number that is white, by the images' dtype; others have none that is certain.
-_WHITE: Final = {_BYTES: 255, "<u2": 65535}
 
 
 class BatchAugment:
@@ -47,83 +46,116 @@ class BatchAugment:
             raise UsageError(f"only square images turn by right angles, not {height}x{width}: leave rotate out")
         if settings.shift >= min(height, width):
             raise UsageError(f"a shift of {settings.shift} pixels leaves nothing of {height}x{width}")
-        if settings.saturation and len(mean) != 3:
-            raise UsageError(f"saturation is of 3 channels, not of {len(mean)}: leave it out")
-        self.settings, self._dtype, self._white = settings, dtype, _WHITE.get(dtype)
-        if settings.brightness and self._white is None:
-            raise UsageError(f"brightness is of numbers from black to white, not of {np.dtype(dtype)}: leave it out")
+        self.settings, self._dtype = settings, dtype
+        self._reach = tilt_reach(settings.tilt, height, width)
         self._library, self._functions = library, library.functions
+        self._colours = BatchColours(settings, len(mean), library, dtype)
         self._normalise = BatchNormalise(mean, std, library)
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
-        self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
 
     def fields(self, fields: Mapping[str, Array], draws: Array | None = None) -> dict[str, Array]:
         """Return a batch's fields with the image normalised and, given `draws`, augmented, and the mask moved with it.
 
-        An image is (batch, height, width, channels), a mask (batch, height, width, 1).
+        An image is (batch, height, width, channels), a mask (batch, height, width, 1). Augmented, all fields have each
+        sample as often as it has views.
         """
         if draws is None:
             return {**fields, IMAGE: self.plain(fields[IMAGE])}
-        changed = {**fields, IMAGE: self.images(fields[IMAGE], draws)}
-        if MASK in fields:
-            changed[MASK] = self.masks(fields[MASK][..., 0], draws)[..., None]
+        changed = {name: self.views(field) for name, field in fields.items()}
+        changed[IMAGE] = self.images(changed[IMAGE], draws)
+        if MASK in changed:
+            changed[MASK] = self.masks(changed[MASK][..., 0], draws)[..., None]
         return changed
+
+    def views(self, array: Array) -> Array:
+        """Return each sample of an array (batch, ...) once for each of its views, side by side."""
+        if self.settings.views == 1:
+            return array
+        # Stacked along a new axis, each device keeps its own samples.
+        return self._functions.stack([array] * self.settings.views, 1).reshape(-1, *array.shape[1:])
 
     def plain(self, images: Array) -> Array:
         """Only normalise: (batch, height, width, channels) -> float32 (batch, channels, height, width)."""
         return self._normalise(images)
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Move pixels, change colours, normalise, erase: from NHWC to float32 NCHW.
+        """Move pixels, blur, change colours, normalise, erase: from NHWC to float32 NCHW, one for each view.
 
-        An erased rectangle is of the mean colour. Autocast loses nothing of the pixels.
+        An erased rectangle is of the mean colour.
         """
+        draws = _by_view(draws)
         images = self._functions.moveaxis(images, 3, 1)
         # torch flips few other whole numbers than bytes
         moved = self._move(images if self._dtype == _BYTES else self._float(images), draws, self._dtype)
-        pixels = self._normalise.pixels(self._colours(self._float(moved), draws))
+        pixels = self._float(moved)
+        if self.settings.blur:
+            rows, columns = (
+                blur_weights(self._library, places, draws[:, drawn.BLUR]) for places in (self._rows, self._columns)
+            )
+            pixels = resampled(pixels, rows, columns, is_bytes=self._dtype == _BYTES)
+        pixels = self._normalise.pixels(self._colours(pixels, draws))
         if self.settings.erase:
             pixels = pixels * (1 - self._inside(draws[:, drawn.ERASED]))
         return pixels
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Move masks (batch, height, width) of class numbers 0 to 255 as their images are moved; same dtype."""
-        moved = self._move(masks[:, None], draws)
+        """Move masks (batch, height, width) of class numbers 0 to 255 as their images are moved; same dtype.
+
+        Where images are interpolated, the nearest class is taken.
+        """
+        moved = self._move(masks[:, None], _by_view(draws), nearest=True)
         return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
     def mix(self, images: Array, targets: Array, draws: Array) -> tuple[Array, Array]:
-        """Mix each image with the one before it in the batch, and its float targets in the same proportion.
+        """Mix each image with one of the sample before it in the batch, and its float targets in the same proportion.
 
         Targets are (batch, outputs), or (batch, outputs, height, width), which are cut where their images are. Mix-up:
         Zhang et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899.
         """
         if not self.settings.mixes:
             return images, targets
-        others, other_targets = (self._functions.roll(each, 1, 0) for each in (images, targets))
+        draws = _by_view(draws)
+        others, other_targets = (self._functions.roll(each, self.settings.views, 0) for each in (images, targets))
         # The share of the own image: 1 in a batch that is cut, and outside the cut in every batch.
-        share = _number(draws, drawn.SHARE)
+        share = number(draws, drawn.SHARE)
         if self.settings.cutmix:
             share = share * (1 - self._inside(draws[:, drawn.CUT]))
         own = share if targets.ndim == 4 else share.mean((1, 2, 3)).reshape(-1, 1)
         return images * share + others * (1 - share), targets * own + other_targets * (1 - own)
 
-    def _move(self, images: Array, draws: Array, dtype: str = _BYTES) -> Array:
-        """Transpose, reverse and shift (batch, channels, height, width); every value, of `dtype`, stays what it is."""
+    def _move(self, images: Array, draws: Array, dtype: str = _BYTES, *, nearest: bool = False) -> Array:
+        """Transpose, reverse, shift, tilt and crop (batch, channels, height, width).
+
+        The first three keep every value, of `dtype`, as it is. The others interpolate, and whole numbers stay whole.
+        """
         settings, functions = self.settings, self._functions
         if settings.rotate:
-            images = functions.where(_flag(draws, drawn.TRANSPOSED), images.swapaxes(2, 3), images)
+            images = functions.where(flag(draws, drawn.TRANSPOSED), images.swapaxes(2, 3), images)
         by_rows, by_columns = settings.vertical_flip or settings.rotate, settings.flip or settings.rotate
         if by_rows:
-            images = functions.where(_flag(draws, drawn.ROWS_REVERSED), functions.flip(images, (2,)), images)
+            images = functions.where(flag(draws, drawn.ROWS_REVERSED), functions.flip(images, (2,)), images)
         if by_columns:
-            images = functions.where(_flag(draws, drawn.COLUMNS_REVERSED), functions.flip(images, (3,)), images)
+            images = functions.where(flag(draws, drawn.COLUMNS_REVERSED), functions.flip(images, (3,)), images)
         if settings.shift:
             # A product with one 1 in each row moves bytes exactly, also in bfloat16, and is what a TPU does best.
             rows = self._one_hot(self._rows, draws[:, drawn.DOWN])
             columns = self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
             parts = [rows @ part @ columns for part in self._parts(self._float(images), dtype)]
             images = functools.reduce(operator.add, map(self._float, parts)) if len(parts) > 1 else parts[0]
+        if settings.tilt:
+            slopes = draws[:, drawn.TILT_ROWS], draws[:, drawn.TILT_COLUMNS]
+            images = self._whole(
+                tilted(self._library, self._float(images), *slopes, self._reach, nearest=nearest), dtype
+            )
+        if settings.crop:
+            top, height, left, width = (draws[:, n] for n in range(drawn.CROPPED.start, drawn.CROPPED.stop))
+            rows = crop_weights(self._library, self._rows, top, height, nearest=nearest)
+            columns = crop_weights(self._library, self._columns, left, width, nearest=nearest)
+            images = self._whole(resampled(self._float(images), rows, columns, is_bytes=dtype == _BYTES), dtype)
         return images
+
+    def _whole(self, pixels: Array, dtype: str) -> Array:
+        return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
 
     def _parts(self, pixels: Array, dtype: str) -> list[Array]:
         """Return float32 arrays that add up to `pixels`, numbers of `dtype`, and that bfloat16 holds exactly."""
@@ -132,34 +164,7 @@ class BatchAugment:
         if np.dtype(dtype).kind in "iu":  # of 16 bits
             high = self._functions.floor(pixels / 256) * 256
             return [high, pixels - high]
-        parts = []
-        for _ in range(2):  # 8 of 24 bits each: T. J. Dekker, doi:10.1007/BF01397083
-            scaled = pixels * (2**16 + 1)
-            high = scaled - (scaled - pixels)
-            parts.append(high)
-            pixels = pixels - high
-        return [*parts, pixels]
-
-    def _colours(self, pixels: Array, draws: Array) -> Array:
-        """Change brightness, contrast (around the image's mean luma) and saturation, in this order.
-
-        Pixels stay between black and white where their dtype says which number is white.
-        """
-        settings = self.settings
-        if settings.brightness:
-            pixels = pixels * _number(draws, drawn.BRIGHTNESS)
-        if settings.contrast:
-            centre = self._grey(pixels).mean((1, 2, 3), keepdims=True)
-            pixels = centre + (pixels - centre) * _number(draws, drawn.CONTRAST)
-        if settings.saturation:
-            grey = self._grey(pixels)
-            pixels = grey + (pixels - grey) * _number(draws, drawn.SATURATION)
-        if self._white is not None and (settings.brightness or settings.contrast or settings.saturation):
-            pixels = self._functions.clip(pixels, 0, self._white)
-        return pixels
-
-    def _grey(self, pixels: Array) -> Array:
-        return (pixels * self._luma).sum(1, keepdims=True) if pixels.shape[1] == 3 else pixels
+        return split(pixels, 3)
 
     def _inside(self, boxes: Array) -> Array:
         """Return 1 where a pixel's centre lies in its sample's box, 0 elsewhere: float32 (batch, 1, height, width)."""
@@ -178,12 +183,8 @@ class BatchAugment:
         return self._library.cast(array, "float32")
 
 
-def _number(draws: Array, column: int) -> Array:
-    return draws[:, column].reshape(-1, 1, 1, 1)
-
-
-def _flag(draws: Array, column: int) -> Array:
-    return _number(draws, column) > 0.5
+def _by_view(draws: Array) -> Array:
+    return draws.reshape(-1, drawn.COLUMNS)
 
 
 def _between(places: Array, low: Array, high: Array) -> Array:

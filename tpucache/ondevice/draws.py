@@ -10,26 +10,50 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 
-# Columns of the draws. Neutral where a setting is off.
+Array = npt.NDArray[Any]
+
+# Columns of the draws of one view. Neutral where a setting is off.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED, DOWN, RIGHT, BRIGHTNESS, CONTRAST, SATURATION = range(8)
 ERASED: Final = slice(8, 12)  # top, bottom, left, right as shares of the side
 SHARE: Final = 12  # of the own image in a mix-up
 CUT: Final = slice(13, 17)  # as ERASED
-COLUMNS: Final = 17
+CROPPED: Final = slice(17, 21)  # top, height, left, width in pixels; only where crop is on
+TILT_ROWS, TILT_COLUMNS = 21, 22  # by how many columns a row is moved for each row below the centre, and vice versa
+HUE: Final = slice(23, 25)  # cosine and sine
+BLUR, GREY = 25, 26
+COLUMNS: Final = 27
 
 _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
+_CROPPED_ASPECT: Final = (3 / 4, 4 / 3)  # torchvision's defaults
+_CROP_TRIES: Final = 10
+#: A Gaussian this narrow changes no pixel.
+_LEAST_BLUR: Final = 0.1
+# The streams of random numbers. Settings that were added together share one, so that no setting moves the others'.
+_FIRST, _SECOND = range(2)
 
 
-def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> npt.NDArray[np.float32]:
-    """Return the random numbers of one step, float32 (batch, COLUMNS): a pure function of the arguments.
+def draw(
+    settings: AugmentSettings, seed: int, step: int, batch_size: int, size: tuple[int, int] | None = None
+) -> npt.NDArray[np.float32]:
+    """Return the random numbers of one step, float32 (batch, views x COLUMNS): a pure function of the arguments.
 
-    Turning one setting on or off does not change what the others draw.
+    `size` is the images' height and width, which a crop needs. Turning one setting on or off does not change what the
+    others draw, and the first view's numbers are those of a single one. Raises UsageError for a crop without a size.
     """
-    # RandomState's distributions never change from one NumPy to the next, which a Generator's may.
-    rng = np.random.RandomState(np.random.Philox(np.random.SeedSequence((seed, step))))
+    if settings.crop and size is None:
+        raise UsageError("a random crop depends on the images' height and width: give draw their size")
+    drawn = [_draw_view(settings, (seed, step), view, batch_size, size) for view in range(settings.views)]
+    return np.concatenate(drawn, 1).astype(np.float32)
+
+
+def _draw_view(
+    settings: AugmentSettings, source: tuple[int, int], view: int, batch_size: int, size: tuple[int, int] | None
+) -> Array:
+    rng = _stream(source, view, _FIRST)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
     draws = np.zeros((batch_size, COLUMNS))
@@ -51,10 +75,26 @@ def draw(settings: AugmentSettings, seed: int, step: int, batch_size: int) -> np
             draws[:, CUT] = _boxes(np.sqrt(1 - share), np.sqrt(1 - share), uniform[:, 13:15])
         else:
             draws[:, SHARE] = share
-    return draws.astype(np.float32)
+    uniform = _stream(source, view, _SECOND).random_sample((batch_size, 6 + 2 * _CROP_TRIES))
+    angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
+    draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
+    angle = 2 * np.pi * (2 * uniform[:, 1] - 1) * settings.hue
+    draws[:, HUE] = np.stack([np.cos(angle), np.sin(angle)], 1)
+    draws[:, BLUR] = np.maximum(uniform[:, 2] * settings.blur, _LEAST_BLUR)
+    draws[:, GREY] = uniform[:, 3] < settings.grey
+    if settings.crop and size is not None:
+        draws[:, CROPPED] = _cropped(uniform[:, 4:], settings.zoom, *size)
+    return draws
 
 
-def _erased(uniform: npt.NDArray[Any], probability: float) -> npt.NDArray[Any]:
+def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
+    """Return the generator of one stream of one view; the first one of the first view has no key of its own."""
+    key = (view, number) if view or number else ()
+    # RandomState's distributions never change from one NumPy to the next, which a Generator's may.
+    return np.random.RandomState(np.random.Philox(np.random.SeedSequence(source, spawn_key=key)))
+
+
+def _erased(uniform: Array, probability: float) -> Array:
     """Return boxes (batch, 4) of random area and aspect, none for those that are not erased."""
     chosen = uniform[:, 0] < probability
     area = _ERASED_AREA[0] + uniform[:, 1] * (_ERASED_AREA[1] - _ERASED_AREA[0])
@@ -64,7 +104,30 @@ def _erased(uniform: npt.NDArray[Any], probability: float) -> npt.NDArray[Any]:
     return _boxes(height * chosen, width * chosen, uniform[:, 3:5])
 
 
-def _boxes(heights: npt.NDArray[Any], widths: npt.NDArray[Any], uniform: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
     """Return top, bottom, left and right of boxes with these sides at random places in the unit square."""
     top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
     return np.stack([top, top + heights, left, left + widths], 1)
+
+
+def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
+    """Return top, height, left and width (batch, 4) of crops in whole pixels, as torchvision's RandomResizedCrop.
+
+    Area and aspect are tried until they fit; what never does becomes the largest crop of an allowed aspect, centred.
+    """
+    low, high = np.log(_CROPPED_ASPECT)
+    areas = height * width * (zoom + uniform[:, 2 : 2 + _CROP_TRIES] * (1 - zoom))
+    aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES :] * (high - low))
+    heights, widths = np.round(np.sqrt(areas / aspects)), np.round(np.sqrt(areas * aspects))
+    fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
+    rows, first, found = np.arange(len(fits)), fits.argmax(1), fits.any(1)
+    largest = (
+        min(height, max(1, round(width / _CROPPED_ASPECT[0]))),
+        min(width, max(1, round(height * _CROPPED_ASPECT[1]))),
+    )
+    tops, lefts = (
+        np.where(found, np.floor(uniform[:, n] * (whole - sides[rows, first] + 1)), (whole - largest[n]) // 2)
+        for n, (whole, sides) in enumerate(((height, heights), (width, widths)))
+    )
+    heights, widths = (np.where(found, sides[rows, first], largest[n]) for n, sides in enumerate((heights, widths)))
+    return np.stack([tops, heights, lefts, widths], 1)

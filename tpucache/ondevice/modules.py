@@ -52,6 +52,19 @@ class Augment(BatchAugment):
         Raises UsageError when the sides do not fit, or a setting is not of such images.
         """
         super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
+        self._device = device
+
+    def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """See BatchAugment; autocast is off, and so changes no pixel."""
+        with torch.autocast(self._device.type, enabled=False):
+            pixels: torch.Tensor = super().images(images, draws)
+        return pixels
+
+    def masks(self, masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """See BatchAugment; autocast is off, and so changes no class."""
+        with torch.autocast(self._device.type, enabled=False):
+            moved: torch.Tensor = super().masks(masks, draws)
+        return moved
 
 
 class Decoder(nn.Module):

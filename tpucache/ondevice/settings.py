@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.option_fields import option
+from tpucache.option_fields import check_options, option
+
+_ZOOM: Final = 0.08  # torchvision's default
+#: The largest values of settings that have one.
+_MOST: Final = {"brightness": 1, "contrast": 1, "saturation": 1, "erase": 1, "grey": 1, "hue": 0.5, "tilt": 45}
 
 
 @dataclass(frozen=True)
@@ -14,8 +19,10 @@ class AugmentSettings:
     """The random changes to a training batch; all are off unless given. Raises UsageError.
 
     `shift` is in pixels. The strength x of brightness, contrast and saturation gives a factor between 1 - x and 1 + x.
-    `erase` is a probability. `mixup` and `cutmix` are alphas of Beta(alpha, alpha); with both, each batch gets one of
-    them, by a coin.
+    `erase` and `grey` are probabilities. `mixup` and `cutmix` are alphas of Beta(alpha, alpha); with both, each batch
+    gets one of them, by a coin. `crop` is RandomResizedCrop with torchvision's distribution, `zoom` its smallest area
+    as a share of the image. `tilt` is in degrees, `hue` in whole turns, `blur` the largest standard deviation of a
+    Gaussian in pixels. With `views`, each sample is several rows of the batch, side by side, each changed by itself.
     """
 
     flip: bool = option(False, "flip images left to right, each with probability 1/2")
@@ -33,12 +40,34 @@ class AugmentSettings:
         0.0, "CutMix: paste a rectangle of one image into another, its area from Beta(ALPHA, ALPHA)", metavar="ALPHA"
     )
 
+    crop: bool = option(
+        False, "cut a random part out of each image and enlarge it to the whole, as torchvision's RandomResizedCrop"
+    )
+    zoom: float = option(_ZOOM, "the smallest area that --crop may leave of an image, as a share of it", metavar="MIN")
+    tilt: float = option(0.0, "rotate images by up to so many degrees each way", metavar="DEGREES")
+    hue: float = option(0.0, "turn the hues of images by up to X of a whole turn each way", metavar="X")
+    blur: float = option(
+        0.0, "blur images with a Gaussian whose standard deviation is between 0 and X pixels", metavar="X"
+    )
+    grey: float = option(0.0, "probability that an image loses its colours", metavar="P")
+    views: int = option(
+        1, "give the model N views of each sample, side by side in the batch, for contrastive training", metavar="N",
+        minimum=1,
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
+        check_options(self)
         if self.shift < 0:
             raise UsageError(f"shift is in pixels, at least 0, not {self.shift}")
-        for name in ("brightness", "contrast", "saturation", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} lies between 0 and 1, not at {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise UsageError(f"{name} lies between 0 and {most}, not at {getattr(self, name)}")
+        if not 0 <= self.blur < math.inf:
+            raise UsageError(f"blur is in pixels, at least 0, not {self.blur}")
+        if not 0 < self.zoom <= 1:
+            raise UsageError(f"zoom is a share of the area, above 0 and at most 1, not {self.zoom}")
+        if self.zoom != _ZOOM and not self.crop:
+            raise UsageError("zoom is of a random crop: add crop")
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} is an alpha, at least 0, not {getattr(self, name)}")
@@ -51,4 +80,4 @@ class AugmentSettings:
     @property
     def moves(self) -> bool:
         """Whether pixels change their places."""
-        return bool(self.flip or self.vertical_flip or self.shift or self.rotate)
+        return bool(self.flip or self.vertical_flip or self.shift or self.rotate or self.tilt or self.crop)

@@ -55,6 +55,7 @@ def preview_batch(
         raise UsageError(f"{cache.directory} holds no image to show")
     settings = augment or AugmentSettings()
     batch = cache[full_order(len(cache), seed, 0)[:samples]]
+    paths = [path for path in batch.paths for _ in range(settings.views)]
     image = cache.manifest.fields[cache.names.index(IMAGE)]
     shown, targets = _augmented(batch, image, settings, seed)
     cells = (
@@ -63,11 +64,11 @@ def preview_batch(
             path,
             [draw_record({name: array[row] for name, array in shown.items()}, cache.classes, side)],
         )
-        for row, path in enumerate(batch.paths)
+        for row, path in enumerate(paths)
     )
-    chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value]
+    chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value != getattr(AugmentSettings, name)]
     line = f"a batch of {len(batch)}, {', '.join(chosen) if chosen else 'not augmented'}"
-    layout = Layout(len(batch), 1, fitted_size(image.shape, side))
+    layout = Layout(len(paths), 1, fitted_size(image.shape, side))
     return draw_sheet(layout, cache.directory.resolve().name, line, cells)
 
 
@@ -82,16 +83,16 @@ def _augmented(
     statistics = batch.manifest.statistics
     height, width, channels = image.shape
     augment = Augment(settings, statistics.mean, statistics.std, height, width, torch.device("cpu"), image.dtype)
-    draws = torch.from_numpy(draw(settings, seed, 0, len(batch)))
+    draws = torch.from_numpy(draw(settings, seed, 0, len(batch), (height, width)))
     moved = augment.fields(fields, draws)
-    pixels, targets = augment.mix(moved[IMAGE], _targets(labels, len(batch.classes)), draws)
+    pixels, targets = augment.mix(moved[IMAGE], augment.views(_targets(labels, len(batch.classes))), draws)
     spread = torch.tensor([each or 1.0 for each in statistics.std]).view(1, channels, 1, 1)
     numbers = pixels * spread + torch.tensor(statistics.mean).view(1, channels, 1, 1)
     shown = {IMAGE: _rounded(numbers.permute(0, 2, 3, 1).numpy(), image.dtype)}
     if MASK in moved:
         shown[MASK] = _mixed_masks(augment, moved, draws)
     if not (settings.moves or settings.mixes):
-        shown |= {name: fields[name].numpy() for name in (BOXES, KEYPOINTS) if name in fields}
+        shown |= {name: moved[name].numpy() for name in (BOXES, KEYPOINTS) if name in moved}
     return shown, None if batch.table.labels is None else targets.numpy()
 
 

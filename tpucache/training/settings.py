@@ -79,6 +79,12 @@ class TrainSettings:
     normalise: Literal["cache", "imagenet"] = option(
         "cache", "whose channel means and standard deviations normalise the images"
     )
+    mean: tuple[float, ...] | None = option(
+        None, "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255)", metavar="R,G,B"
+    )
+    std: tuple[float, ...] | None = option(
+        None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B"
+    )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     loss: str | None = option(
         None,
@@ -114,6 +120,13 @@ class TrainSettings:
             raise UsageError(f"lr is above 0, not {self.lr}")
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
+        for name in ("mean", "std"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        if not all(map(math.isfinite, self.mean or ())):
+            raise UsageError(f"mean holds finite numbers, not {self.mean}")
+        if not all(0 < spread < math.inf for spread in self.std or ()):
+            raise UsageError(f"std holds numbers above 0, not {self.std}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
         for name in ("warmup", "smoothing", "ema"):

@@ -51,4 +51,5 @@ def drawer(settings: TrainSettings, train_set: CachedDataset) -> Draw | None:
     """Return the function that draws the random numbers for each part of a batch; None for records without an image."""
     if IMAGE not in train_set.names:
         return None
-    return lambda number: draw(settings.augment, settings.seed, number, settings.part_size)
+    height, width = train_set.manifest.fields[train_set.names.index(IMAGE)].shape[:2]
+    return lambda number: draw(settings.augment, settings.seed, number, settings.part_size, (height, width))

@@ -83,7 +83,22 @@ def model_name(settings: TrainSettings) -> str:
 
 
 def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of the channels, in 0..255: the cache's own or ImageNet's. Raises UsageError."""
+    """Return mean and deviation of the channels, in the numbers of the pixels: given, the cache's own or ImageNet's.
+
+    Raises UsageError where they do not fit the images.
+    """
+    mean, std = _known_statistics(settings, dataset)
+    for name, given, known in (("mean", settings.mean, mean), ("std", settings.std, std)):
+        if given is not None and IMAGE not in dataset.names:
+            raise UsageError(f"the cache has no images to normalise: leave --{name} out")
+        if given is not None and len(given) != len(known):
+            raise UsageError(f"--{name} is one number for each of {len(known)} channels, not {len(given)} numbers")
+    if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
+        raise UsageError(f"--mean is in the numbers of the pixels, 0 to 255, not {settings.mean}: multiply by 255")
+    return list(settings.mean or mean), list(settings.std or std)
+
+
+def _known_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
     statistics = dataset.manifest.statistics
     if settings.normalise == "cache" or IMAGE not in dataset.names:
         return list(statistics.mean), list(statistics.std)

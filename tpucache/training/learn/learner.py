@@ -234,10 +234,10 @@ class Learner:
 
     def _loss_of(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the loss of one part of a batch: by the task's loss, the user's loss, or the user's step."""
-        inputs, targets = self._augmented(batch)
+        inputs, labels, targets = self._augmented(batch)
         with self.device.autocast(self.settings.bf16):
             if self._train_step is not None:
-                inputs = {**inputs, LABEL: batch.labels, TARGET: targets}
+                inputs = {**inputs, LABEL: labels, TARGET: targets}
                 return _call_loss(
                     f"the step {self.settings.train_step!r}", self._train_step, self.model, inputs, inputs
                 )
@@ -253,19 +253,20 @@ class Learner:
         """Whether a loss gets float targets, and not the labels."""
         return self._loss is None or bool(self.settings.smoothing) or self.settings.augment.mixes
 
-    def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return what the model is given for a batch, augmented, and the targets.
+    def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """Return what the model is given for a batch, augmented, the labels as they were read, and the targets.
 
         Targets are the task's float targets; a user's loss gets the labels, unless they are smoothed or mixed.
         """
         augment, draws, settings = self._augment, batch.draws, self.settings
         inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
-        labels = self.task.labels(inputs, batch.labels)
+        given = batch.labels if augment is None or draws is None else augment.views(batch.labels)
+        labels = self.task.labels(inputs, given)
         targets = self.task.targets(labels, settings.smoothing) if self._is_soft else labels
         if augment is not None and draws is not None:
             images, targets = augment.mix(inputs[IMAGE], targets, draws)
             inputs[IMAGE] = self.device.to_layout(images)
-        return inputs, targets
+        return inputs, given, targets
 
 
 def _call_loss(

@@ -1,0 +1,131 @@
+"""Rotating, cropping and blurring of whole batches, by matrix products and shifts of fixed lengths.
+
+A TPU has no fast gather, so nothing is gathered. A crop and a blur are separable: a product with a matrix of rows and
+one with a matrix of columns. A rotation is three shears (Paeth, "A fast algorithm for general raster rotation", 1986),
+and a shear is some shifts by fixed lengths, each half of the one before, of which each row takes its own. On XLA's CPU
+client, 224x224 pixels of three channels took 3.6 ms to crop and 2.1 ms to rotate; gathers, which a CPU does well, took
+0.5 and 1.3 ms, and shears as products of a matrix for each row 23 times as long as the shifts.
+
+A TPU rounds the operands of products to bfloat16, and every device sums in another order. So that all give the same
+bytes, places are rounded to 1/256 of a pixel in a crop and to 1/32 in a rotation (OpenCV's warpAffine does, too): then
+all operands are exact in bfloat16, and all sums of bytes in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.ondevice.arrays import Array, ArrayLibrary
+
+_CROP_STEPS: Final = 256
+_TILT_STEPS: Final = 32
+
+
+def split(pixels: Array, count: int) -> list[Array]:
+    """Return `count` arrays of 8 bits each that add up to float32 numbers; three hold every number exactly.
+
+    T. J. Dekker, doi:10.1007/BF01397083.
+    """
+    parts = []
+    for _ in range(count - 1):
+        scaled = pixels * (2**16 + 1)
+        high = scaled - (scaled - pixels)
+        parts.append(high)
+        pixels = pixels - high
+    return [*parts, pixels]
+
+
+def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Array, *, nearest: bool) -> Array:
+    """Return float32 (batch, 1, n, n): row i holds the weights of the pixels from which pixel i of a crop is made.
+
+    `places` are the n places along a side; crops begin at `starts` and have `sizes`, whole pixels (batch,). Between
+    pixels it is interpolated linearly or, with `nearest`, the nearest one is taken.
+    """
+    # Whole numbers until the division, so that rounding finds the same on every device.
+    last = len(places) - 1
+    within = (2 * places + 1) * sizes[:, None] / (2 * len(places)) - 0.5
+    at = _rounded(library, library.functions.clip(within + starts[:, None], 0, last), nearest, _CROP_STEPS)
+    distance = abs(at[:, :, None] - places)
+    return library.functions.clip(1 - distance, 0, 1)[:, None]
+
+
+def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
+    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their middle; sides have n `places`."""
+    distance = places[:, None] - places
+    weights = library.functions.exp(-0.5 * (distance / deviations.reshape(-1, 1, 1)) ** 2)
+    return (library.functions.floor(weights * _CROP_STEPS + 0.5) / _CROP_STEPS)[:, None]
+
+
+def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:
+    """Return pixels (batch, channels, height, width) as weighted means of their rows, then of their columns."""
+    half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
+    columns = columns.swapaxes(2, 3)
+    # The means that a crop makes of bytes have 16 bits; those of a blur lose less than 1/100 of a level.
+    return _product([part @ columns for part in split(half, 2 if is_bytes else 3)]) / columns.sum(2, keepdims=True)
+
+
+def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
+    """Return by how many columns and rows, at most, a rotation moves pixels in one shear.
+
+    Raises UsageError where that is more than the image has.
+    """
+    angle = math.radians(degrees)
+    reach = math.ceil(math.tan(angle / 2) * (height - 1) / 2), math.ceil(math.sin(angle) * (width - 1) / 2)
+    if reach[0] >= width or reach[1] >= height:
+        raise UsageError(f"a tilt of {degrees:g} degrees moves rows of {height}x{width} pixels out of it: tilt less")
+    return reach
+
+
+def tilted(
+    library: ArrayLibrary, pixels: Array, along_rows: Array, along_columns: Array, reach: tuple[int, int], nearest: bool
+) -> Array:
+    """Rotate float32 (batch, channels, height, width) around the centre; the border is reflected.
+
+    Row y is moved by `along_rows` (batch,) times its distance from the centre, then each column alike, then the rows
+    again. `reach` is the most columns and rows.
+    """
+    pixels = _sheared(library, pixels, along_rows, reach[0], nearest)
+    pixels = _sheared(library, pixels.swapaxes(2, 3), along_columns, reach[1], nearest).swapaxes(2, 3)
+    return _sheared(library, pixels, along_rows, reach[0], nearest)
+
+
+def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nearest: bool) -> Array:
+    """Return row y of each image as it is `slope` times (y - the centre) columns to the right."""
+    if not reach:
+        return pixels
+    functions, height, width = library.functions, pixels.shape[2], pixels.shape[3]
+    left = functions.flip(pixels[..., 1 : reach + 1], (3,))
+    right = functions.flip(pixels[..., width - 1 - reach : width - 1], (3,))
+    pixels = functions.concatenate([left, pixels, right], 3)
+    offsets = library.constant(_centred(height))
+    move = _rounded(library, slope.reshape(-1, 1, 1, 1) * offsets, nearest, _TILT_STEPS)
+    move = functions.clip(move + reach, 0, 2 * reach)
+    whole = functions.clip(functions.floor(move), 0, 2 * reach - 1)
+    share, rest = move - whole, 2 * reach - 1
+    while rest:
+        step = (rest + 1) // 2
+        is_far = whole >= step
+        pixels = functions.where(is_far, pixels[..., step:], pixels[..., :-step])
+        whole, rest = functions.where(is_far, whole - step, whole), rest - step
+    return pixels[..., :-1] * (1 - share) + pixels[..., 1:] * share
+
+
+def _product(parts: list[Array]) -> Array:
+    return functools.reduce(operator.add, parts)
+
+
+def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int) -> Array:
+    steps = 1 if nearest else steps
+    return library.functions.floor(places * steps + 0.5) / steps
+
+
+def _centred(size: int) -> npt.NDArray[np.float32]:
+    """Return the distances of rows from their centre, float32 (size, 1)."""
+    return (np.arange(size, dtype=np.float32) - (size - 1) / 2).reshape(-1, 1)
