@@ -7,9 +7,12 @@ set as papermill sets them, after the cell tagged "parameters".
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +107,26 @@ def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, monk
     assert "'epoch': 2," in out
 
 
-@pytest.mark.parametrize("name", ["01-warmup.ipynb", "02-train.ipynb"])
+@pytest.mark.skipif(find_spec("flax") is None, reason="flax is not installed")
+def test_the_third_trains_on_it_with_jax(built):
+    """In a process of its own: in one with JAX, every later fork warns."""
+    program = "from test_notebooks import run_notebook as run; import sys; print(run(sys.argv[1], INPUT=sys.argv[2], "
+    program += "BATCH=32, EPOCHS=3, WIDTH=8)['history'])"
+    environment = {
+        **os.environ,
+        "TPUCACHE_PATH": str(built),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    words = [sys.executable, "-c", program, "03-train-jax.ipynb", str(built)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["01-warmup.ipynb", "02-train.ipynb", "03-train-jax.ipynb"])
 def test_a_notebook_is_committed_as_it_was_written(name):
     notebook = json.loads((FOLDER / name).read_text())
     ids = [cell["id"] for cell in notebook["cells"]]
