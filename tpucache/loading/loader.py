@@ -6,19 +6,22 @@ import functools
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import to_integer
 from tpucache.loading.dataset import CachedDataset, overrides
 from tpucache.loading.loader_state import LoaderState, read_state
-from tpucache.loading.order import Shuffle, make_order
+from tpucache.loading.order import Shuffle, make_order, make_sampled_order
 from tpucache.loading.records.buffers import BufferPool
 from tpucache.loading.records.reader import Divide
 from tpucache.loading.samples.indices import integer_positions
 from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice
 from tpucache.loading.tensors import Subset
 from tpucache.loading.threads import ReadingThreads
+
+if TYPE_CHECKING:
+    from torch.utils.data import Sampler
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 
@@ -57,6 +60,9 @@ class CachedLoader:
         rank: int = 0,
         world_size: int = 1,
         finish: Finish = "host",
+        weights: Any = None,
+        balance: bool = False,
+        sampler: Sampler[int] | None = None,
     ) -> None:
         """Prepare to read, with memory for the first batches; nothing is read before the first iteration.
 
@@ -71,6 +77,10 @@ class CachedLoader:
 
         `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
         and less work for the host. `tpucache.ondevice.decoder` finishes them. Images of other codecs come as ever.
+
+        One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
+        len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
+        `sampler` (see `SamplerOrder`), whose length is the epoch's.
         Raises UsageError.
         """
         if finish not in get_args(Finish):
@@ -88,7 +98,8 @@ class CachedLoader:
             raise UsageError(f"drop_last is True or False, not {drop_last!r}")
         self.drop_last = drop_last
         chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
-        self._order = make_order(shuffle, window, chunk, changes_variants=self.dataset.variant == "epoch")
+        drawn = make_sampled_order(self.dataset, shuffle, weights, balance, sampler)
+        self._order = drawn or make_order(shuffle, window, chunk, changes_variants=self.dataset.variant == "epoch")
         self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
         self._resume = 0
         self._iterations = 0  # begun so far; what each one knows of itself is its number
@@ -96,15 +107,15 @@ class CachedLoader:
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._pools = self.dataset.buffer_pools
         self._pool: BufferPool | None = self._pools.pool(self.batch_size)
-        left = len(self.dataset) % self._global_batch
+        left = self._samples % self._global_batch
         if 0 < left < self.world_size and not drop_last:
             raise UsageError(_too_few(left, self.world_size))
         # One more than are read ahead, which the caller holds while the next one is read.
-        self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, len(self.dataset)))
+        self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, self._samples))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
-        whole, rest = divmod(len(self.dataset), self._global_batch)
+        whole, rest = divmod(self._samples, self._global_batch)
         return whole + (rest > 0 and not self.drop_last)
 
     @property
@@ -161,6 +172,7 @@ class CachedLoader:
         earlier = self.dataset.manifest  # earlier versions counted all variants, so that adding one changed the order
         record = max(1, sum(entry.bytes for entry in earlier.shards) // max(1, earlier.records))
         saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record), self._order.earlier_text)
+        self._order.check(saved)
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
         if 0 < stop - first < self.world_size:
             raise UsageError(_too_few(stop - first, self.world_size))
@@ -173,11 +185,12 @@ class CachedLoader:
             seed=self._seed,
             epoch=epoch,
             position=position,
-            samples=len(self.dataset),
+            samples=self._samples,
             order=self._order.text,
             chunk=self._order.chunk,
             fingerprint=self.dataset.manifest.fingerprint,
             digest=self.dataset.digest,
+            drawn=self._order.digest(self._seed, epoch),
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -190,6 +203,11 @@ class CachedLoader:
         if self._pool is None:
             raise UsageError("this loader is closed: make another CachedLoader")
         return self._pool
+
+    @property
+    def _samples(self) -> int:
+        """The samples of an epoch."""
+        return self._order.length(len(self.dataset))
 
     @property
     def _global_batch(self) -> int:
@@ -227,7 +245,7 @@ class CachedLoader:
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
-        return global_batches(start, len(self.dataset), self._global_batch, self.world_size, self.drop_last)
+        return global_batches(start, self._samples, self._global_batch, self.world_size, self.drop_last)
 
     def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int) -> Batch:
         self._buffers  # a loader closed meanwhile is refused  # noqa: B018

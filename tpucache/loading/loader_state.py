@@ -12,7 +12,7 @@ from tpucache.errors import UsageError
 _COMPARED: Final = {
     "samples": "it is of another cache, or another part of it",
     "digest": "the cache, the variants, the labels, the selection or its order are not those it is of",
-    "order": "it is of another order: give the same shuffle and window",
+    "order": "it is of another order: give the same shuffle, window, weights, balance or sampler",
 }
 
 _log: Final = logging.getLogger("tpucache")
@@ -23,7 +23,8 @@ class LoaderState:
     """A place in an epoch, and what decides the batches that follow it.
 
     `position` counts the samples of the epoch that have been handed out, over all ranks. `digest` is the dataset's;
-    `chunk` the samples in a chunk of the block order, 0 for other orders.
+    `chunk` the samples in a chunk of the block order, 0 for other orders; `drawn` a digest of this epoch's order where
+    a torch Sampler gives it, else "".
     """
 
     seed: int
@@ -34,6 +35,7 @@ class LoaderState:
     chunk: int
     fingerprint: str
     digest: str
+    drawn: str = ""
 
     def to_dict(self) -> dict[str, int | str]:
         """Return the state as plain numbers and strings, for torch.save or JSON."""
@@ -70,7 +72,8 @@ def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int, e
         raise UsageError(
             f"a loader's state holds position as at most the {own.samples} samples of the dataset, not {position}"
         )
-    return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk)
+    drawn = state.get("drawn", "")  # earlier versions had no samplers
+    return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=drawn)
 
 
 def _integer(state: Mapping[str, Any], name: str, low: int) -> int:

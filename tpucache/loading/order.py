@@ -1,23 +1,45 @@
-"""EpochOrder: in which order a loader shows the samples of an epoch, and which of them share a variant."""
+"""EpochOrder: which samples a loader shows in an epoch, in which order, and which of them share a variant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader_state import LoaderState
+from tpucache.loading.samples.draws import BalancedDraws, WeightedDraws
 from tpucache.loading.samples.sampler import Positions, block_order, full_order
+from tpucache.loading.tensors import HAS_TORCH
 
 Shuffle = bool | Literal["full", "block"]
 
 _BY_CHUNK = ", variants by chunk"
 
 
+class Sampling(Protocol):
+    """What draws the samples of an epoch: weights, classes, or a sampler of torch."""
+
+    text: str
+
+    def __len__(self) -> int:
+        """Return how many samples an epoch has."""
+        ...
+
+    def positions(self, seed: int, epoch: int) -> Positions:
+        """Return the positions of an epoch's samples: int64 (n,)."""
+        ...
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return a SHA-256 of an epoch's order where `text` does not say which it is, else ""."""
+        ...
+
+
 @dataclass(frozen=True)
 class EpochOrder:
-    """The order "file", "full" or "block".
+    """The order "file", "full" or "block", or "drawn", that of a `sampling`.
 
     `window` and `chunk`, in samples, are those of the block order, else 0. Where `is_by_chunk`, the samples of a chunk
     show the same variant of an epoch, so that a chunk is one stretch of a file.
@@ -27,6 +49,7 @@ class EpochOrder:
     window: int = 0
     chunk: int = 0
     is_by_chunk: bool = False
+    sampling: Sampling | None = None
 
     @property
     def text(self) -> str:
@@ -36,6 +59,8 @@ class EpochOrder:
     @property
     def earlier_text(self) -> str:
         """What earlier versions said of it, which never changed variants by chunk."""
+        if self.sampling is not None:
+            return self.sampling.text
         return f"block {self.window}" if self.name == "block" else self.name
 
     @property
@@ -43,13 +68,32 @@ class EpochOrder:
         """How many consecutive samples share a variant."""
         return self.chunk if self.is_by_chunk else 1
 
+    def length(self, samples: int) -> int:
+        """Return how many samples an epoch of a dataset of `samples` samples has."""
+        return samples if self.sampling is None else len(self.sampling)
+
     def positions(self, samples: int, seed: int, epoch: int) -> Positions:
-        """Return the positions of the samples in an epoch's order: int64 (samples,)."""
+        """Return the positions of the samples in an epoch's order: int64 (n,)."""
+        if self.sampling is not None:
+            return self.sampling.positions(seed, epoch)
         if self.name == "full":
             return full_order(samples, seed, epoch)
         if self.name == "block":
             return block_order(samples, seed, epoch, chunk=self.chunk, window=self.window)
         return np.arange(samples)
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return a SHA-256 of an epoch's order where nothing but the order itself says what it is, else ""."""
+        return "" if self.sampling is None else self.sampling.digest(seed, epoch)
+
+    def check(self, saved: LoaderState) -> None:
+        """Raise UsageError where a sampler gives another order in the epoch of a state than when that was saved."""
+        if self.digest(saved.seed, saved.epoch) != saved.drawn:
+            raise UsageError(
+                f"the state cannot be continued here: the sampler gives another order in epoch {saved.epoch} than when "
+                "the state was saved. Its order must follow from its arguments, set_epoch and the random numbers of "
+                "torch, numpy and Python alone"
+            )
 
     def continued(self, text: str, chunk: int) -> EpochOrder:
         """Return the order that a state of this text and chunk was saved in."""
@@ -65,3 +109,34 @@ def make_order(shuffle: Shuffle, window: int, chunk: int, *, changes_variants: b
     if shuffle == "block":
         return EpochOrder("block", window, chunk, is_by_chunk=changes_variants and chunk > 1)
     raise UsageError(f'shuffle is True, False, "full" or "block", not {shuffle!r}')
+
+
+def make_sampled_order(
+    dataset: CachedDataset, shuffle: Shuffle = True, weights: Any = None, balance: bool = False, sampler: Any = None
+) -> EpochOrder | None:
+    """Return the order of the samples that weights, classes or a sampler draw, or None where none of them is given.
+
+    Raises UsageError for more than one of them, and with shuffle="block", which reads nearly in file order.
+    """
+    if not isinstance(balance, bool):
+        raise UsageError(f"balance is True or False, not {balance!r}")
+    given = {"weights": weights is not None, "balance": balance, "sampler": sampler is not None}
+    names = [name for name, is_given in given.items() if is_given]
+    if not names:
+        return None
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} each say which samples an epoch has: give one of them")
+    if shuffle not in (True, False, "full"):
+        raise UsageError(f"{names[0]} decides the order itself: shuffle is True or left out, not {shuffle!r}")
+    sampling: Sampling
+    if weights is not None:
+        sampling = WeightedDraws(weights, len(dataset))
+    elif balance:
+        sampling = BalancedDraws(np.asarray(dataset.labels), len(dataset.classes))
+    else:
+        if not HAS_TORCH:
+            raise UsageError("sampler is a torch.utils.data.Sampler, and torch is not installed: give weights")
+        from tpucache.loading.torch_sampler import SamplerOrder
+
+        sampling = SamplerOrder(sampler, len(dataset))
+    return EpochOrder("drawn", sampling=sampling)

@@ -6,6 +6,7 @@ from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.order import make_sampled_order
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.tasks import find as tasks
@@ -70,6 +71,10 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.loss or settings.train_step):
         raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")
+    if settings.balance and settings.class_weights != "none":
+        raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
+    if settings.balance:
+        make_sampled_order(train_set, balance=True)
     if settings.loss and settings.train_step:
         raise UsageError(f"--loss {settings.loss} would not be used: {own} computes the loss. Leave one of them out")
     points = [name for name in _POINTS if name in train_set.names]

@@ -71,6 +71,9 @@ class TrainSettings:
     class_weights: Literal["none", "balanced"] = option(
         "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
     )
+    balance: bool = option(
+        False, "train on each class equally often, on the samples of rare ones several times an epoch"
+    )
     clip: float | None = option(None, "clip the norm of all gradients together to this value", metavar="NORM")
     ema: float | None = option(
         None, "evaluate an exponential moving average of the weights with this decay, such as 0.999", metavar="DECAY"

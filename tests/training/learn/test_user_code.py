@@ -82,6 +82,7 @@ def test_a_command_prints_one_line_and_with_traceback_the_whole_way(cache, tmp_p
         ({"class_weights": "balanced", "train_step": "tiny_tasks:doubled_step"}, "--class-weights.*doubled_step"),
         ({"loss": "tiny_tasks:doubled_loss", "train_step": "tiny_tasks:doubled_step"}, "would not be used"),
         ({"mask_classes": 3}, "leave --mask-classes out"),
+        ({"class_weights": "balanced", "balance": True}, "both make up for rare classes"),
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(cache, tmp_path, settings, words):

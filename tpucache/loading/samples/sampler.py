@@ -12,7 +12,7 @@ Positions = npt.NDArray[np.int64]
 
 def full_order(samples: int, seed: int, epoch: int) -> Positions:
     """Return all positions in random order: int64 (samples,). For caches that fit into memory."""
-    return _random(seed, epoch).permutation(samples)
+    return epoch_random(seed, epoch).permutation(samples)
 
 
 def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int) -> Positions:
@@ -22,7 +22,7 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     each `window` of the result. So what is read at any time is a window of whole chunks, and two samples can meet in a
     batch when their chunks fall into one window, which any two chunks do in some epoch.
     """
-    random = _random(seed, epoch)
+    random = epoch_random(seed, epoch)
     starts = np.arange(0, samples, chunk)
     pieces = [np.arange(starts[at], min(starts[at] + chunk, samples)) for at in random.permutation(len(starts))]
     order = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
@@ -31,7 +31,7 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     return order
 
 
-def _random(seed: int, epoch: int) -> np.random.RandomState:
+def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
     """Return numpy's legacy generator: its stream is frozen (NEP 19), so that an order survives an upgrade.
 
     The seed sequence keeps neighbouring seeds and epochs independent.

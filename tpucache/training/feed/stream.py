@@ -33,6 +33,7 @@ def parts(
         drop_last=True,
         threads=settings.threads,
         finish="device",
+        balance=settings.balance,
     )
     each = settings.steps_per_epoch(len(train_set))
     first, skip = divmod(first_step, each)

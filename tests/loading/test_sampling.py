@@ -1,0 +1,205 @@
+"""Loaders that draw by weights, classes or a torch Sampler: the same on any ranks, and continued in mid-epoch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from tpucache import CachedDataset, CachedLoader, UsageError
+
+WEIGHTS = np.random.RandomState(1).random_sample(150) ** 3
+
+
+def own_generator() -> RandomSampler:
+    return RandomSampler(range(150), generator=torch.Generator().manual_seed(7))
+
+
+KINDS: dict[str, Any] = {
+    "weights": lambda: {"weights": WEIGHTS},
+    "balance": lambda: {"balance": True},
+    "sampler": lambda: {"sampler": SubsetRandomSampler(range(0, 150, 2))},
+    "own generator": lambda: {"sampler": own_generator()},
+    "torch weights": lambda: {"sampler": WeightedRandomSampler(WEIGHTS.tolist(), 64)},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+class Shown(CachedLoader):
+    """A loader whose batches are the indices of their samples."""
+
+    def _read(self, indices: Any, *_: Any) -> Any:
+        return indices.tolist()
+
+
+def loader(cache: Path, size: int, kind: str, **more: Any) -> Shown:
+    return Shown(CachedDataset(cache), size, seed=4, drop_last=True, **KINDS[kind](), **more)
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+def taken(batches: Iterator[Any], count: int) -> list[Any]:
+    return [next(batches) for _ in range(count)]
+
+
+@kinds
+def test_global_batches_are_the_same_on_1_and_8_ranks(cache: Path, kind: str) -> None:
+    whole = list(loader(cache, 16, kind))
+    assert len(whole) == len(loader(cache, 16, kind)) > 0
+    parts = [list(loader(cache, 2, kind, rank=rank, world_size=8)) for rank in range(8)]
+    assert [flat(batch) for batch in zip(*parts, strict=True)] == whole
+
+
+@kinds
+def test_an_epoch_continues_on_another_number_of_ranks(cache: Path, kind: str) -> None:
+    whole = loader(cache, 16, kind)
+    list(whole)
+    second = list(whole)
+    ranks = [loader(cache, 2, kind, rank=rank, world_size=8) for rank in range(8)]
+    for each in ranks:
+        each.set_epoch(1)
+        taken(iter(each), 2)
+    states = [json.loads(json.dumps(each.state_dict())) for each in ranks]
+    assert states.count(states[0]) == 8
+    rest = loader(cache, 8, kind, rank=0, world_size=1)
+    rest.load_state_dict(states[0])
+    assert flat(rest)[: 16 * len(second) - 32] == flat(second[2:])
+    assert second != list(whole)
+
+
+@kinds
+def test_a_state_of_another_sampling_is_refused(cache: Path, kind: str) -> None:
+    state = loader(cache, 16, kind).state_dict()
+    for other in KINDS.keys() - {kind}:
+        with pytest.raises(UsageError, match="cannot be continued here"):
+            loader(cache, 16, other).load_state_dict(state)
+    with pytest.raises(UsageError, match="cannot be continued here"):
+        Shown(CachedDataset(cache), 16, shuffle=True).load_state_dict(state)
+
+
+def test_a_state_of_other_weights_or_another_seed_of_a_generator_is_refused(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    state = CachedLoader(dataset, 16, weights=WEIGHTS).state_dict()
+    with pytest.raises(UsageError, match="order"):
+        CachedLoader(dataset, 16, weights=WEIGHTS + 1e-9).load_state_dict(state)
+    state = CachedLoader(dataset, 16, sampler=own_generator()).state_dict()
+    other = RandomSampler(range(150), generator=torch.Generator().manual_seed(8))
+    with pytest.raises(UsageError, match="another order in epoch 0"):
+        CachedLoader(dataset, 16, sampler=other).load_state_dict(state)
+
+
+def test_balance_shows_each_class_equally_often(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    labels = dataset.labels
+    few = dataset.select(np.concatenate([np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)[:3]]))
+    seen = torch.cat([batch for _, batch in CachedLoader(few, 8, balance=True)])
+    counts = torch.bincount(seen)
+    assert len(seen) == len(few)
+    assert abs(int(counts[0] - counts[1])) <= 1
+
+
+def test_a_sampler_leaves_all_random_numbers_as_they_were(cache: Path) -> None:
+    sampler = own_generator()
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), sampler.generator.get_state()
+    list(Shown(CachedDataset(cache), 16, sampler=sampler))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert torch.equal(before[1], sampler.generator.get_state())
+
+
+class Given(Sampler[Any]):
+    """A sampler of what it is given."""
+
+    def __init__(self, indices: Any, length: int | None = None) -> None:
+        self.indices, self.length = indices, len(indices) if length is None else length
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([index + self.epoch for index in self.indices])
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Unlimited(Sampler[int]):
+    """A sampler without a length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_sampler_is_told_the_epoch_by_set_epoch(cache: Path) -> None:
+    shown = Shown(CachedDataset(cache), 3, sampler=Given([1, 5, 9]))
+    assert [list(shown), list(shown)] == [[[1, 5, 9]], [[2, 6, 10]]]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (BatchSampler(SequentialSampler(range(150)), 4, False), "gives batches"),
+        (DistributedSampler(range(150), num_replicas=2, rank=0), "rank and world_size"),
+        ([1, 2, 3], "torch.utils.data.Sampler, not list"),
+        (Unlimited(), "no __len__"),
+    ],
+)
+def test_what_is_no_sampler_of_samples_is_refused(cache: Path, sampler: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        CachedLoader(CachedDataset(cache), 4, sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (Given([1, 150]), "Given is not of this dataset: indices of 150 samples"),
+        (Given([np.array([1, 2])]), "gives batches"),
+        (Given([np.array([1, 2]), np.array([3])]), "gives batches"),
+        (Given([0.5]), "whole numbers"),
+        (Given([1, 2], 3), "gives 2 indices in epoch 0, and its length is 3"),
+    ],
+)
+def test_indices_that_do_not_fit_are_refused(cache: Path, sampler: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        iter(CachedLoader(CachedDataset(cache), 4, sampler=sampler))
+
+
+def test_only_one_way_of_sampling_is_taken_and_no_order_in_blocks(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    with pytest.raises(UsageError, match="weights and balance each say"):
+        CachedLoader(dataset, 4, weights=WEIGHTS, balance=True)
+    with pytest.raises(UsageError, match="balance decides the order itself"):
+        CachedLoader(dataset, 4, shuffle="block", balance=True)
+    with pytest.raises(UsageError, match="balance is True or False"):
+        CachedLoader(dataset, 4, balance=1)  # type: ignore[arg-type]  # what is no bool
+    with pytest.raises(UsageError, match="multilabel"):
+        CachedLoader(_several_classes(dataset), 4, balance=True)
+
+
+def _several_classes(dataset: CachedDataset) -> CachedDataset:
+    class Several(CachedDataset):
+        @property
+        def labels(self) -> torch.Tensor:
+            return torch.zeros(len(self), 3)
+
+    several = dataset[:]
+    several.__class__ = Several
+    return several

@@ -1,0 +1,108 @@
+"""SamplerOrder: the order of an epoch that a torch Sampler gives, the same on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data.distributed import DistributedSampler
+
+from tpucache.errors import OutOfRangeError, UsageError
+from tpucache.loading.samples.indices import Positions, integer_positions
+
+_SEED_BITS: Final = 32  # what numpy's seeds hold
+
+
+class SamplerOrder:
+    """The indices that a torch Sampler gives, listed once an epoch.
+
+    While it is listed, the random numbers of torch, numpy and Python, and those of a generator of the sampler's own,
+    follow from (seed, epoch), so that every rank gets the same and a state continues. A `set_epoch` of it is called.
+    """
+
+    def __init__(self, sampler: Any, samples: int) -> None:
+        """Take a sampler of a dataset of `samples` samples. Raises UsageError for one of batches or of one rank."""
+        if isinstance(sampler, BatchSampler):
+            raise UsageError("sampler gives batches: give the sampler of single samples that it is made of")
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas != 1:
+            raise UsageError(
+                "a DistributedSampler divides samples among ranks, which CachedLoader does itself: give the loader "
+                "rank and world_size, and a sampler of all samples"
+            )
+        if not isinstance(sampler, Sampler):
+            raise UsageError(f"sampler is a torch.utils.data.Sampler, not {type(sampler).__name__}")
+        try:
+            len(sampler)  # type: ignore[arg-type]  # most samplers have a length, although Sampler itself has none
+        except (TypeError, NotImplementedError) as error:
+            raise UsageError(f"{type(sampler).__name__} has no __len__: the length of an epoch is not known") from error
+        self._sampler: Any = sampler
+        self._samples = samples
+        self._listed: tuple[int, int, Positions] | None = None
+        self.text = f"sampler {type(sampler).__qualname__}"
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def positions(self, seed: int, epoch: int) -> Positions:
+        """Return the indices of an epoch: int64 (n,), not to be written to.
+
+        Raises UsageError for indices that are not of the dataset, or another number of them than its length.
+        """
+        listed = self._listed
+        if listed is None or listed[:2] != (seed, epoch):
+            listed = self._listed = seed, epoch, self._list(seed, epoch)
+        return listed[2]
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return a SHA-256, in hexadecimal, of an epoch's order."""
+        return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()
+
+    def _list(self, seed: int, epoch: int) -> Positions:
+        name = type(self._sampler).__name__
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+        expected = len(self._sampler)
+        with _seeded(seed, epoch, getattr(self._sampler, "generator", None)):
+            indices = list(self._sampler)
+        try:
+            array = np.asarray(indices)
+        except ValueError:  # rows of several lengths
+            array = np.empty((0, 0))
+        if array.ndim != 1:
+            raise UsageError(f"{name} gives batches, not single samples: give the sampler that it is made of")
+        try:
+            found = integer_positions(array, self._samples, from_end=False)
+        except OutOfRangeError as error:
+            raise OutOfRangeError(f"{name} is not of this dataset: {error}") from error
+        if len(found) != expected:
+            raise UsageError(f"{name} gives {len(found):,} indices in epoch {epoch}, and its length is {expected:,}")
+        return found
+
+
+@contextmanager
+def _seeded(seed: int, epoch: int, generator: Any) -> Iterator[None]:
+    """Have all random numbers follow from (seed, epoch), and from a generator's first seed; then be as they were."""
+    own = generator if isinstance(generator, torch.Generator) else None
+    entropy = [seed, epoch] if own is None else [seed, epoch, own.initial_seed()]
+    word = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    kept = None if own is None else own.get_state()
+    random.seed(word)
+    np.random.seed(word)
+    torch.default_generator.manual_seed(word)
+    if own is not None:
+        own.manual_seed(word)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if own is not None and kept is not None:
+            own.set_state(kept)
