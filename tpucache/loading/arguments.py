@@ -1,4 +1,4 @@
-"""Numbers that callers pass, checked."""
+"""What callers pass, checked."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def to_integer(name: str, value: Any, low: int) -> int:
     if int(value) < low:
         raise UsageError(f"{name} is at least {low}, not {value}")
     return int(value)
+
+
+def overrides(value: object, base: type, method: str) -> bool:
+    """Return whether a value is of a subclass of `base` with a method of its own of this name."""
+    return getattr(type(value), method) is not getattr(base, method)

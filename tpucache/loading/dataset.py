@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.arguments import to_integer
+from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.find import locate
 from tpucache.loading.labels import SampleLabels
 from tpucache.loading.records.buffers import Buffer, BufferPools
 from tpucache.loading.records.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
+from tpucache.loading.samples.filter import matching
 from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
 from tpucache.loading.samples.selection import Selection, Variant, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
@@ -93,13 +94,13 @@ class CachedDataset(Dataset[Item]):
         """
         if not is_single(index):
             return self.select(index)
-        if overrides(self, "__getitem__"):
+        if overrides(self, CachedDataset, "__getitem__"):
             return self._items([index])[0]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
         """Return several samples, as torch's fetcher asks for a whole batch. Raises IndexError and UsageError."""
-        if overrides(self, "__getitem__") and not overrides(self, "__getitems__"):
+        if overrides(self, CachedDataset, "__getitem__") and not overrides(self, CachedDataset, "__getitems__"):
             return [self[index] for index in indices]  # what a subclass does to a sample, it does to a batch's
         return self._items(indices)
 
@@ -176,8 +177,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def paths(self) -> list[str]:
         """Where each sample came from."""
-        paths = self.table.paths
-        return [paths[int(position)] for position in self.positions]
+        return list(map(self.table.paths.__getitem__, self.positions.tolist()))
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
@@ -208,6 +208,13 @@ class CachedDataset(Dataset[Item]):
         """
         return self._derive(self._selection.select(indices), self._open_reader)
 
+    def where(self, condition: str) -> CachedDataset:
+        """Return the samples that meet a condition such as "age > 60 and site == 'A'", as `matching` reads it.
+
+        No code is run, and a missing value never matches. Raises UsageError.
+        """
+        return self.select(matching(condition, self.table, self.positions, self.classes))
+
     def packed(self) -> CachedDataset:
         """Return the same samples with fields as their codecs pack them, for a device to finish.
 
@@ -233,8 +240,7 @@ class CachedDataset(Dataset[Item]):
 
         Of the records' other fields nothing is read. Raises UsageError where there is no such field, and DamageError.
         """
-        rows = self._rows(np.arange(len(self)), self.epoch)
-        return field_batches(self._open_reader.cache, rows, name)
+        return field_batches(self._open_reader.cache, self._rows(np.arange(len(self)), self.epoch), name)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
@@ -292,8 +298,3 @@ class CachedDataset(Dataset[Item]):
 
     def _rows(self, indices: Array, epoch: int, chunk: int = 1) -> Numbers:
         return self._selection.rows(self._open_reader.cache, indices, epoch, chunk)
-
-
-def overrides(dataset: CachedDataset, method: str) -> bool:
-    """Return whether the dataset is of a subclass with a method of its own of this name."""
-    return getattr(type(dataset), method) is not getattr(CachedDataset, method)

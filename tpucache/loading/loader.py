@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from tpucache.errors import UsageError
-from tpucache.loading.arguments import to_integer
-from tpucache.loading.dataset import CachedDataset, overrides
+from tpucache.loading.arguments import overrides, to_integer
+from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader_state import LoaderState, read_state
 from tpucache.loading.order import Shuffle, make_order, make_sampled_order
 from tpucache.loading.records.buffers import BufferPool
@@ -276,7 +276,7 @@ def _cached_dataset(dataset: Any) -> CachedDataset:
         return whole.select(integer_positions(dataset.indices, len(whole)))
     if not isinstance(dataset, CachedDataset):
         raise UsageError(f"CachedLoader reads a CachedDataset, not {type(dataset).__name__}: use DataLoader")
-    if any(overrides(dataset, name) for name in ("__getitem__", "__getitems__")):
+    if any(overrides(dataset, CachedDataset, name) for name in ("__getitem__", "__getitems__")):
         raise UsageError(
             f"{type(dataset).__name__} changes samples one by one, which CachedLoader would not do: use DataLoader, or "
             "change whole batches after the loader"

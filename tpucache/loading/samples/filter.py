@@ -1,0 +1,196 @@
+"""Conditions on the columns of a samples table, such as "age > 60 and site == 'A'", without running any code."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.store.fields import LABEL
+from tpucache.store.samples import SampleTable, Strings
+
+Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+
+CLASS: Final = "class"
+
+_LONGEST: Final = 10_000
+_LARGEST: Final = 2**64
+# `class` is a word of Python's own: outside of strings it is parsed as another name of the same length.
+_STAND_IN: Final = "_" * len(CLASS)
+_STRING_OR_CLASS: Final = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|\bclass\b""")
+_COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class _Truth(NamedTuple):
+    """Where a condition is true and where it is false; where a value is missing it is neither."""
+
+    true: Mask
+    false: Mask
+
+
+class _Values(NamedTuple):
+    """A column of the samples, or one constant for all, and where it is missing."""
+
+    values: Any
+    is_missing: Any
+    is_text: bool
+    name: str
+
+
+def matching(
+    condition: str, table: SampleTable, positions: npt.NDArray[np.int64], classes: tuple[str, ...] = ()
+) -> Mask:
+    """Return which of the samples at these positions meet a condition: bool (n,).
+
+    It compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`, combined by and, or, not and
+    parentheses. `class` is the name of a sample's class. What has a missing value (NaN, "" or the label -1) is neither
+    true nor false, so it never matches by itself, nor by `not` or !=: Kleene's logic of three values.
+    Raises UsageError, which says where in the condition.
+    """
+    if not isinstance(condition, str):
+        raise UsageError(f"a condition is a string such as \"age > 60 and site == 'A'\", not {condition!r:.100}")
+    try:
+        return _Condition(condition, table, positions, classes).matches()
+    except (RecursionError, MemoryError) as error:
+        raise UsageError("the condition is nested too deeply: select in several steps") from error
+
+
+def _joined(parts: list[_Truth]) -> _Truth:
+    """Return where all conditions are true, and where one is false."""
+    return _Truth(
+        np.logical_and.reduce([part.true for part in parts]), np.logical_or.reduce([part.false for part in parts])
+    )
+
+
+def _inverse(truth: _Truth) -> _Truth:
+    return _Truth(truth.false, truth.true)
+
+
+class _Condition:
+    """A condition that is worked out for some of the samples."""
+
+    def __init__(
+        self, text: str, table: SampleTable, positions: npt.NDArray[np.int64], classes: tuple[str, ...]
+    ) -> None:
+        if len(text) > _LONGEST:
+            raise UsageError(f"a condition has at most {_LONGEST:,} characters, not {len(text):,}")
+        self._text = re.sub(r"\s", " ", text).strip()
+        self._table, self._positions, self._classes = table, positions, classes
+        self._has_classes = bool(classes) and LABEL in table and CLASS not in table
+
+    def matches(self) -> Mask:
+        source = _STRING_OR_CLASS.sub(lambda found: found[1] or _STAND_IN, self._text)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of escapes in strings
+                tree = ast.parse(source, mode="eval").body
+        except (SyntaxError, ValueError) as error:
+            raise self._error("this is no condition", (getattr(error, "offset", None) or 1) - 1) from error
+        return self._truth(tree).true
+
+    def _truth(self, node: ast.expr) -> _Truth:
+        """Return where a condition is true and where it is false."""
+        if isinstance(node, ast.BoolOp):
+            parts = [self._truth(part) for part in node.values]
+            is_and = isinstance(node.op, ast.And)
+            return _joined(parts) if is_and else _inverse(_joined([_inverse(part) for part in parts]))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return _inverse(self._truth(node.operand))
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            parts = [
+                self._comparison(left, each, right)
+                for left, each, right in zip(sides, node.ops, sides[1:], strict=False)
+            ]
+            return _joined(parts)
+        raise self._refused(node, "a condition compares a column, such as age > 60")
+
+    def _comparison(self, left: ast.expr, each: ast.cmpop, right: ast.expr) -> _Truth:
+        if isinstance(each, (ast.In, ast.NotIn)):
+            if not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
+                raise self._refused(right, "after `in` comes a list in parentheses, such as ('A', 'B') or ('A',)")
+            parts = [self._compared(left, operator.eq, item) for item in right.elts]
+            nothing = np.zeros(len(self._positions), np.bool_)
+            known = ~(nothing | self._values(left).is_missing)
+            true = np.logical_or.reduce([nothing, *(part.true for part in parts)]) & known
+            is_in = _Truth(true, known & ~true)
+            return is_in if isinstance(each, ast.In) else _inverse(is_in)
+        compare = _COMPARISONS.get(type(each))
+        if compare is None:
+            raise self._refused(right, "values are compared by ==, !=, <, <=, >, >= or in, not by `is`")
+        return self._compared(left, compare, right)
+
+    def _compared(self, left: ast.expr, compare: Callable[[Any, Any], Any], right: ast.expr) -> _Truth:
+        one, other = self._values(left), self._values(right)
+        if one.is_text != other.is_text:
+            text, number = (one, other) if one.is_text else (other, one)
+            hint = f": use {CLASS} for names" if LABEL in (one.name, other.name) and self._has_classes else ""
+            raise self._refused(right, f"{text.name} is text and {number.name} a number{hint}")
+        is_known = ~np.broadcast_to(one.is_missing | other.is_missing, len(self._positions))
+        result = np.broadcast_to(np.asarray(compare(one.values, other.values), np.bool_), len(self._positions))
+        return _Truth(result & is_known, ~result & is_known)
+
+    def _values(self, node: ast.expr) -> _Values:
+        """Return the values of a column or a constant."""
+        if isinstance(node, ast.Name):
+            return self._column(node)
+        constant: Any = None
+        if isinstance(node, ast.Constant):
+            constant = node.value
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            number = node.operand.value if isinstance(node.operand, ast.Constant) else None
+            if isinstance(number, (int, float)):
+                constant = -number if isinstance(node.op, ast.USub) else number
+        if not isinstance(constant, (int, float, str)):
+            raise self._refused(node, "columns are compared with numbers, strings and other columns")
+        if isinstance(constant, int) and abs(constant) > _LARGEST:
+            raise self._refused(node, "this number is larger than any of a column")
+        return _Values(constant, np.False_, isinstance(constant, str), repr(constant))
+
+    def _column(self, node: ast.Name) -> _Values:
+        name = CLASS if node.id == _STAND_IN else node.id
+        if name == CLASS and self._has_classes:
+            numbers = self._numbers(node, LABEL)
+            names = np.array([*self._classes, ""], object)  # the last one is that of the label -1
+            return _Values(names[numbers], numbers < 0, True, name)
+        if name not in self._table:
+            has = sorted({*self._table} | ({CLASS} if self._has_classes else set()))
+            raise self._refused(node, f"there is no column {name!r}; there are {', '.join(has)}")
+        column = self._table[name]
+        if isinstance(column, Strings):
+            texts = np.array([*column, ""], object)[:-1][self._positions]
+            return _Values(texts, texts == "", True, name)
+        values = self._numbers(node, name)
+        is_missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), np.bool_)
+        if name == LABEL and values.dtype.kind in "iu":
+            is_missing = values < 0
+        return _Values(values, is_missing, False, name)
+
+    def _numbers(self, node: ast.expr, name: str) -> Array:
+        column = np.asarray(self._table[name])
+        if column.ndim != 1:
+            raise self._refused(node, f"{name} has several values a sample")
+        values: Array = column[self._positions]
+        return values
+
+    def _refused(self, node: ast.expr, reason: str) -> UsageError:
+        return self._error(reason, len(self._text.encode()[: node.col_offset].decode(errors="ignore")))
+
+    def _error(self, reason: str, at: int) -> UsageError:
+        at = min(max(at, 0), len(self._text))
+        return UsageError(f"{reason}, at character {at + 1} of the condition: {self._text[:at]} >>>{self._text[at:]}")
