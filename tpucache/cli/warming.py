@@ -71,6 +71,7 @@ def warmup(options: argparse.Namespace) -> int:
             options.cache,
             recipe,
             on_error=options.on_error,
+            retry=options.retry,
             time_limit=options.time_limit,
             target=options.target,
             labels=labels,

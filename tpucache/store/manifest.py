@@ -121,7 +121,7 @@ class Manifest:
 
     @property
     def generation(self) -> int:
-        """How often samples or variants were added, or labels were changed."""
+        """How often samples or variants were added, labels were changed, or skipped samples became sound."""
         return int((fmt.TABLE_NAME.fullmatch(self.index.name) or [0, 0, 0])[2] or 0)
 
     @property

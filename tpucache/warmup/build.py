@@ -19,6 +19,7 @@ from tpucache.warmup.options import BuildOptions, LabelKind, OnError, Target
 from tpucache.warmup.planning.estimate import Estimate, estimate
 from tpucache.warmup.planning.limits import check_kaggle_bytes, check_kaggle_files, check_room, kaggle_blocks
 from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
+from tpucache.warmup.planning.retrying import grown_bytes
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
 from tpucache.warmup.running.consistency import check_records, known_records
@@ -36,7 +37,7 @@ from tpucache.warmup.work.folder import (
     finished_cache,
     remove_folder,
     remove_leftovers,
-    remove_old_tables,
+    remove_old_files,
 )
 from tpucache.warmup.work.lock import hold
 from tpucache.warmup.work.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
@@ -55,6 +56,7 @@ def build_cache(
     *,
     jobs: int | None = None,
     on_error: OnError = BuildOptions.on_error,
+    retry: bool = BuildOptions.retry,
     time_limit: float | None = BuildOptions.time_limit,
     target: Target = BuildOptions.target,
     labels: LabelKind = BuildOptions.labels,
@@ -69,12 +71,13 @@ def build_cache(
 
     The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
     killed. A finished cache of the same source and recipe is returned as it is; more samples or more variants are
-    added to it, and no finished shard is built again. `time_limit` is in seconds. `target` "kaggle" keeps within what
-    Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes. `classes` are the classes in
-    their order: names, a text file with one on each line, or a cache that has them. `pad` and `truncate` give
-    sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs` local processes.
-    `announce` is called with an estimate of the work before it starts, and `report` with the progress. A `source` may
-    be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
+    added to it, and no finished shard is built again. With `retry`, the samples that a finished cache skipped are tried
+    again: they keep their numbers, and those that fail again stay skipped. `time_limit` is in seconds. `target`
+    "kaggle" keeps within what Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes.
+    `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them. `pad`
+    and `truncate` give sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs`
+    local processes. `announce` is called with an estimate of the work before it starts, and `report` with the progress.
+    A `source` may be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
     recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
@@ -102,17 +105,19 @@ def build_cache(
             if existing is None:
                 plan = plan_build(source, listing, recipe, labels)
             else:
-                plan = plan_addition(source, listing, recipe, existing, labels)
+                plan = plan_addition(source, listing, recipe, existing, labels, retry)
         work = cache / WORK_NAME
+        is_growing = bool(plan.blocks) and not plan.is_retry
+        if existing is not None and not is_growing and work.exists() and not is_adding_to(work, existing.manifest):
+            _clean_up(cache, existing.manifest)  # what was left is of something that is finished
         if existing is not None and not plan.blocks:
-            if work.exists() and not is_adding_to(work, existing.manifest):
-                _clean_up(cache, existing.manifest)
             if target == "kaggle":
                 check_kaggle_files(len(existing.manifest.shards))
             return existing.manifest
         rule = plan.label_rule
         encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
-        context = BuildContext(encoder, work, cache, on_error == "skip", run="", deadline=deadline)
+        skip = plan.is_retry or on_error == "skip"
+        context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline)
         manifest = _Build(plan, context, executor, target, report, announce).run()
         _clean_up(cache, manifest)
         return manifest
@@ -136,7 +141,7 @@ class _Build:
         context = self._compared_with_cache()
         resumed = has_plan(work)
         if not resumed:  # so that a refusal leaves nothing behind
-            self._announce(Scheduler(context, plan.blocks), _ADVICE_ADDING if plan.existing else _ADVICE)
+            self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
         work.mkdir(exist_ok=True)
         with hold(work) as run:
             changed, other = save_or_compare_plan(work, plan)
@@ -144,7 +149,7 @@ class _Build:
             _warn_of_slow_parts(plan)
             other_versions = tuple(sorted({*context.other_versions, *other}))
             context = dataclasses.replace(context, run=run, other_versions=other_versions)
-            scheduler = Scheduler(context, plan.blocks, self.report)
+            scheduler = self._scheduler(context)
             if changed:
                 scheduler.check_unchanged(changed)
                 save_listing(work, plan)
@@ -154,8 +159,13 @@ class _Build:
                 self._announce(scheduler, _ADVICE_RESUMING)
             return finish_cache(context.shards, plan, scheduler.build(self.executor))
 
+    def _scheduler(self, context: BuildContext) -> Scheduler:
+        """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""
+        shards = context.work if self.plan.is_retry else context.shards
+        return Scheduler(dataclasses.replace(context, shards=shards), self.plan.blocks, self.report)
+
     def _check_limits(self) -> None:
-        if self.target == "kaggle":
+        if self.target == "kaggle" and not self.plan.is_retry:
             existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
             check_kaggle_files(existing + sum(len(block.variants) for block in self.plan.blocks))
 
@@ -176,6 +186,10 @@ class _Build:
             return
         context, cache = self.context, self.context.shards
         expected = estimate(context.encoder, scheduler.remaining(), cache, self.executor.jobs, context.deadline)
+        if self.plan.is_retry and self.plan.existing:
+            # A shard that grows is there twice, until the manifest names the new one.
+            room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
+            expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
         self.announce(expected)
         check_room(expected, cache, advice)
         if self.target == "kaggle":
@@ -190,5 +204,5 @@ def _warn_of_slow_parts(plan: Plan) -> None:
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
     """Leave nothing but the finished cache. The work folder goes last: while it exists, more may have to be removed."""
-    remove_old_tables(cache, manifest)
+    remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -17,6 +16,7 @@ from tpucache.errors import BuildError, SourceError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.copying.lineage import earlier_tables
 from tpucache.store.fields import LABEL
+from tpucache.store.files.atomic import link_or_copy
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
@@ -28,7 +28,7 @@ from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.names import unique
 from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
 from tpucache.warmup.tables import label_column, label_facts, write_table
-from tpucache.warmup.work.folder import finished_cache, remove_folder, remove_old_tables
+from tpucache.warmup.work.folder import finished_cache, remove_folder, remove_old_files
 from tpucache.warmup.work.lock import hold
 from tpucache.warmup.work.plan_file import is_adding_to
 
@@ -89,7 +89,7 @@ def _held(cache: Path) -> Iterator[Cache]:
             try:
                 yield Cache.open(cache)
             finally:
-                remove_old_tables(cache, Manifest.load(cache))
+                remove_old_files(cache, Manifest.load(cache))
                 remove_folder(work)
     except OSError as error:
         raise BuildError(
@@ -200,7 +200,7 @@ def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) ->
         return before
     generation = before.generation + 1
     index = table_name(INDEX_NAME, generation)
-    _copy_index(folder / before.index.name, folder / index)
+    link_or_copy(folder / before.index.name, folder / index, folder / WORK_NAME / f"{index}.tmp")  # it has no labels
     source = changes.get("source", before.source)
     manifest = dataclasses.replace(
         before,
@@ -215,12 +215,3 @@ def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) ->
     )
     manifest.save(folder, folder / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest
-
-
-def _copy_index(source: Path, target: Path) -> None:
-    """Give the index the name of another generation as well; it holds no labels."""
-    target.unlink(missing_ok=True)  # a killed run may have left one
-    try:
-        os.link(source, target)
-    except OSError:  # some filesystems have no links
-        write_table(target.parent, target.name, source.read_bytes())

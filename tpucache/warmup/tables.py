@@ -20,6 +20,7 @@ from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
+from tpucache.warmup.merge import merge_shards
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
 from tpucache.warmup.planning.plan import Plan
 from tpucache.warmup.records.moments import FLOAT_BITS
@@ -34,19 +35,28 @@ Rows = npt.NDArray[Any]
 def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manifest:
     """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
 
-    The manifest is written last. Raises SourceError when no sample was usable.
+    The shards of retried samples lie in the work folder, and are merged with those of the cache. The manifest is
+    written last. Raises SourceError when no sample was usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
     new = _new_info(shards, before)
-    skipped = (*(before.skipped if before else ()), *new.skipped)
+    kept = set(new.numbers)
+    skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
+    skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
+    if plan.is_retry and before and not kept:
+        return _save(cache, dataclasses.replace(before, skipped=skipped))
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
     if not len(numbers):
         raise SourceError(f"none of the {len(skipped)} samples could be used; {skipped[0].path!r}: {skipped[0].reason}")
     columns, classes, counts = sample_columns(plan.listing, new, numbers, table)
-    entries, index = _join_shards(shards, existing)
+    if plan.is_retry and existing:
+        columns = _in_order_of_numbers(columns)
+        entries, index = _join_shards(merge_shards(existing, shards, cache / WORK_NAME), None)
+    else:
+        entries, index = _join_shards(shards, existing)
     generation = before.generation + 1 if before else 0
     manifest = Manifest(
         samples=len(numbers),
@@ -58,15 +68,27 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
             write_table(cache, table_name(INDEX_NAME, generation), encode_index(index)),
             write_table(cache, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
         ),
-        skipped=tuple(sorted(skipped, key=lambda skip: skip.number)),
+        skipped=skipped,
         statistics=_statistics(new, before, plan.fields, len(numbers), counts),
         fingerprint=cache_fingerprint(fingerprint(plan.full_recipe), entries),
         recipe=plan.full_recipe,
         source=_source(plan, columns.get(LABEL), bool(classes)),
         created_by=versions(),
     )
+    return _save(cache, manifest)
+
+
+def _save(cache: Path, manifest: Manifest) -> Manifest:
     manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest
+
+
+def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
+    order = np.argsort(np.asarray(columns["number"]))
+    return {
+        name: column[order] if isinstance(column, np.ndarray) else Strings.pack([column[at] for at in order.tolist()])
+        for name, column in columns.items()
+    }
 
 
 def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,26 @@ def rename_durably(source: Path, target: Path) -> None:
     """Rename a synced file and sync the directory that now names it."""
     source.replace(target)
     sync_directory(target.parent)
+
+
+def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
+    """Give a file a second name in place of what has that name; return whether it is a hard link, and not a copy.
+
+    A copy, where the filesystem has no links, is gathered in `aside` on the same filesystem. Raises OSError.
+    """
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        try:
+            shutil.copyfile(source, aside)
+            sync_file(aside)
+            rename_durably(aside, target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        return False
+    return True
 
 
 def sync_file(path: Path) -> None:

@@ -22,6 +22,7 @@ from tpucache.warmup.planning.labels import find_unused_labels, first_label, lab
 from tpucache.warmup.planning.listing_check import check_listing
 from tpucache.warmup.planning.numbering import number_samples, order_of
 from tpucache.warmup.planning.recipe_check import check_recipe
+from tpucache.warmup.planning.retrying import check_can_retry, retried_blocks
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.records.labels import LabelRule
@@ -40,6 +41,7 @@ class Plan:
     `augmentation` is in full, as JSON values. `listing` is numbered as in the cache, and `order` states where its
     samples are in the source's own listing. `labels` is what the user wants labels read as, `label_rule` what labels in
     the samples must be, `unused_labels` names what could have been labels. `existing` is the cache that is added to.
+    With `is_retry`, `blocks` are of its skipped samples, and have the numbers that its blocks will have.
     """
 
     recipe: Recipe
@@ -52,6 +54,7 @@ class Plan:
     label_rule: LabelRule | None
     unused_labels: Sequence[str]
     existing: Cache | None = None
+    is_retry: bool = False
 
     @property
     def full_recipe(self) -> dict[str, Any]:
@@ -86,10 +89,19 @@ def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKi
 
 
 def plan_addition(
-    source: Source, listing: Listing, recipe: Recipe, cache: Cache, labels: LabelKind = BuildOptions.labels
+    source: Source,
+    listing: Listing,
+    recipe: Recipe,
+    cache: Cache,
+    labels: LabelKind = BuildOptions.labels,
+    retry: bool = BuildOptions.retry,
 ) -> Plan:
-    """Plan what a finished cache lacks of a recipe and a source. Raises RecipeError, SourceError."""
+    """Plan what a finished cache lacks of a recipe and a source, or to try again what it skipped.
+
+    Raises RecipeError, SourceError, and UsageError for both at once.
+    """
     manifest = cache.manifest
+    is_retry = retry and bool(manifest.skipped)
     # Before an augmentation of another size is tried on this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
     rule = label_rule(listing, first_label(cache))
@@ -101,6 +113,9 @@ def plan_addition(
     check_given_classes(manifest, numbered, cache.directory)
     check_listing(source, numbered, cache)
     blocks = missing_blocks(cache, numbered, recipe)
+    if is_retry:
+        check_can_retry(cache, is_growing=bool(blocks))
+        blocks = retried_blocks(cache, numbered, recipe)
     if blocks and (other := version_differences(manifest.created_by)):
         _log.warning(
             "%s was made with other versions, and what is added may differ: %s", cache.directory, "; ".join(other)
@@ -116,6 +131,7 @@ def plan_addition(
         label_rule=rule,
         unused_labels=saved_unused_labels(manifest.source),
         existing=cache,
+        is_retry=is_retry,
     )
 
 

@@ -12,7 +12,7 @@ from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.copying.claims import CLAIM_NAME
 from tpucache.store.copying.folders import check_apart
-from tpucache.store.format import MANIFEST_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
 _REMOVALS: Final = 10
@@ -124,9 +124,9 @@ def remove_leftovers(work: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def remove_old_tables(cache: Path, manifest: Manifest) -> None:
-    """Remove tables that a cache's manifest no longer names."""
-    listed = {entry.name for entry in manifest.tables}
+def remove_old_files(cache: Path, manifest: Manifest) -> None:
+    """Remove tables and shards that a cache's manifest does not name; nothing is being added to the cache."""
+    listed = {entry.name for entry in manifest.files}
     for path in cache.iterdir():
-        if TABLE_NAME.fullmatch(path.name) and path.name not in listed:
+        if (TABLE_NAME.fullmatch(path.name) or SHARD_NAME.fullmatch(path.name)) and path.name not in listed:
             path.unlink(missing_ok=True)

@@ -82,9 +82,10 @@ def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]
         raise SourceError(
             f"{cache} was started with --labels {labels}, now {plan.labels}: give the same options to continue"
         )
-    if (saved["before"], saved["fields"]) != (now["before"], now["fields"]):
+    if (saved["before"], saved["fields"], saved.get("retry", False)) != (now["before"], now["fields"], now["retry"]):
         raise BuildError(
-            f"{cache} is another cache than when this was started: remove {work} to give up what was started"
+            f"{cache} is another cache than when this was started, or --retry was given only once: remove {work} to "
+            "give up what was started"
         )
     if other := version_differences(saved["versions"]):
         _log.warning("%s was started with other versions, whose records may differ: %s", cache, "; ".join(other))
@@ -113,6 +114,7 @@ def _encode(plan: Plan) -> bytes:
         "asked": dict(plan.listing.asked),
         "fields": [field.to_dict() for field in plan.fields],
         "before": plan.existing.manifest.identity if plan.existing else "",
+        "retry": plan.is_retry,
         "versions": versions(),
     }
     return json.dumps(content).encode()
