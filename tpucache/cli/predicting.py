@@ -7,21 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, staged
-from tpucache.cli.terminal import show
+from tpucache.cli.terminal import note, show
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.samples.split import fold_positions
     from tpucache.store.manifest import Manifest
     from tpucache.training.device import open_device
     from tpucache.training.predictions import predict as run_predict
     from tpucache.training.predictor import Predictor
+    from tpucache.training.run.folds import OUT_OF_FOLD_NAME, read_folds
 
     cache, memory = staged(options), in_memory(options)
     chosen = Manifest.load(cache).variants if options.variants == "all" else options.variants
     datasets = [CachedDataset(cache, variant, in_memory=memory) for variant in chosen]
-    predictor = Predictor(options.runs, open_device(options.backend, options.cores))
+    if options.fold is not None:
+        positions = fold_positions(datasets[0].table, options.fold)
+        datasets = [dataset.select(positions) for dataset in datasets]
+        for run in options.runs:
+            if read_folds(run) is not None:
+                note(
+                    f"all but one of the models in {run} have trained on fold {options.fold} if it is of their cache: "
+                    f"{run / OUT_OF_FOLD_NAME} has what the other one predicts"
+                )
+    predictor = Predictor(options.runs, open_device(options.backend, options.cores), options.flip_tta)
     batch_size = options.batch_size or predictor.settings.part_size
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
     show(options, report.to_dict(), report.lines())
@@ -37,7 +48,11 @@ def add(commands: Any) -> None:
     """Add predict."""
     command = add_command(commands, predict, "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all")
     command.add_argument(
-        "runs", metavar="RUN", type=Path, nargs="+", help="folders of runs, whose predictions are averaged"
+        "runs",
+        metavar="RUN",
+        type=Path,
+        nargs="+",
+        help="folders of runs, whose predictions are averaged; all folds of a run of folds count",
     )
     add_cache(command)
     command.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the CSV to write")
@@ -47,6 +62,10 @@ def add(commands: Any) -> None:
         type=variants,
         default="0",
         help="variants of each sample, whose predictions are averaged",
+    )
+    command.add_argument("--fold", metavar="N", help="predict the samples of one fold alone")
+    command.add_argument(
+        "--flip-tta", action="store_true", help="average with the predictions of images that are mirrored left to right"
     )
     add_device(command)
     command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")

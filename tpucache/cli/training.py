@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.records.reader import InMemory
     from tpucache.training.interrupt import StopRequest
+    from tpucache.training.run.folds import FoldsReport
+    from tpucache.training.run.history import Watcher
     from tpucache.training.run.report import TrainReport
-    from tpucache.training.watch.tensorboard import TensorBoard
 
 
 FIND: Final = "find"
@@ -37,26 +40,41 @@ FIND: Final = "find"
 
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
-    from tpucache.errors import UnfinishedError
+    from tpucache.errors import UnfinishedError, UsageError
     from tpucache.training.interrupt import StopRequest
-    from tpucache.training.run.report import ensure_report
 
+    if options.folds and options.valid is not None:
+        raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
     account = Account(options.began)
+    report: FoldsReport | TrainReport | None
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
         report = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
-        report = ensure_report(options.run, options.backend, options.cores, account)
-        if options.json:
+        report = _stopped_report(options, account)
+        if options.json and report is not None:
             show(options, report.to_dict(), report.lines())
         raise
     show(options, report.to_dict(), report.lines())
     return 0
 
 
-def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> TrainReport:
+def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
+    """Return the report of a run that has to stop, None for one of folds of which none has begun."""
+    from tpucache.training.run.folds import read_report
+    from tpucache.training.run.report import ensure_report
+
+    return (
+        read_report(options.run)
+        if options.folds
+        else ensure_report(options.run, options.backend, options.cores, account)
+    )
+
+
+def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> FoldsReport | TrainReport:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.training.device import open_device
+    from tpucache.training.folds import no_watchers, open_all_folds, train_folds
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import PNG_NAME, find_lr
 
@@ -66,23 +84,30 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Tr
         cache = staged(options, lambda: stop.check(f"while copying to {options.stage}"))
     data = CachedDataset(cache, in_memory=memory)
     train_set, valid_set = _split(data, options.valid, options.seed, memory)
+    run, folds = options.run, None
+    if options.folds:
+        folds = open_all_folds(run, train_set, data, options.resume)
+        run, train_set = folds.folds[0].run, folds.folds[0].train_set  # what a learning rate for all is found with
     device = open_device(options.backend, options.cores)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
         with account.part("range_test"):
-            settings = find_lr(options.run, settings, train_set, device, options.resume, stop)
-        note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {options.run} shows why")
-    with contextlib.ExitStack() as stack:
-        watchers = [stack.enter_context(_tensorboard(options.run))] if options.tensorboard else []
-        others = {"stop": stop, "account": account, "time_limit": None, "curves": True, "watchers": watchers}
-        run_options = from_options(RunOptions, options, **others)
-        return run_training(options.run, settings, train_set, valid_set, device, run_options)
+            settings = find_lr(run, settings, train_set, device, options.resume, stop)
+        note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {run} shows why")
+    watch = _tensorboard if options.tensorboard else no_watchers
+    run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, curves=True)
+    if folds is not None:
+        return train_folds(folds, settings, device, run_options, watch)
+    with watch(run) as watchers:
+        return run_training(run, settings, train_set, valid_set, device, replace(run_options, watchers=watchers))
 
 
-def _tensorboard(run: Path) -> TensorBoard:
+@contextlib.contextmanager
+def _tensorboard(run: Path) -> Iterator[Sequence[Watcher]]:
     from tpucache.training.watch.tensorboard import TensorBoard
 
-    return TensorBoard(run / "tensorboard")
+    with TensorBoard(run / "tensorboard") as board:
+        yield [board]
 
 
 def _settings(options: argparse.Namespace) -> TrainSettings:
@@ -136,6 +161,7 @@ def add(commands: Any) -> None:
         metavar="CACHE|FRACTION|fold=N",
         help="what to validate on after each epoch: another cache, a fraction of this one, or one of its folds",
     )
+    command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": Path})
     command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")

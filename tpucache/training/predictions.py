@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from tpucache.store.files.atomic import write_atomically
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import compute_rows
 from tpucache.training.learn.tasks.base import SEPARATOR, Form, Task
+from tpucache.training.learn.user_code import compute_metrics, load_metrics
 from tpucache.training.predictor import Predictor
 
 Array = npt.NDArray[Any]
@@ -42,6 +43,7 @@ class PredictReport:
     runs: int
     variants: Sequence[int | str]
     metrics: dict[str, float]
+    flip_tta: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -49,20 +51,34 @@ class PredictReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines for people."""
-        summary = (
-            f"{self.samples:,} samples, {self.runs} x {len(self.variants)} predictions of each averaged: {self.output}"
-        )
+        each = f"{self.runs} x {len(self.variants)}{' x 2' * self.flip_tta}"
+        summary = f"{self.samples:,} samples, {each} predictions of each averaged: {self.output}"
         return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
 @dataclass(frozen=True)
 class _Predictions:
-    """Each sample's prediction as text, named columns of values, float32 (samples, columns), and metrics."""
+    """Each sample's prediction as text, named columns of values, float32 (samples, columns), and scores for metrics.
+
+    Maps are scored where the cache has masks, and are None otherwise.
+    """
 
     texts: Sequence[str]
     names: Sequence[str]
     values: Array
-    metrics: dict[str, float]
+    scores: Array | None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """How predictions are made: in which batches, and what is called after each. Maps are `scored` where asked for."""
+
+    output: Path
+    batch_size: int
+    threads: int
+    progress: Progress
+    check: Callable[[], None] = lambda: None
+    scored: bool = False
 
 
 def predict(
@@ -85,32 +101,65 @@ def predict(
     for each in datasets:
         predictor.check(each)
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
-        found = _PREDICT[task.form](predictor, datasets, output, batch_size, threads, progress)
+        found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress))
     _write(output, dataset, _labels(dataset, task), found)
     variants = [each.variant for each in datasets]
-    return PredictReport(str(output), len(dataset), task.name, predictor.runs, variants, found.metrics)
+    metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
+    return PredictReport(str(output), len(dataset), task.name, predictor.runs, variants, metrics, predictor.flip)
 
 
-def _predict_values(
-    predictor: Predictor,
-    datasets: Sequence[CachedDataset],
-    _output: Path,
-    batch_size: int,
-    threads: int,
-    progress: Progress,
-) -> _Predictions:
+def predict_parts(
+    parts: Iterable[tuple[Predictor, CachedDataset]],
+    dataset: CachedDataset,
+    output: Path,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Write the CSV of a whole cache, a part of it by each predictor; return the metrics over all samples.
+
+    The rows are as `predict` writes them. Metrics are those of the task and of the runs' settings. `check` is
+    called between batches, and what it raises ends this before the CSV is written. Raises as `predict` does.
+    """
+    check_no_cache_file(output)
+    found, positions = [], []
+    with Progress(len(dataset), "out of fold", "images") as progress:
+        for predictor, part in parts:
+            settings, task = predictor.settings, predictor.task
+            work = _Work(output, settings.part_size, settings.threads, progress, check, scored=True)
+            found.append(_PREDICT[task.form](predictor, [part], work))
+            positions.append(part.positions)
+    order = np.argsort(np.concatenate(positions))
+    texts = [text for each in found for text in each.texts]
+    values = np.concatenate([each.values for each in found])[order]
+    # The counts of maps are added up, in any order.
+    scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
+    labels = dataset.labels.numpy()
+    own = compute_metrics(load_metrics(settings.metric, task.metric_names), scores, labels)
+    joined = _Predictions([texts[index] for index in order], found[0].names, values, scores)
+    _write(output, dataset, _labels(dataset, task), joined)
+    return {**task.metrics(scores, labels), **own}
+
+
+def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
     """Return the mean of the values over the datasets, what they mean as text, and their metrics."""
     dataset, names = datasets[0], value_names(predictor)
-    values = predict_values(predictor, datasets, batch_size, threads, progress)
+    values = predict_values(predictor, datasets, work.batch_size, work.threads, work.progress, work.check)
     _check_finite(dataset, np.asarray(np.isfinite(values).all(1)))
     texts = [predictor.task.describe(row, names) for row in values]
-    return _Predictions(texts, names, values, _metrics(predictor, dataset, values))
+    return _Predictions(texts, names, values, values)
 
 
 def predict_values(
-    predictor: Predictor, datasets: Sequence[CachedDataset], batch_size: int, threads: int, progress: Progress
+    predictor: Predictor,
+    datasets: Sequence[CachedDataset],
+    batch_size: int,
+    threads: int,
+    progress: Progress,
+    check: Callable[[], None] = lambda: None,
 ) -> Array:
-    """Return probabilities or values, the mean over the datasets: float32 (samples, outputs), in the samples' order."""
+    """Return probabilities or values, the mean over the datasets: float32 (samples, outputs), in the samples' order.
+
+    `check` is called between batches.
+    """
     total = np.zeros((len(datasets[0]), predictor.task.outputs))
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor]:
@@ -122,6 +171,7 @@ def predict_values(
             total[done : done + len(part)] += part
             done += len(part)
             progress.advance(len(part))
+            check()
     mean: Array = (total / len(datasets)).astype(np.float32)
     return mean
 
@@ -134,14 +184,7 @@ def value_names(predictor: Predictor) -> list[str]:
     return ["value"] if outputs == 1 else [f"value_{number}" for number in range(outputs)]
 
 
-def _predict_maps(
-    predictor: Predictor,
-    datasets: Sequence[CachedDataset],
-    output: Path,
-    batch_size: int,
-    threads: int,
-    progress: Progress,
-) -> _Predictions:
+def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
     """Write each sample's map of classes as a PNG; return the files' names as seen from the CSV."""
     if len(datasets) > 1:
         raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
@@ -149,26 +192,31 @@ def _predict_maps(
         from PIL import Image
     except ImportError as error:
         raise DependencyError(f"class maps are PNG files: `pip install pillow` to write them ({error})") from error
-    dataset, folder = datasets[0], output.with_name(f"{output.stem}_maps")
+    dataset, folder, task = datasets[0], work.output.with_name(f"{work.output.stem}_maps"), predictor.task
 
-    def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the maps as small as they get before they are read, and whether they are to be used."""
+    def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
+        """Return the maps as small as they get before they are read, whether they are to be used, and their scores."""
         predictions = predictor.predict(batch)
-        return predictions.argmax(1).to(torch.uint8), predictor.task.is_finite(predictions)
+        maps = predictions.argmax(1).to(torch.uint8), task.is_finite(predictions)
+        return (*maps, task.scores(predictions, task.labels(batch.fields, batch.labels))) if work.scored else maps
 
     names: list[str] = []
+    scores: list[Array] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for maps, finite in compute_rows(dataset, predictor.device, batch_size, threads, class_map):
+        for maps, finite, *counts in compute_rows(dataset, predictor.device, work.batch_size, work.threads, class_map):
             _check_finite(dataset, finite, len(names))
             for pixels in maps:
                 path = folder / f"{dataset.numbers[len(names)]:06d}.png"
                 Image.fromarray(pixels).save(path)
                 names.append(f"{folder.name}/{path.name}")
-            progress.advance(len(maps))
+            scores += [task.collect(each) for each in counts]
+            work.progress.advance(len(maps))
+            work.check()
     except OSError as error:
         raise TrainingError(f"{folder} cannot be written: {error}") from error
-    return _Predictions(names, [], np.empty((len(dataset), 0), np.float32), {})
+    values = np.empty((len(dataset), 0), np.float32)
+    return _Predictions(names, [], values, np.concatenate(scores) if scores else None)
 
 
 #: How the predictions of each form are made.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,7 @@ import torch
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Normalise
-from tpucache.store.fields import IMAGE
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
@@ -20,6 +21,7 @@ from tpucache.training.learn.models import build_model
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
+from tpucache.training.run.folds import run_folders
 from tpucache.training.settings import settings_from
 
 Outputs = Callable[[DeviceBatch], torch.Tensor]
@@ -31,9 +33,12 @@ _NAMED: Final = 5  # classes in a message, at most
 class Predictor:
     """The models of runs for the same task, each with its own normalisation, in evaluation mode."""
 
-    def __init__(self, runs: Sequence[str | Path], device: Device) -> None:
-        """Load each run's `best.pt`. Raises TrainingError where there is none, UsageError for runs that do not fit."""
-        folders = [Path(run) for run in runs]
+    def __init__(self, runs: Sequence[str | Path], device: Device, flip: bool = False) -> None:
+        """Load each run's `best.pt`, those of all folds of a run of folds; `flip` also predicts mirrored images.
+
+        Raises TrainingError where there is none, UsageError for runs that do not fit or cannot be mirrored.
+        """
+        folders = [folder for run in runs for folder in run_folders(Path(run))]
         contents = [_load_best(run) for run in folders]
         first = contents[0]
         self.fields = _inputs(first)
@@ -45,7 +50,9 @@ class Predictor:
                     f"{run} and {folders[0]} cannot be averaged: they have other {', '.join(differing)}. "
                     "Predict with each of them alone"
                 )
-        self.device, self.runs = device, len(folders)
+        if flip:
+            _check_flip(self.fields)
+        self.device, self.runs, self.flip = device, len(folders), flip
         self.settings = settings_from(first["settings"])
         self.task: Task = make_task(first["task"], first["outputs"])
         self.classes = self.task.class_names(first["classes"])
@@ -53,9 +60,14 @@ class Predictor:
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return probabilities or values, the mean over the runs: float32, the batch first."""
-        total = torch.stack([self.task.predictions(outputs(batch)) for outputs in self._outputs])
-        return total.mean(0)
+        """Return probabilities or values, the mean over the runs and both ways round: float32, the batch first."""
+        found = [self.task.predictions(outputs(batch)) for outputs in self._outputs]
+        if self.flip:
+            mirrored = _flip_batch(batch)
+            predictions = [self.task.predictions(outputs(mirrored)) for outputs in self._outputs]
+            # Maps (batch, outputs, height, width) are turned back; values are of the whole image.
+            found += [each.flip(3) for each in predictions] if self.task.form == "maps" else predictions
+        return torch.stack(found).mean(0)
 
     def check(self, dataset: CachedDataset) -> None:
         """Raise UsageError unless a cache has the fields, sizes and classes that the models were trained with.
@@ -77,6 +89,20 @@ class Predictor:
                 f"{describe_difference(self.classes, dataset.classes)}. Its labels would be compared with other "
                 "classes: warm it up with --like and the cache that the run learned from, or relabel it with --classes"
             )
+
+
+def _check_flip(fields: Mapping[str, object]) -> None:
+    """Raise UsageError unless a model's inputs can be mirrored."""
+    if IMAGE not in fields:
+        raise UsageError("the models take no images: leave --flip-tta out")
+    if points := [name for name in (BOXES, KEYPOINTS) if name in fields]:
+        raise UsageError(f"the models take {' and '.join(points)}, which are not mirrored: leave --flip-tta out")
+
+
+def _flip_batch(batch: DeviceBatch) -> DeviceBatch:
+    """Return a batch whose images and masks (batch, height, width, channels) are mirrored left to right."""
+    mirrored = {name: batch.fields[name].flip(2) for name in (IMAGE, MASK) if name in batch.fields}
+    return dataclasses.replace(batch, fields={**batch.fields, **mirrored})
 
 
 def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:

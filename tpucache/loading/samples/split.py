@@ -50,21 +50,43 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
 
     Raises UsageError where there is no such fold or nothing else, and where samples are in no fold.
     """
-    if "fold" not in table:
-        raise UsageError("the cache has no folds: warm it up from a .csv with --fold-col, or give a fraction")
-    folds = _folds(table["fold"])
+    valid = fold_positions(table, fold)
+    train = np.setdiff1d(np.arange(len(table["fold"])), valid)
+    if not len(train):
+        raise UsageError(f"nothing would be left to train on: the cache has [{fold}] alone")
+    return Split(train, valid)
+
+
+def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]:
+    """Return the positions of a fold's samples, ascending; see `fold_split`. Raises UsageError."""
+    folds = _folds(table)
     text = str(fold).strip()
     is_number = text.removeprefix("-").isdecimal()
-    is_valid = folds == text if folds.dtype.kind == "U" else np.full(len(folds), False)
+    is_member = folds == text if folds.dtype.kind == "U" else np.full(len(folds), False)
     if folds.dtype.kind != "U" and is_number:
-        is_valid = folds == int(text)
-    if not is_valid.any() or is_valid.all():
-        raise UsageError(f"there is no fold {text!r} to hold out: the cache has {np.unique(folds).tolist()}")
-    return Split(np.flatnonzero(~is_valid), np.flatnonzero(is_valid))
+        is_member = folds == int(text)
+    if not is_member.any():
+        raise UsageError(f"there is no fold {text!r}: the cache has {np.unique(folds).tolist()}")
+    return np.flatnonzero(is_member)
 
 
-def _folds(column: Column) -> npt.NDArray[Any]:
+def fold_splits(table: SampleTable) -> dict[str, Split]:
+    """Return each fold's split by the fold's name, in the order of the numbers or names.
+
+    Raises UsageError where there are fewer than two folds, and where samples are in no fold.
+    """
+    folds = _folds(table)
+    values = np.unique(folds)
+    if len(values) < 2:
+        raise UsageError(f"all samples are in one fold, {values.tolist()}: nothing would remain to train on")
+    return {str(value): Split(np.flatnonzero(folds != value), np.flatnonzero(folds == value)) for value in values}
+
+
+def _folds(table: SampleTable) -> npt.NDArray[Any]:
     """Return each sample's fold as a whole number or as text. Raises UsageError where one has none."""
+    if "fold" not in table:
+        raise UsageError("the cache has no folds: warm it up from a .csv with --fold-col, or relabel it with one")
+    column: Column = table["fold"]
     folds = np.asarray(column if isinstance(column, np.ndarray) else list(column))
     if folds.ndim != 1:
         raise UsageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +18,14 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint, save_checkpoint
+from tpucache.training.run.folds import FOLDS_NAME, OUT_OF_FOLD_NAME, read_folds, write_folds
 from tpucache.training.run.history import HISTORY_NAME, write_history
 from tpucache.training.run.report import ACCOUNT_NAME, REPORT_NAME
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
 
 _VERSION: Final = 1
-_NAMES: Final = (BEST_NAME, LAST_NAME, HISTORY_NAME, REPORT_NAME, ACCOUNT_NAME)
+_NAMES: Final = (BEST_NAME, LAST_NAME, HISTORY_NAME, REPORT_NAME, ACCOUNT_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME)
 
 _log = logging.getLogger("tpucache")
 
@@ -54,13 +55,9 @@ def open_run(
     not the run's; TrainingError for a checkpoint that cannot be read.
     """
     path = run / LAST_NAME
-    if (run / MANIFEST_NAME).exists():
-        raise UsageError(f"{run} is a cache: give another folder for the run")
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished_files(run)
-    except OSError as error:
-        raise TrainingError(f"{run} cannot be written: {error}") from error
+    if (run / FOLDS_NAME).exists():
+        raise UsageError(f"{run} is a run of all folds: continue it with --folds, or give another folder")
+    _make_folder(run)
     if not path.exists():
         if (run / HISTORY_NAME).exists():
             raise UsageError(f"{run} has the history of a run, but not its {LAST_NAME}: give another folder")
@@ -85,6 +82,26 @@ def open_run(
         state.best = None
     write_history(run, state.rows)
     return state, content["learner"]
+
+
+def open_folds(run: Path, names: Sequence[str], resume: bool) -> None:
+    """Make the folder of a run of all folds, unless it is to be resumed and these are its folds.
+
+    Raises UsageError for a folder that has another run, TrainingError where it cannot be read or written.
+    """
+    before = read_folds(run)
+    if before is None and any((run / name).exists() for name in (LAST_NAME, HISTORY_NAME)):
+        raise UsageError(f"{run} has a run that is not of all folds: give another folder, or leave --folds out")
+    if before is not None and not resume:
+        raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
+    if before is not None and before != list(names):
+        raise UsageError(
+            f"{run} has the folds {', '.join(before)}, the cache {', '.join(names)}: give the same cache to continue, "
+            "or another folder"
+        )
+    _make_folder(run)
+    if before is None:
+        write_folds(run, names)
 
 
 def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) -> Callable[[], None]:
@@ -112,11 +129,17 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
     return lambda: save_checkpoint(run / BEST_NAME, content)
 
 
-def _remove_unfinished_files(run: Path) -> None:
-    """Remove the temporary files of a killed process."""
-    for name in _NAMES:
-        for path in run.glob(f".{name}.*.tmp"):
-            path.unlink(missing_ok=True)
+def _make_folder(run: Path) -> None:
+    """Make a run's folder, or remove the temporary files of a killed process there. Raises as `open_run` does."""
+    if (run / MANIFEST_NAME).exists():
+        raise UsageError(f"{run} is a cache: give another folder for the run")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        for name in _NAMES:
+            for path in run.glob(f".{name}.*.tmp"):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{run} cannot be written: {error}") from error
 
 
 def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:

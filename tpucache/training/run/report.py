@@ -140,13 +140,13 @@ def make_report(
 
 def write_report(run: str | Path, report: TrainReport) -> None:
     """Write `report.json` atomically, which has the account, too. Raises TrainingError."""
-    _write(Path(run) / REPORT_NAME, report.to_dict())
+    write_json(Path(run) / REPORT_NAME, report.to_dict())
     (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
 
 
 def write_account(run: Path, seconds: Mapping[str, float], wall: float) -> None:
     """Write how long a run has taken so far, for the case that it never comes to its report. Raises TrainingError."""
-    _write(run / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
+    write_json(run / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
 
 
 def read_account(run: Path) -> tuple[Mapping[str, float], float]:
@@ -162,7 +162,8 @@ def read_account(run: Path) -> tuple[Mapping[str, float], float]:
         raise TrainingError(f"{path} cannot be read: {error!r}; remove it to continue") from error
 
 
-def _write(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write values atomically. Raises TrainingError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(values, indent=1).encode())

@@ -1,0 +1,155 @@
+"""A run of all folds: each fold's model is trained in turn, and predicts the samples that it has not seen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpucache.errors import UnfinishedError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.samples.split import fold_splits
+from tpucache.training.check import check_fit, find_task
+from tpucache.training.device import Device
+from tpucache.training.feed.account import Account
+from tpucache.training.interrupt import Stopped, StopRequest
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.predictions import predict_parts
+from tpucache.training.predictor import Predictor
+from tpucache.training.run.files import open_folds
+from tpucache.training.run.folds import (
+    OUT_OF_FOLD_NAME,
+    FoldsReport,
+    fold_folder,
+    make_report,
+    read_report,
+    write_report,
+)
+from tpucache.training.run.history import Watcher
+from tpucache.training.run.report import TrainReport
+from tpucache.training.run.report import read_report as read_run_report
+from tpucache.training.settings import TrainSettings
+
+#: Gives what is notified of the run in a folder.
+Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A fold: its name, the folder of its run, what trains, and what validates, which are its samples."""
+
+    name: str
+    run: Path
+    train_set: CachedDataset
+    valid_set: CachedDataset
+
+    @property
+    def report(self) -> TrainReport | None:
+        """The report of its run, if there is one."""
+        return read_run_report(self.run)
+
+
+@dataclass(frozen=True)
+class Folds:
+    """All folds of a cache, in the folder of a run."""
+
+    run: Path
+    dataset: CachedDataset
+    folds: Sequence[Fold]
+
+
+def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
+    """Return the folds of a whole cache, given as it trains and as it validates, and make the folder of their run.
+
+    Raises UsageError where the cache has no folds, or the folder has a run that is not to be resumed or is another one;
+    TrainingError where the folder cannot be read or written.
+    """
+    run, splits = Path(run), fold_splits(valid_set.table)
+    open_folds(run, list(splits), resume)
+    folds = [
+        Fold(name, fold_folder(run, name), train_set.select(split.train), valid_set.select(split.valid))
+        for name, split in splits.items()
+    ]
+    return Folds(run, valid_set, folds)
+
+
+@contextlib.contextmanager
+def no_watchers(_run: Path) -> Iterator[Sequence[Watcher]]:
+    """Notify nothing."""
+    yield ()
+
+
+def train_folds(
+    folds: Folds,
+    settings: TrainSettings,
+    device: Device,
+    options: RunOptions | None = None,
+    watch: Watch = no_watchers,
+) -> FoldsReport:
+    """Train the model of each fold in turn, then let each predict its fold; write predictions and a report.
+
+    Each fold is the run that `train` makes of it. A run that is resumed continues in the fold where it was; finished
+    folds are not trained again. `watch` gives the watchers of each fold's run. Raises as `train` and `predict` do.
+    """
+    options = options or RunOptions()
+    stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
+    for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
+        check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
+    try:
+        has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
+        report = read_report(folds.run)
+        if has_trained or report is None or not report.finished:
+            # What came before the first fold, such as staging, is in the account of its run.
+            report = _predict_all(folds, device, stop, Account() if has_trained else account)
+            write_report(folds.run, report)
+    except Stopped as stopped:
+        raise stop.to_error(stopped) from None
+    return report
+
+
+def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
+    """Train the folds that are not finished, and check that those that are belong to the run; return if there was one.
+
+    The report says after each how far the run is, also when it stops.
+    """
+    has_trained = False
+    for number, fold in enumerate(folds.folds):
+        is_finished = (report := fold.report) is not None and report.finished
+        if not is_finished:
+            write_report(folds.run, _make_report(folds, device))
+            if options.stop is not None:
+                options.stop.check(f"after {number} of {len(folds.folds)} folds")
+        profile = None if options.profile is None else Path(options.profile) / fold.run.name
+        with watch(fold.run) as watchers:
+            of_fold = replace(options, profile=profile, watchers=watchers)
+            try:
+                train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
+            except (UnfinishedError, KeyboardInterrupt):
+                write_report(folds.run, _make_report(folds, device))
+                raise
+        if not is_finished:
+            has_trained, options = True, replace(options, account=Account())
+    return has_trained
+
+
+def _predict_all(folds: Folds, device: Device, stop: StopRequest, account: Account) -> FoldsReport:
+    """Let each fold's model predict its samples, and return the report of the finished run."""
+    account.take_out("compiling", lambda: device.counters().compile_seconds)
+    account.begin("evaluation")
+    output = folds.run / OUT_OF_FOLD_NAME
+    parts = ((Predictor([fold.run], device), fold.valid_set) for fold in folds.folds)
+    with stop.on_signals():
+        metrics = predict_parts(parts, folds.dataset, output, lambda: stop.check("in the out-of-fold predictions"))
+    return _make_report(folds, device, account, metrics)
+
+
+def _make_report(
+    folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
+) -> FoldsReport:
+    """Return the report of the folds so far; it is that of a finished run with the metrics over all samples."""
+    reports = {fold.name: report for fold in folds.folds if (report := fold.report) is not None}
+    seconds = ({}, 0.0) if account is None else (account.seconds(), account.wall_seconds())
+    return make_report(folds.run, reports, (device.name, device.cores), seconds, metrics)
