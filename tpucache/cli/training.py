@@ -127,7 +127,12 @@ def rate(text: str) -> float | str:
 
 def numbers(text: str) -> tuple[float, ...]:
     """Read numbers with commas between them."""
-    return tuple(map(float, text.split(",")))
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"numbers have commas between them, such as 120,110,100, not {text!r}"
+        ) from error
 
 
 def _split(
