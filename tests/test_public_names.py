@@ -24,6 +24,7 @@ NAMES = [
     "preview_cache",
     "repair_cache",
     "report_cache",
+    "report_run",
     "stage_cache",
     "verify_cache",
 ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tpucache.loading.loader import CachedLoader
     from tpucache.recipe import Recipe
     from tpucache.report.page.page import report_cache
+    from tpucache.report.page.run_page import report_run
     from tpucache.report.preview import preview_cache
     from tpucache.store.copying.stage import stage_cache
     from tpucache.store.manifest import Manifest
@@ -57,6 +58,7 @@ _HOMES: Final = {
     "preview_cache": "tpucache.report.preview",
     "repair_cache": "tpucache.warmup.repair",
     "report_cache": "tpucache.report.page.page",
+    "report_run": "tpucache.report.page.run_page",
     "stage_cache": "tpucache.store.copying.stage",
     "verify_cache": "tpucache.store.verify",
     **dict.fromkeys(_ERRORS.split(), "tpucache.errors"),
@@ -74,6 +76,7 @@ __all__ = [
     "preview_cache",
     "repair_cache",
     "report_cache",
+    "report_run",
     "stage_cache",
     "verify_cache",
 ]

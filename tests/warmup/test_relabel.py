@@ -15,7 +15,8 @@ from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache,
 from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, NotACacheError, SourceError, TpucacheError, UsageError
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint
+from tpucache.runs import LAST_NAME
+from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.warmup import TableOptions, relabel_cache
 
 Digests = Callable[[Path], Mapping[str, str]]

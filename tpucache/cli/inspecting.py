@@ -13,6 +13,7 @@ from tpucache.cli.options import (
     add_json,
     add_options,
     add_reading,
+    cache,
     from_options,
     in_memory,
     natural,
@@ -86,10 +87,17 @@ def preview(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write one HTML page about a cache: samples, classes, sizes, channels, skipped files, shards, recipe."""
+    """Write one HTML page about a cache (samples, classes, sizes, recipe) or a run (curves, seconds, mistakes)."""
     from tpucache.report.page.page import report_cache
+    from tpucache.report.page.run_page import report_run
+    from tpucache.runs import is_run
 
-    page = report_cache(options.cache, options.samples, seed=options.seed, variants=options.variants)
+    if is_run(options.cache):
+        page = report_run(options.cache, options.samples, cache=options.valid)
+    elif options.valid is not None:
+        raise UsageError(f"--valid is about a run, and {options.cache} holds none: give the folder that train wrote")
+    else:
+        page = report_cache(options.cache, options.samples, seed=options.seed, variants=options.variants)
     path = page.save(options.output)
     size = path.stat().st_size
     show(options, {"path": str(path), "bytes": size}, [f"{path}: {size:,} bytes, open it in any browser"])
@@ -119,8 +127,14 @@ def add(commands: Any) -> None:
         "--batch", action="store_true", help="show the first batch as train gives it to the model, with mixed labels"
     )
     add_options(command.add_argument_group("augmentation of a batch", "as in train"), AugmentSettings)
-    command = add_command(commands, report, "cache/train -o report.html")
-    add_cache(command)
+    command = add_command(commands, report, "runs/first -o report.html")
+    add_cache(command, "CACHE|RUN", "the folder of a cache that warmup built, or of a run that train wrote")
+    command.add_argument(
+        "--valid",
+        type=cache,
+        metavar="CACHE",
+        help="where the cache that a run was validated on is now",
+    )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500")
     add_cache(command)

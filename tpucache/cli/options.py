@@ -97,14 +97,13 @@ def explicit(options: argparse.Namespace) -> frozenset[str]:
     return frozenset(getattr(options, "explicit", ()))
 
 
-def add_cache(command: argparse.ArgumentParser) -> None:
+def add_cache(
+    command: argparse.ArgumentParser,
+    metavar: str = "CACHE",
+    text: str = "the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
+) -> None:
     """Add the cache a command reads, and --json."""
-    command.add_argument(
-        "cache",
-        metavar="CACHE",
-        type=cache,
-        help="the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
-    )
+    command.add_argument("cache", metavar=metavar, type=cache, help=text)
     add_json(command)
 
 

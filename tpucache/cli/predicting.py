@@ -14,11 +14,12 @@ def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.samples.split import fold_positions
+    from tpucache.runs import OUT_OF_FOLD_NAME
     from tpucache.store.manifest import Manifest
     from tpucache.training.device import open_device
     from tpucache.training.predictions import predict as run_predict
     from tpucache.training.predictor import Predictor
-    from tpucache.training.run.folds import OUT_OF_FOLD_NAME, read_folds
+    from tpucache.training.run.folds import read_folds
 
     cache, memory = staged(options), in_memory(options)
     chosen = Manifest.load(cache).variants if options.variants == "all" else options.variants

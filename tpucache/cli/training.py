@@ -73,10 +73,11 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
 
 def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> FoldsReport | TrainReport:
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
     from tpucache.training.folds import no_watchers, open_all_folds, train_folds
     from tpucache.training.loop import train as run_training
-    from tpucache.training.lr_finder import PNG_NAME, find_lr
+    from tpucache.training.lr_finder import find_lr
 
     settings = _settings(options)
     memory = in_memory(options)
@@ -93,7 +94,7 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
     if options.lr == FIND:
         with account.part("range_test"):
             settings = find_lr(run, settings, train_set, device, options.resume, stop)
-        note(f"the highest learning rate is {settings.peak_lr:.3g}; {PNG_NAME} in {run} shows why")
+        note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
     watch = _tensorboard if options.tensorboard else no_watchers
     run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, curves=True)
     if folds is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ Array = npt.NDArray[Any]
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
+_SHOWN: Final = 12  # maps that are kept of an evaluation
 _BEHIND: Final = 4  # batches that are computed ahead of the one whose results are read
 
 
@@ -47,26 +50,41 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """Each sample's loss, and what the metrics are computed from: predictions, or counts."""
+    """Each sample's loss and error, and what the metrics are computed from: predictions, or counts.
+
+    `maps` are the predicted maps of classes, uint8 (height, width), of the samples with the largest errors, by the
+    samples' positions in the dataset; there are none where predictions are values.
+    """
 
     losses: Array
+    errors: Array
     values: Array
+    maps: Mapping[int, Array]
 
 
 def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> Scores:
     """Return losses and scores of all samples, on the host; see `evaluate`."""
-    losses, values = [], []
+    task, labels = learner.task, dataset.labels.numpy()
+    losses, errors, values = [], [], []
+    maps: list[tuple[float, int, Array]] = []
+    done = 0
     with (
         # Closed at once when `check` raises: the model has the averaged weights until then.
         contextlib.closing(results(learner, dataset, _score(learner, len(dataset)))) as batches,
         Progress(len(dataset), "evaluate", "images", is_brief=True) as progress,
     ):
-        for part, value in batches:
+        for part, value, *shown in batches:
             losses.append(part)
-            values.append(learner.task.collect(value))
+            errors.append(np.nan_to_num(task.errors(value, labels[done : done + len(part)]), nan=np.inf))
+            values.append(task.collect(value))
+            for found in shown:
+                more = ((float(error), done + row, found[row]) for row, error in enumerate(errors[-1]))
+                maps = heapq.nlargest(_SHOWN, [*maps, *more], key=operator.itemgetter(0))
+            done += len(part)
             progress.advance(len(part))
             check()
-    return Scores(np.concatenate(losses), np.concatenate(values))
+    kept = {position: found for _, position, found in maps}
+    return Scores(np.concatenate(losses), np.concatenate(errors), np.concatenate(values), kept)
 
 
 def measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[str, float]:
@@ -131,11 +149,12 @@ def compute_rows(
 
 
 def _score(learner: Learner, samples: int) -> Reduce:
-    """Return the function that gives each sample's loss and the scores for its metrics, for each batch in turn."""
+    """Return the function that gives each sample's loss, the scores for its metrics, and its map of classes if any."""
     rows = iter(_batch_rows(samples, learner.settings.part_size))
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return learner.losses(outputs, labels, next(rows)), learner.task.scores(outputs, labels)
+        maps = (outputs.argmax(1).to(torch.uint8),) if learner.task.form == "maps" else ()
+        return learner.losses(outputs, labels, next(rows)), learner.task.scores(outputs, labels), *maps
 
     return reduce
 

@@ -14,6 +14,7 @@ from torch import nn
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.find import locate
 from tpucache.loading.samples.split import stratified_split
+from tpucache.runs import BEST_NAME
 from tpucache.training.check import find_task
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.learner import Custom
@@ -21,7 +22,7 @@ from tpucache.training.learn.models import build_model, channels_of
 from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
 from tpucache.training.loop import train as run_training
 from tpucache.training.options import RunOptions
-from tpucache.training.run.checkpoint import BEST_NAME, load_checkpoint
+from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
 from tpucache.training.settings import OptimizerName, TrainSettings

@@ -11,6 +11,7 @@ from pathlib import Path
 from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.samples.split import fold_splits
+from tpucache.runs import OUT_OF_FOLD_NAME
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
 from tpucache.training.feed.account import Account
@@ -21,7 +22,6 @@ from tpucache.training.predictions import predict_parts
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.files import open_folds
 from tpucache.training.run.folds import (
-    OUT_OF_FOLD_NAME,
     FoldsReport,
     fold_folder,
     make_report,

@@ -11,7 +11,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
-from tpucache.training.evaluation import compile_evaluation, measure, score
+from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
@@ -30,6 +30,7 @@ from tpucache.training.run.report import (
     write_report,
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
+from tpucache.training.run.validation import snapshot_validation, write_info
 from tpucache.training.run.weights import initial_weights
 from tpucache.training.run.writer import BackgroundWriter
 from tpucache.training.settings import TrainSettings
@@ -73,6 +74,7 @@ def train(
         learner.load_state_dict(saved)
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
+    write_info(run, learner, data)
     losses = Losses(state.losses, options.watchers)
     with stop.on_signals():
         with drawn_curves(run if options.curves else None, plan, state), BackgroundWriter() as writer:
@@ -182,12 +184,15 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     """
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
-    metrics = _evaluate(run, data.valid_set)
+    metrics, scores = _evaluate(run, data.valid_set)
     row = run.plan.epoch_row(state, metrics)
     state.rows.append(row)
     if state.keep_best(learner.watched.value(metrics)):
         with run.account.part("checkpoints"):
             run.writer.submit(snapshot_best(run.folder, learner, data))
+            if data.valid_set is not None and scores is not None:
+                kept = scores.values, scores.errors, scores.maps
+                run.writer.submit(snapshot_validation(run.folder, learner, data.valid_set, *kept))
             if run.options.watchers:
                 run.writer.flush()  # a watcher may read what was written
     for watcher in run.options.watchers:
@@ -195,14 +200,14 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
         watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
 
 
-def _evaluate(run: _Run, valid_set: CachedDataset | None) -> dict[str, float]:
-    """Return the metrics of the validation samples, if there are any."""
+def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, float], Scores | None]:
+    """Return the metrics of the validation samples and what they are computed from, if there are any."""
     if valid_set is None:
-        return {}
+        return {}, None
     with run.account.part("evaluation"):
         scores = score(run.learner, valid_set, run.check)
     with run.account.part("metrics"):
-        return measure(run.learner, valid_set, scores)
+        return measure(run.learner, valid_set, scores), scores
 
 
 def _save(run: _Run) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
+from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
@@ -31,14 +32,11 @@ from tpucache.training.feed.stream import drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
-from tpucache.training.run.checkpoint import LAST_NAME, load_checkpoint
+from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.figure import smooth
 from tpucache.training.watch.rates import RangeTest, save_range_test
-
-CSV_NAME: Final = "lr_finder.csv"
-PNG_NAME: Final = "lr_finder.png"
 
 _LAG: Final = 16  # steps after which a loss is read, as in a run
 _DECAY: Final = 0.9
@@ -170,7 +168,7 @@ def _write(run: Path, found: RangeTest) -> None:
     writer.writerows(zip(found.rates, found.losses, found.smoothed, strict=True))
     try:
         run.mkdir(parents=True, exist_ok=True)
-        write_atomically(run / CSV_NAME, text.getvalue().encode())
+        write_atomically(run / RANGE_TEST_CSV_NAME, text.getvalue().encode())
     except OSError as error:
-        raise TrainingError(f"{run / CSV_NAME} cannot be written: {error}") from error
-    save_range_test(run / PNG_NAME, found)
+        raise TrainingError(f"{run / RANGE_TEST_CSV_NAME} cannot be written: {error}") from error
+    save_range_test(run / RANGE_TEST_NAME, found)

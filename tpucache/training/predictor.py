@@ -12,6 +12,7 @@ import torch
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Normalise
+from tpucache.runs import BEST_NAME, LAST_NAME
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
@@ -20,7 +21,7 @@ from tpucache.training.learn.learner import named_callable
 from tpucache.training.learn.models import build_model
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import make_task
-from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint
+from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.folds import run_folders
 from tpucache.training.settings import settings_from
 

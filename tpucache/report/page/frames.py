@@ -32,7 +32,7 @@ def frames(records: Records, samples: int, seed: int, variants: int) -> str:
     if image is None or not chosen:
         return ""
     shown = records.manifest.variants[: max(1, variants)]
-    look = _look(records, image)
+    look = look_of(records, image)
     width = min(1080, 170 * len(shown)) if look == "drawn" else min(560, 72 + 88 * len(shown))
     figures = "".join(_figure(records, position, shown, look) for position in chosen)
     return (
@@ -53,7 +53,7 @@ def _note(records: Records, count: int, shown: Sequence[int]) -> str:
     return f"{note}. Variants: {', '.join(map(variant_name, shown))}{rest}."
 
 
-def _look(records: Records, image: Field) -> str:
+def look_of(records: Records, image: Field) -> str:
     """Return how pictures are shown: `drawn` over, `small` as they are, their pixels as squares, or `plain`."""
     if len(records.manifest.fields) > 1:
         return "drawn"
@@ -65,7 +65,7 @@ def _figure(records: Records, position: int, variants: Sequence[int], look: str)
     label = escape(describe_label(records.label(position), classes))
     path = escape(records.table.paths[position])
     pictures = "".join(
-        f'<img {_picture(records.read(position, variant), classes, look)} alt="{label}, {variant_name(variant)}">'
+        f'<img {picture(records.read(position, variant), classes, look)} alt="{label}, {variant_name(variant)}">'
         for variant in variants
     )
     return (
@@ -76,11 +76,11 @@ def _figure(records: Records, position: int, variants: Sequence[int], look: str)
     )
 
 
-def _picture(fields: Mapping[str, Array], classes: Sequence[str], look: str) -> str:
+def picture(fields: Mapping[str, Array], classes: Sequence[str], look: str) -> str:
     """Return the attributes of an <img> with its picture inside: PNG where single pixels are shown, else JPEG."""
     side = {"drawn": _DRAWN_SIDE, "small": max(fields[IMAGE].shape[:2])}.get(look, _SIDE)
-    picture, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
+    drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
     kind = "png" if look == "small" else "jpeg"
-    picture.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))
+    drawn.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))
     data = base64.b64encode(target.getvalue()).decode()
-    return f'src="data:image/{kind};base64,{data}" width="{picture.width}" height="{picture.height}"'
+    return f'src="data:image/{kind};base64,{data}" width="{drawn.width}" height="{drawn.height}"'

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tpucache.report.text import printable
 
 _WIDTH, _HEIGHT = 640, 150
+_EDGE = 3  # between a curve and the edge of its chart
 
 
 def escape(value: object) -> str:
@@ -85,6 +86,36 @@ def areas_chart(counts: npt.NDArray[np.int64], names: Sequence[str], label: str)
         points = " ".join(f"{at * _WIDTH / (len(row) - 1):.1f},{y:.1f}" for at, y in enumerate(heights.tolist()))
         shapes.append(f'<polygon class="{name}" points="0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"/>')
     return _svg("".join(shapes), label)
+
+
+def lines_chart(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], label: str) -> str:
+    """Return an SVG of curves, each a class name of the style and its points, on a common scale, and the scale's text.
+
+    Points that are not finite are left out; nothing is returned where none is left.
+    """
+    known = [(style, [point for point in points if np.isfinite(point).all()]) for style, points in lines]
+    every = np.array([point for _, points in known for point in points]).reshape(-1, 2)
+    if not len(every):
+        return ""
+    (left, low), (right, high) = every.min(0), every.max(0)
+    wide, tall = max(right - left, np.finfo(float).tiny), max(high - low, np.finfo(float).tiny)
+    shapes = []
+    for style, points in known:
+        around = points if len(points) != 1 else [(left, points[0][1]), (right + wide, points[0][1])]
+        places = " ".join(
+            f"{_WIDTH * min(1, (x - left) / wide):.1f},{_EDGE + (_HEIGHT - 2 * _EDGE) * (high - y) / tall:.1f}"
+            for x, y in around
+        )
+        shapes.append(f'<polyline class="line {style}" points="{places}"/>')
+    between = f"<span>{low:.4g} to {high:.4g}, from bottom to top</span>"
+    scale = f'<div class="scale"><span>{left:,.6g}</span>{between}<span>{right:,.6g}</span></div>'
+    return f'<div class="chart">{_svg("".join(shapes), label)}{scale}</div>'
+
+
+def legend(names: Iterable[tuple[str, str]]) -> str:
+    """Return what the curves of a chart are: class names of the style, and HTML."""
+    items = "".join(f'<span><span class="dot {style}"></span>{name}</span>' for style, name in names)
+    return f'<p class="legend">{items}</p>'
 
 
 def _svg(shapes: str, label: str) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import html
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.errors import TpucacheError
+from tpucache.report.page.document import Report, make_page
 from tpucache.report.page.frames import frames
 from tpucache.report.page.histogram import channel_histogram, size_histogram
 from tpucache.report.page.markup import areas_chart, bars, columns_chart, escape, facts, folded, section, table
-from tpucache.report.page.style import STYLE
 from tpucache.report.page.usage import usage
 from tpucache.report.preview import SAMPLES, VARIANTS
 from tpucache.report.records import Records
 from tpucache.report.text import outline, size_text
-from tpucache.store.copying.folders import check_no_cache_file
-from tpucache.version import __version__
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -29,35 +24,6 @@ _CLASSES: Final = 40  # shown at once; others are folded away
 _MOST: Final = 1000  # rows of anything; a page is for looking at
 _CHANNELS: Final = {3: ("red", "green", "blue"), 1: ("grey",)}
 _USAGE: Final = "From the folder that the cache is in. Reading needs numpy and torch, and no network."
-# What the page may load: nothing but the pictures and the style within it. Not even its own mistakes load more.
-_POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
-
-@dataclass(frozen=True)
-class Report:
-    """A page about a cache; a notebook shows it by itself."""
-
-    name: str
-    html: str = field(repr=False)
-
-    def save(self, path: str | Path) -> Path:
-        """Write the page to a file and return its path.
-
-        Raises UsageError for a file of a cache, TpucacheError when it cannot be written.
-        """
-        check_no_cache_file(Path(path))
-        try:
-            Path(path).write_text(self.html, encoding="utf-8")
-        except OSError as error:
-            raise TpucacheError(f"the report cannot be written: {error}. Give another path") from error
-        return Path(path)
-
-    def _repr_html_(self) -> str:
-        """Return the page in a frame of its own, so that its style and the notebook's do not meet."""
-        return (
-            f'<iframe srcdoc="{html.escape(self.html)}" title="{escape(self.name)}" sandbox '
-            'style="width:100%;height:760px;border:0"></iframe>'
-        )
 
 
 def report_cache(
@@ -82,16 +48,8 @@ def report_cache(
         _making(records),
         _shards(records),
     )
-    title = escape(records.name)
-    return Report(
-        records.name,
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title} \u00b7 tpucache</title>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n{_top(records)}\n{frames(records, samples, seed, variants)}\n"
-        f"<main>{''.join(parts)}</main>\n<footer>Written by tpucache {escape(__version__)}. Nothing on this "
-        "page comes from elsewhere: it can be kept, sent and opened without a network.</footer>\n</body>\n</html>\n",
-    )
+    head = f"{_top(records)}\n{frames(records, samples, seed, variants)}"
+    return make_page(records.name, head, parts)
 
 
 def _top(records: Records) -> str:

@@ -82,8 +82,15 @@ section > div > * + * { margin-top: 20px; }
 polygon { fill-opacity: 0.16; stroke-width: 1.6; stroke-linejoin: round; vector-effect: non-scaling-stroke; }
 .red { fill: var(--red); stroke: var(--red); } .green { fill: var(--green); stroke: var(--green); }
 .blue { fill: var(--blue); stroke: var(--blue); } .grey { fill: var(--dim); stroke: var(--dim); }
+polyline { stroke-width: 1.8; stroke-linejoin: round; vector-effect: non-scaling-stroke; }
+polyline.line { fill: none; }
+polyline.faint { stroke-opacity: 0.35; stroke-width: 1; }
+.accent { fill: var(--accent); stroke: var(--accent); }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 22px; color: var(--dim); font-size: 0.88rem; }
+.chart + .legend, .legend + .chart { margin-top: 8px; }
 .dot { display: inline-block; width: 0.6em; height: 0.6em; border-radius: 50%; margin-right: 0.5em;
   background: var(--dim); }
+.dot.accent { background: var(--accent); }
 .dot.red { background: var(--red); } .dot.green { background: var(--green); } .dot.blue { background: var(--blue); }
 
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
@@ -97,6 +104,10 @@ th:last-child, td:last-child { padding-right: 0; }
   .stacked td { display: block; padding-right: 0; }
   .stacked td:first-child { border-bottom: 0; padding-bottom: 0; }
 }
+.matrix { table-layout: auto; font-size: 0.82rem; }
+.matrix th, .matrix td { padding: 5px 7px; text-align: right; font-variant-numeric: tabular-nums; }
+.matrix td:first-child, .matrix th:first-child { text-align: left; padding-left: 0; }
+.wide { overflow-x: auto; }
 td.c { font-family: var(--mono); font-size: 0.84em; }
 
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); column-gap: 36px;

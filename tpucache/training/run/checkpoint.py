@@ -6,16 +6,13 @@ import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from tpucache.errors import TrainingError
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.device.tensors import to_host
-
-LAST_NAME: Final = "last.pt"
-BEST_NAME: Final = "best.pt"
 
 
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:

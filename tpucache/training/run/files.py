@@ -15,17 +15,16 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
-from tpucache.training.run.checkpoint import BEST_NAME, LAST_NAME, load_checkpoint, save_checkpoint
-from tpucache.training.run.folds import FOLDS_NAME, OUT_OF_FOLD_NAME, read_folds, write_folds
-from tpucache.training.run.history import HISTORY_NAME, write_history
-from tpucache.training.run.report import ACCOUNT_NAME, REPORT_NAME
+from tpucache.training.run.checkpoint import load_checkpoint, save_checkpoint
+from tpucache.training.run.folds import read_folds, write_folds
+from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
 
 _VERSION: Final = 1
-_NAMES: Final = (BEST_NAME, LAST_NAME, HISTORY_NAME, REPORT_NAME, ACCOUNT_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME)
 
 _log = logging.getLogger("tpucache")
 
@@ -135,7 +134,7 @@ def _make_folder(run: Path) -> None:
         raise UsageError(f"{run} is a cache: give another folder for the run")
     try:
         run.mkdir(parents=True, exist_ok=True)
-        for name in _NAMES:
+        for name in RUN_NAMES:
             for path in run.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
     except OSError as error:

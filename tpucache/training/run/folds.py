@@ -12,11 +12,8 @@ from urllib.parse import quote
 import numpy as np
 
 from tpucache.errors import TrainingError
-from tpucache.training.run.checkpoint import BEST_NAME
-from tpucache.training.run.report import REPORT_NAME, TrainReport, write_json
-
-FOLDS_NAME: Final = "folds.json"
-OUT_OF_FOLD_NAME: Final = "out_of_fold.csv"
+from tpucache.runs import BEST_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME, REPORT_NAME
+from tpucache.training.run.report import TrainReport, write_json
 
 _VERSION: Final = 1
 _VALID: Final = "valid_"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tpucache.errors import TrainingError
+from tpucache.runs import HISTORY_NAME
 from tpucache.store.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     import torch
 
-HISTORY_NAME: Final = "history.csv"
 # The loss of a step this long ago has been computed: reading it does not block, and it limits how far the host runs
 # ahead of the device.
 _LAG: Final = 16

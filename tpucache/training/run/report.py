@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.runs import ACCOUNT_NAME, REPORT_NAME
 from tpucache.store.fields import IMAGE
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.feed.account import Account
@@ -19,9 +20,6 @@ from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
-
-REPORT_NAME: Final = "report.json"
-ACCOUNT_NAME: Final = "account.json"
 
 _LEAST_SHOWN: Final = 0.05  # seconds of a part
 
@@ -144,14 +142,14 @@ def write_report(run: str | Path, report: TrainReport) -> None:
     (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
 
 
-def write_account(run: Path, seconds: Mapping[str, float], wall: float) -> None:
+def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) -> None:
     """Write how long a run has taken so far, for the case that it never comes to its report. Raises TrainingError."""
-    write_json(run / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
+    write_json(Path(run) / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
 
 
-def read_account(run: Path) -> tuple[Mapping[str, float], float]:
+def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
     """Return the seconds of each part of a run so far, and of all of it. Raises TrainingError."""
-    path = run / ACCOUNT_NAME
+    path = Path(run) / ACCOUNT_NAME
     try:
         values = json.loads(path.read_text())
         return dict(values["seconds"]), float(values["wall_seconds"])

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from tpucache.errors import DependencyError, UsageError
-from tpucache.training.run.checkpoint import BEST_NAME
+from tpucache.runs import BEST_NAME
 from tpucache.training.settings import TrainSettings
 
 Weights = dict[str, torch.Tensor]

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tpucache.runs import CURVES_NAME
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
 from tpucache.training.watch.figure import save_figure, smooth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-CURVES_NAME: Final = "curves.png"
 
 _DECAY: Final = 0.98
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from tpucache.training.learn.tasks.checks import check_outputs
@@ -133,6 +134,14 @@ class Task(Protocol):
         """Return the metrics over all samples, given what `collect` kept. NaN for scores that are not finite."""
         ...
 
+    def errors(self, scores: Array, labels: Array) -> Array:
+        """Return how wrong each sample's prediction is, more where it is worse: float (batch,), given host arrays."""
+        ...
+
+    def record(self, scores: Array, labels: Array) -> dict[str, Array]:
+        """Return what a run keeps of the predictions for all samples, given what `collect` kept: arrays by name."""
+        ...
+
     def describe(self, values: Array, names: Sequence[str]) -> str:
         """Return one sample's predictions, (outputs,), as text: by the names of classes, or as values."""
         ...
@@ -173,6 +182,15 @@ class SampleTask:
     def collect(self, scores: Array) -> Array:
         """Return the scores."""
         return scores
+
+    def errors(self, scores: Array, labels: Array) -> Array:
+        """Return the largest difference between a sample's values and labels."""
+        differences: Array = np.abs(scores - labels).max(1)
+        return differences
+
+    def record(self, scores: Array, labels: Array) -> dict[str, Array]:
+        """Return `labels` and `values`, float32 (n, outputs)."""
+        return {"labels": labels.astype(np.float32), "values": scores.astype(np.float32)}
 
 
 def columns_of(dataset: CachedDataset) -> int:

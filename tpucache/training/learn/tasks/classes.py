@@ -91,6 +91,15 @@ class Classes(SampleTask):
         """Return accuracy, F1 and AUC."""
         return class_metrics(scores, labels)
 
+    def errors(self, scores: Array, labels: Array) -> Array:
+        """Return 1 less the probability of the right class; 0 for a label of -1."""
+        right = np.take_along_axis(scores, np.maximum(labels, 0)[:, None], 1)[:, 0]
+        return np.where(labels >= 0, 1 - right, 0)
+
+    def record(self, scores: Array, labels: Array) -> dict[str, Array]:
+        """Return `labels` and `predictions`, int64 (n,), and the predictions' `probabilities`, float32 (n,)."""
+        return {"labels": labels, "predictions": scores.argmax(1), "probabilities": scores.max(1)}
+
     def describe(self, values: Array, names: Sequence[str]) -> str:
         """Return the name of the most probable class."""
         return names[int(values.argmax())]

@@ -142,6 +142,19 @@ class Mask:
         """Return pixel accuracy and IoU from the samples' confusion, or sums of it: (n, outputs, outputs)."""
         return mask_metrics(scores.astype(np.float64).sum(0))
 
+    def errors(self, scores: Array, _labels: Array) -> Array:
+        """Return 1 less the sample's IoU, the mean over the classes that it has or is said to have."""
+        counts = scores.astype(np.float64)
+        right = counts.diagonal(axis1=1, axis2=2)
+        union = counts.sum(1) + counts.sum(2) - right
+        present = union > 0
+        shares = np.divide(right, union, out=np.zeros_like(right), where=present).sum(1)
+        return np.where(present.any(1), 1 - shares / np.maximum(present.sum(1), 1), 0)
+
+    def record(self, scores: Array, _labels: Array) -> dict[str, Array]:
+        """Return the `confusion` of all pixels, float64 (outputs, outputs), a row a true class."""
+        return {"confusion": scores.sum(0)}
+
     def describe(self, values: Array, _names: Sequence[str]) -> str:
         """Raise UsageError: a class a pixel is a picture, not a text."""
         raise UsageError(f"a map of {values.shape} is a picture: it has no text")

@@ -1,0 +1,114 @@
+"""The files of a run, as a page shows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import TrainingError, UsageError
+from tpucache.runs import ACCOUNT_NAME, FOLDS_NAME, HISTORY_NAME, INFO_NAME, REPORT_NAME, VALIDATION_NAME, is_run
+
+Array = npt.NDArray[Any]
+
+#: The dimensions of the arrays of validation.npz; all but those of the last line have a row for each sample.
+_DIMENSIONS: Final = {
+    "positions": 1,
+    "errors": 1,
+    "predictions": 1,
+    "probabilities": 1,
+    "values": 2,
+    "confusion": 2,
+    "shown": 1,
+    "maps": 3,
+}
+_OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabilities", "values")
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the files of a run hold; a file that is not there is empty."""
+
+    folder: Path
+    info: Mapping[str, Any]
+    report: Mapping[str, Any]
+    rows: Sequence[Mapping[str, float]]
+    arrays: Mapping[str, Array]
+
+    @property
+    def name(self) -> str:
+        """The run's name: its folder's."""
+        return self.folder.resolve().name
+
+    @property
+    def task(self) -> str:
+        """The name of the task; empty where it is not known."""
+        return str(self.info.get("task", ""))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, as far as they have names."""
+        return tuple(map(str, self.info.get("classes", ())))
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read the files of a run, finished or not. Raises UsageError for another folder, TrainingError for damage."""
+    if not is_run(folder):
+        raise UsageError(f"{folder} holds no run: give the folder that was train's --run")
+    if (folder / FOLDS_NAME).exists():
+        runs = sorted(str(each) for each in folder.iterdir() if each.is_dir() and is_run(each))
+        raise UsageError(
+            f"{folder} has a run for each fold: give one of them, such as {runs[0] if runs else 'the first'}"
+        )
+    report = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
+    return RunFiles(folder, _read_json(folder / INFO_NAME), report, _read_rows(folder), _read_arrays(folder))
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(values, dict):
+        raise _unreadable(path, "it is no JSON object")
+    return values
+
+
+def _read_rows(folder: Path) -> list[Mapping[str, float]]:
+    path = folder / HISTORY_NAME
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_arrays(folder: Path) -> dict[str, Array]:
+    path = folder / VALIDATION_NAME
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # zipfile and numpy raise many things for a damaged file
+        raise _unreadable(path, error) from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf" or array.ndim != _DIMENSIONS.get(name, array.ndim):
+            raise _unreadable(path, f"{name} is {array.dtype} {array.shape}")
+    if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
+        raise _unreadable(path, "its arrays are of different numbers of samples")
+    return arrays
+
+
+def _unreadable(path: Path, reason: object) -> TrainingError:
+    return TrainingError(f"{path} cannot be read: {reason}. Copy the run again")
