@@ -60,7 +60,7 @@ class Slow:
         if self.clock is not None:
             self.clock.pass_seconds(_SLOW)
         self.loaded.append(sample.number)
-        shape = (3,) if sample.number == self.bad else (4,)
+        shape = (1, 3) if sample.number == self.bad else (1, 4)  # of rows, which nothing pads
         return Item({"tokens": np.full(shape, sample.number, np.int32)})
 
 
@@ -82,8 +82,8 @@ def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(
     assert 2 <= done < _SAMPLES
     assert f"{done} of {_SAMPLES} samples are finished" in str(caught.value)
     build_cache(fast, cache, recipe, jobs=1)
-    # The first is loaded to see what samples are like, and to compare it with what is done.
-    assert fast.loaded == [0, 0, *range(done, _SAMPLES)]
+    # The first is loaded to see what samples are like, whether they are padded, and to compare it with what is done.
+    assert fast.loaded == [0, 0, 0, *range(done, _SAMPLES)]
     build_cache(Slow([]), whole, recipe, jobs=1)
     assert digests(cache) == digests(whole)
 

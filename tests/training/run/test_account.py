@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -25,10 +26,12 @@ def test_the_parts_of_a_run_that_was_stopped_and_killed_add_up_to_its_time(cache
         assert wall > before
         walls.append(wall)
     report = read_report(tmp_path)
+    assert report is not None
     assert report.finished
     assert report.wall_seconds == walls[-1]
     assert min(report.seconds[name] for name in ("start_up", "steps", "evaluation", "metrics", "checkpoints")) > 0
-    assert any(line.startswith("time       ") and " steps " in line for line in report.lines())
+    shown = dataclasses.replace(report, seconds={"steps": 60.0, "start_up": 2.5, "metrics": 0.01}, wall_seconds=62.51)
+    assert "time       62.5 s: steps 60.0, start up 2.5" in shown.lines()
 
 
 def test_a_run_that_is_stopped_before_its_first_step_has_an_account(tmp_path):
