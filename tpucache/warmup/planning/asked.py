@@ -48,5 +48,15 @@ def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> No
         )
 
 
+def check_boxes(manifest: Manifest, listing: Listing, cache: Path) -> None:
+    """Raise SourceError when a finished cache has boxes that lie beside its source, and a source now has none of these,
+    or the other way round."""
+    before, now = _saved(manifest.source.get("asked")).get("boxes"), listing.asked.get("boxes")
+    if before is not None and now is None:
+        raise SourceError(f"{cache} was made with --boxes {before}: give --boxes again, or another folder")
+    if before is None and now is not None:
+        raise SourceError(f"{cache} was made without --boxes: leave --boxes out, or give another folder")
+
+
 def _saved(content: Any) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}

@@ -15,6 +15,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying.lineage import earlier_tables
 from tpucache.store.fields import LABEL
 from tpucache.store.samples import SampleTable, Strings
+from tpucache.warmup.planning.asked import check_boxes
 from tpucache.warmup.sources.base import Column, Listing, Sample
 
 #: The column of the samples table with each sample's size in its source.
@@ -35,8 +36,10 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
     """Return a listing in which every sample of the cache, kept or skipped, has its old number, and new ones follow.
 
     To a cache that was relabelled since belong its own labels and columns, not the source's, unless samples are added.
-    Raises SourceError when one of the cache's samples is missing, or has another size or label now.
+    Raises SourceError when one of the cache's samples is missing, or has another size or label now, or boxes only then
+    or now.
     """
+    check_boxes(cache.manifest, listing, cache.directory)
     table = cache.samples
     numbers = dict(zip(table.paths, table.numbers.tolist(), strict=True))
     skipped = {skip.path: skip.number for skip in cache.manifest.skipped}

@@ -82,6 +82,17 @@ def test_a_cache_with_boxes_is_repaired_with_them(tmp_path: Path) -> None:
     assert shard.read_bytes() == before
 
 
+def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
+    boxes = write(tmp_path, coco())
+    plain = open_source(tmp_path / "images")
+    build(tmp_path, coco())
+    with pytest.raises(SourceError, match=r"cache was made with --boxes boxes\.json: give --boxes again"):
+        build_cache(plain, tmp_path / "cache", Recipe(size=20, max_boxes=3), jobs=1)
+    build_cache(plain, tmp_path / "plain", Recipe(size=20), jobs=1)
+    with pytest.raises(SourceError, match="plain was made without --boxes"):
+        build_cache(box_source(plain, boxes), tmp_path / "plain", Recipe(size=20), jobs=1)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
