@@ -18,7 +18,7 @@ class Progress:
 
     def __init__(
         self,
-        total: int,
+        total: int | None,
         label: str,
         unit: str,
         initial: int = 0,
@@ -26,7 +26,7 @@ class Progress:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Begin at `initial` of `total` units; what was there before does not count for the rate.
+        """Begin at `initial` of `total` units (None: not known); what was there before does not count for the rate.
 
         Of work that `is_brief`, nothing is left on a terminal, nor in a log if it took less than ten seconds.
         """
@@ -90,10 +90,12 @@ class Progress:
         self._shown = time.monotonic()
         seconds = self._shown - self._start
         rate = (self._done - self._initial) / seconds if seconds else 0.0
-        left = f", {(self._total - self._done) / rate:,.0f} s left" if rate and self._done < self._total else ""
+        whole = self._done if self._total is None else self._total
+        left = f", {(whole - self._done) / rate:,.0f} s left" if rate and self._done < whole else ""
+        total = "" if self._total is None else f" of {self._total:,}"
         note = f", {self._note}" if self._note else ""
         print(
-            f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f} a second{left}{note}",
+            f"{self._label}: {self._done:,}{total} {self._unit}, {rate:,.0f} a second{left}{note}",
             file=self._stream,
             flush=True,
         )

@@ -170,11 +170,11 @@ class Forks:
     def __init__(self, process: subprocess.Popen[str], source: Path) -> None:
         self._process, self._source = process, source
 
-    def run(self, cache: Path, variants: int, kill_after: float | None = None) -> int:
+    def run(self, cache: Path, variants: int, kill_after: float | None = None, source: Path | None = None) -> int:
         """Warm up, perhaps kill the process group after so many seconds, and return the status."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(self._source), str(cache), variants]) + "\n")
+        self._process.stdin.write(json.dumps([str(source or self._source), str(cache), variants]) + "\n")
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after is not None:
@@ -227,6 +227,20 @@ def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_byte
             assert verify_cache(cache) == []
     assert forks.run(cache, variants) == 0
     assert digests(cache) == digests(expected)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
+    kind: str, forks: Forks, source: Path, tmp_path: Path, digests: Digests
+) -> None:
+    archive = Path(shutil.make_archive(str(tmp_path / "photos"), kind, source / "cat"))
+    began = time.monotonic()
+    assert forks.run(tmp_path / "whole", 1, source=archive) == 0
+    seconds = time.monotonic() - began
+    for part in (0.3, 0.6):
+        assert forks.run(tmp_path / "cache", 1, seconds * part, archive) in (0, -9)
+    assert forks.run(tmp_path / "cache", 1, source=archive) == 0
+    assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
 def test_a_run_killed_after_a_shard_does_not_build_it_again(

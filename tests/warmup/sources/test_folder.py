@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
+from tpucache import progress
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import FolderSource, Sample, TableOptions, open_source
 from tpucache.warmup.sources.base import Item
@@ -34,6 +36,19 @@ def test_subfolders_are_classes_in_sorted_order(tmp_path: Path) -> None:
         Sample(2, "mole/9.webp", 1, 11),
         Sample(3, "zebra/1.jpg", 2, 11),
     ]
+
+
+def test_a_long_listing_reports_how_many_files_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _touch(tmp_path, *(f"{number}.jpg" for number in range(3)))
+    assert len(_paths(tmp_path)) == 3
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    assert len(_paths(tmp_path)) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"list: 1 files, [\d,]+ a second", lines[0])
+    assert re.fullmatch(r"list: 3 files, [\d,]+ a second", lines[-1])
 
 
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:

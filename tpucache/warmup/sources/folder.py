@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.sources.base import Item, Listing, Member, Sample, SourceKind
 
@@ -50,7 +51,12 @@ class FolderSource:
 
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
-        return list_images(self._root, [FoundFile(path, path, size) for path, size in _files(self._root)])
+        found = []
+        with Progress(None, "list", "files", is_brief=True) as progress:
+            for path, size in _files(self._root):
+                found.append(FoundFile(path, path, size))
+                progress.advance(1)
+        return list_images(self._root, found)
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
