@@ -17,6 +17,7 @@ NAMES = [
     "CachedLoader",
     "Damage",
     "Manifest",
+    "MixedLoader",
     "Recipe",
     "__version__",
     "build_cache",

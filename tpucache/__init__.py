@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import find_cache
     from tpucache.loading.loader import CachedLoader
+    from tpucache.loading.mixing.loader import MixedLoader
     from tpucache.recipe import Recipe
     from tpucache.report.page.page import report_cache
     from tpucache.report.page.run_page import report_run
@@ -51,6 +52,7 @@ _HOMES: Final = {
     "CachedDataset": "tpucache.loading.dataset",
     "CachedLoader": "tpucache.loading.loader",
     "Damage": "tpucache.store.verify",
+    "MixedLoader": "tpucache.loading.mixing.loader",
     "Manifest": "tpucache.store.manifest",
     "Recipe": "tpucache.recipe",
     "build_cache": "tpucache.warmup.build",
@@ -69,6 +71,7 @@ __all__ = [
     "CachedLoader",
     "Damage",
     "Manifest",
+    "MixedLoader",
     "Recipe",
     "__version__",
     "build_cache",

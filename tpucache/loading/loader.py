@@ -100,6 +100,10 @@ class CachedLoader:
         chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
         drawn = make_sampled_order(self.dataset, shuffle, weights, balance, sampler)
         self._order = drawn or make_order(shuffle, window, chunk, changes_variants=self.dataset.variant == "epoch")
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin at the first epoch, with memory for the first batches. Raises UsageError for too small a batch."""
         self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
         self._resume = 0
         self._iterations = 0  # begun so far; what each one knows of itself is its number
@@ -108,7 +112,7 @@ class CachedLoader:
         self._pools = self.dataset.buffer_pools
         self._pool: BufferPool | None = self._pools.pool(self.batch_size)
         left = self._samples % self._global_batch
-        if 0 < left < self.world_size and not drop_last:
+        if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
         # One more than are read ahead, which the caller holds while the next one is read.
         self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, self._samples))

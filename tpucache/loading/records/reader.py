@@ -212,7 +212,7 @@ class RecordReader:
         spans = self._layout.spans_of(block, starts, lengths)
         for at, (field, form) in enumerate(zip(self._layout.fields, self.fields, strict=True)):
             fill = decode_rows if form == field else unpack_rows
-            fill(field, block, spans[:, at], buffer.arrays[at], places)
+            fill(field, block, spans[:, at], buffer.arrays[at], buffer.places(places))
 
     def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
         """Read whole records from their files."""

@@ -1,0 +1,1 @@
+"""Batches mixed of the samples of several caches, by shares."""
