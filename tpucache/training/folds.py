@@ -102,6 +102,7 @@ def train_folds(
         has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
         report = read_report(folds.run)
         if has_trained or report is None or not report.finished:
+            write_report(folds.run, _make_report(folds, device))
             # What came before the first fold, such as staging, is in the account of its run.
             report = _predict_all(folds, device, stop, Account() if has_trained else account)
             write_report(folds.run, report)

@@ -1,0 +1,227 @@
+"""All folds are one run: stopped anywhere it ends in the same files, and each fold is the run of that fold alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny_models
+import tiny_tasks
+import torch
+from PIL import Image
+from stopping import Killed, Moment, differences
+
+from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
+from tpucache.cli import main
+from tpucache.loading.samples.split import fold_split
+from tpucache.training.device import EagerDevice
+from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.folds import open_all_folds, train_folds
+from tpucache.training.interrupt import StopRequest
+from tpucache.training.learn.metrics import mask_metrics
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.predictions import predict
+from tpucache.training.predictor import Predictor
+from tpucache.training.run.folds import fold_folder, read_folds, write_folds
+from tpucache.training.settings import TrainSettings
+from tpucache.warmup import TableOptions, relabel_cache
+
+SETTINGS = TrainSettings(
+    model="tiny_models:tiny", epochs=2, batch_size=8, lr=0.05, metric=("tiny_metrics:second_share",)
+)
+NAMES = ["0", "1"]
+
+
+def with_folds(cache, folder, names):
+    """Return a copy of a cache whose samples are in folds, by turns."""
+    shutil.copytree(cache, folder / "cache")
+    rows = [(path, names[number * 5 // 7 % len(names)]) for number, path in enumerate(CachedDataset(cache).paths)]
+    with (folder / "folds.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "part"), *rows])
+    relabel_cache(folder / "cache", folder / "folds.csv", TableOptions(fold_col="part"))
+    return folder / "cache"
+
+
+@pytest.fixture(scope="module")
+def folded(photos, tmp_path_factory):
+    """A cache of 30 photographs in two folds."""
+    folder = tmp_path_factory.mktemp("folded")
+    for path in sorted(photos.rglob("*.png"))[::5]:
+        (folder / "photos" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / "photos" / path.parent.name)
+    build_cache(folder / "photos", folder / "plain", Recipe(size=8), jobs=1)
+    return with_folds(folder / "plain", folder, NAMES)
+
+
+def run_all(cache, run, device=None, settings=SETTINGS, **options):
+    dataset = CachedDataset(cache)
+    folds = open_all_folds(run, dataset, dataset, options.setdefault("resume", True))
+    return train_folds(folds, settings, device or EagerDevice(), RunOptions(replay=False, **options))
+
+
+@pytest.fixture(scope="module")
+def whole(folded, tmp_path_factory):
+    """A run of all folds that nothing stopped, its report, and how many batches the device ran."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    moment = Moment(device := EagerDevice())
+    return run, run_all(folded, run, device), moment.count
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def values(path, classes=("ant", "bee", "cat", "dog")):
+    return np.float32([[row[name] for name in classes] for row in read(path)])
+
+
+def files(run):
+    """What a run leaves that does not depend on time."""
+    report = json.loads((run / "report.json").read_text())
+    weights = [torch.load(path, weights_only=True) for path in sorted(run.rglob("*.pt"))]
+    kept = {name: report[name] for name in ("folds", "mean", "deviation", "out_of_fold", "finished")}
+    return {"report": kept, "csv": (run / "out_of_fold.csv").read_bytes()}, weights
+
+
+def test_each_fold_is_the_run_of_that_fold_alone(folded, whole, tmp_path):
+    run, report, _ = whole
+    dataset = CachedDataset(folded)
+    split = fold_split(dataset.table, NAMES[1])
+    parts = dataset.select(split.train), dataset.select(split.valid)
+    alone = train(tmp_path, SETTINGS, *parts, EagerDevice(), RunOptions(replay=False))
+    for name in ("best.pt", "last.pt"):
+        left, right = (torch.load(each / name, weights_only=True) for each in (tmp_path, run / "fold-1"))
+        assert differences(left, right) == []
+    row = alone.epochs[alone.best_epoch - 1]
+    assert (report.folds[1].fold, report.folds[1].samples) == (NAMES[1], len(split.valid))
+    assert {f"valid_{name}": value for name, value in report.folds[1].metrics.items()}.items() <= row.items()
+    assert report.wall_seconds == pytest.approx(sum(report.seconds.values()), rel=0.02)
+
+
+def test_out_of_fold_predictions_are_those_of_the_model_that_has_not_seen_them(folded, whole, tmp_path):
+    run, report, _ = whole
+    for name, folder in zip(NAMES, sorted(run.glob("fold-*")), strict=True):
+        arguments = ["predict", folder, folded, "-o", tmp_path / "out.csv", "--fold", name, "--backend", "eager"]
+        assert main([*map(str, arguments)]) == 0
+        rows = {row["sample"]: row for row in read(tmp_path / "out.csv")}
+        expected = [row for row in read(run / "out_of_fold.csv") if row["sample"] in rows]
+        assert list(rows.values()) == expected
+    labels, found = CachedDataset(folded).labels.numpy(), values(run / "out_of_fold.csv")
+    assert report.out_of_fold["accuracy"] == pytest.approx(np.mean(found.argmax(1) == labels))
+    assert report.out_of_fold["second_share"] == pytest.approx(found[:, 1].mean())
+
+
+def kill():
+    raise Killed
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.8, 1])
+def test_killed_anywhere_it_ends_in_the_same_files_and_trains_nothing_twice(folded, whole, tmp_path, share):
+    Moment(device := EagerDevice(), int(share * whole[2]), kill)
+    with pytest.raises(Killed):
+        run_all(folded, tmp_path, device, checkpoint_every=1)
+    rest = Moment(device := EagerDevice())
+    run_all(folded, tmp_path, device, checkpoint_every=1)
+    assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
+    for left, right in zip(files(tmp_path)[1], files(whole[0])[1], strict=True):
+        assert differences(left, right) == []
+    again = Moment(device := EagerDevice())
+    before = (tmp_path / "out_of_fold.csv").stat()
+    run_all(folded, tmp_path, device)
+    assert (again.count, (tmp_path / "out_of_fold.csv").stat()) == (0, before)
+    assert rest.count < whole[2] or share == 0.1
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7, 0.95])
+def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_path, share):
+    moment = Moment(device := EagerDevice(), int(share * whole[2]))
+    stop = StopRequest(100, clock=lambda: 1000.0 if moment.is_past else 0.0)
+    with pytest.raises(UnfinishedError, match="--resume"):
+        run_all(folded, tmp_path, device, stop=stop)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["finished"], report["out_of_fold"]) == (False, {})
+    assert [fold["finished"] for fold in report["folds"]] == {0.2: [False], 0.7: [True, False], 0.95: [True, True]}[
+        share
+    ]
+    run_all(folded, tmp_path)
+    assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
+
+
+def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(folded, whole, tmp_path):
+    dataset, run = CachedDataset(folded), whole[0]
+    predict(Predictor([run], EagerDevice(), flip=True), [dataset], tmp_path / "out.csv", 8)
+    images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
+    expected = []
+    for folder in run.glob("fold-*"):
+        best = torch.load(folder / "best.pt", weights_only=True)
+        model = tiny_models.tiny(4).eval()
+        model.load_state_dict(best["model"])
+        mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
+        with torch.no_grad():
+            expected += [model((each - mean) / std).softmax(1).numpy() for each in (images, images.flip(3))]
+    np.testing.assert_allclose(values(tmp_path / "out.csv"), np.mean(expected, 0), atol=1e-6)
+
+
+def test_the_folder_of_a_fold_is_within_its_run_whatever_its_name(tmp_path):
+    names = ["0", "site a", "a/b", "../c", ".", "é", "\udce9", "a%2Fb"]
+    folders = [fold_folder(tmp_path, name) for name in names]
+    assert {folder.parent for folder in folders} == {tmp_path}
+    assert len(set(folders)) == len(names)
+    assert folders[:2] == [tmp_path / "fold-0", tmp_path / "fold-site%20a"]
+    write_folds(tmp_path, names)
+    assert read_folds(tmp_path) == names
+
+
+def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path, capsys):
+    run, dataset = whole[0], CachedDataset(folded)
+    for folder, given, words in (
+        (run, folded, "already contains a run: add --resume"),
+        (run / "fold-1", folded, "not of all folds"),
+        (tmp_path / "new", cache, "no folds"),
+        (folded, folded, "is a cache"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            run_all(given, folder, resume=False)
+    with pytest.raises(UsageError, match="a run of all folds: continue it with --folds"):
+        train(run, SETTINGS, dataset, dataset, EagerDevice(), RunOptions(resume=True))
+    (tmp_path / "run").mkdir()
+    shutil.copy(run / "folds.json", tmp_path / "run")
+    with pytest.raises(TrainingError, match=r"no weights of fold 0, 1 yet"):
+        Predictor([tmp_path / "run"], EagerDevice())
+    (tmp_path / "other").mkdir()
+    other = with_folds(folded, tmp_path / "other", ["0", "1", "2"])
+    with pytest.raises(UsageError, match="has the folds 0, 1, the cache 0, 1, 2"):
+        run_all(other, run)
+    with pytest.raises(UsageError, match=r"lr 0.05, now 0.1"):
+        run_all(folded, run, settings=TrainSettings(**{**vars(SETTINGS), "lr": 0.1}))
+    arguments = ["train", folded, "--run", tmp_path / "new", "--folds", "--valid", "0.2", "--backend", "eager"]
+    assert main([*map(str, arguments)]) == 2
+    assert "leave --valid out" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):
+    items = [tiny_tasks.squares()[number] for number in range(24)]
+    build_cache(items, tmp_path / "plain", Recipe(size=16), jobs=1)
+    cache = with_folds(tmp_path / "plain", tmp_path, ["0", "1"])
+    settings = TrainSettings(model="unet", epochs=1, batch_size=4, lr=0.05, task="mask", mask_classes=2)
+    report = run_all(cache, tmp_path / "run", settings=settings)
+    dataset, counts = CachedDataset(cache), np.zeros((2, 2))
+    for number, row in enumerate(read(tmp_path / "run" / "out_of_fold.csv")):
+        with Image.open(tmp_path / "run" / row["prediction"]) as image:
+            found = np.asarray(image).ravel().astype(int)
+        np.add.at(counts, (dataset[number]["mask"].numpy().ravel().astype(int), found), 1)
+    assert report.out_of_fold == pytest.approx(mask_metrics(counts))
+
+    predictor = Predictor([tmp_path / "run"], EagerDevice(), flip=True)
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
+    maps, of_mirrored = (
+        predictor.predict(DeviceBatch({"image": each}, torch.zeros(2))) for each in (images, images.flip(2))
+    )
+    torch.testing.assert_close(maps, of_mirrored.flip(3))
+    assert not torch.allclose(maps, of_mirrored)
