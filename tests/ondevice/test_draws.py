@@ -59,6 +59,16 @@ def test_later_settings_are_spread_evenly():
     assert abs(np.corrcoef(tilts, turns)[0, 1]) < 0.05
 
 
+def test_later_settings_are_independent_of_earlier_ones():
+    settings = AugmentSettings(**EARLIER, **LATER, views=2)
+    # One sample a step: streams with the same beginning would agree there.
+    draws = np.concatenate([draw(settings, 0, step, 1, (64, 64)) for step in range(600)]).astype(np.float64)
+    for view in (draws[:, :COLUMNS], draws[:, COLUMNS:]):
+        varied = view[:, view.std(0) > 0]
+        earlier = int((view[:, :17].std(0) > 0).sum())
+        assert np.abs(np.corrcoef(varied.T)[:earlier, earlier:]).max() < 0.2
+
+
 def crops(height, width, zoom):
     """Crops as torchvision's RandomResizedCrop.get_params makes them, with its default aspects."""
     rng = random.Random(0)
