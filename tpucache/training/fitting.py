@@ -26,6 +26,7 @@ from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
 from tpucache.training.settings import OptimizerName, TrainSettings
+from tpucache.training.watch.notebook import notebook_watchers
 
 Data = CachedDataset | str | Path
 
@@ -55,7 +56,8 @@ def train(
     `model` is a module, a callable that returns one with N outputs, or a name as `TrainSettings.model` has it. `valid`
     is a dataset or a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim` or a
     callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
-    `run` is the folder that the run writes to; without it nothing is kept but the result. A run that is resumed has to
+    `run` is the folder that the run writes to; without it nothing is kept but the result. In a notebook the curves are
+    shown while it trains, where matplotlib is installed. A run that is resumed has to
     be given the same model and optimizer.
 
     Raises UsageError when these do not fit together, and as `tpucache.training.loop.train` does.
@@ -76,6 +78,8 @@ def train(
     if isinstance(maker, str):
         settings, maker = replace(settings, optimizer=cast("OptimizerName", maker)), None
     device = open_device(device) if isinstance(device, str) else device
+    options = options or RunOptions()
+    options = replace(options, watchers=[*options.watchers, *notebook_watchers()])
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(run or folder)
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))

@@ -33,19 +33,28 @@ def drawn_curves(run: Path | None, plan: StepPlan, state: RunState) -> Iterator[
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:
     """Write `curves.png`: each step's loss and learning rate, each epoch's loss and metrics. Raises TrainingError."""
-    metrics = _metrics(rows)
-    panels = 2 + bool(metrics)
+    save_figure(run / CURVES_NAME, curves_size(rows, 1), lambda figure: paint_curves(figure, losses, rows, rates))
 
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots(panels, 1, sharex=True, height_ratios=[3, 2, 1][:panels] if metrics else [3, 1])
-        _paint_losses(axes[0], losses, rows)
-        if metrics:
-            _paint_metrics(axes[1], metrics, rows)
+
+def curves_size(rows: Sequence[Row], others: int = 0) -> tuple[float, float]:
+    """Return the size in inches of a figure of losses, metrics where there are some, and other panels."""
+    return 8, 4.4 + 2.2 * (bool(_metrics(rows)) + others)
+
+
+def paint_curves(
+    figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
+) -> None:
+    """Draw losses from step `first` on, and the epochs' metrics and the rates of all steps where there are some."""
+    metrics = _metrics(rows)
+    heights = [3, *([2] if metrics else []), *([1] if rates else [])]
+    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    _paint_losses(axes[0], losses, rows, first)
+    if metrics:
+        _paint_metrics(axes[1], metrics, rows)
+    if rates:
         axes[-1].plot(range(1, len(rates) + 1), rates, color="tab:green")
         axes[-1].set_ylabel("learning rate")
-        axes[-1].set_xlabel("step")
-
-    save_figure(run / CURVES_NAME, (8, 2.2 + 2.2 * panels), paint)
+    axes[-1].set_xlabel("step")
 
 
 def _metrics(rows: Sequence[Row]) -> list[str]:
@@ -53,8 +62,8 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
     return [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
 
 
-def _paint_losses(axes: Any, losses: Sequence[float], rows: Sequence[Row]) -> None:
-    steps = range(1, len(losses) + 1)
+def _paint_losses(axes: Any, losses: Sequence[float], rows: Sequence[Row], first: int) -> None:
+    steps = range(first + 1, first + len(losses) + 1)
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
     axes.plot(steps, smooth(losses, _DECAY), color="tab:blue", linewidth=2, label="training, smoothed")
     _paint_epochs(axes, rows, _LOSS, "validation", "tab:orange")

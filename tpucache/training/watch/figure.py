@@ -24,11 +24,21 @@ def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure],
     Without matplotlib nothing is written, and that is logged once. Raises TrainingError when it cannot be written.
     """
     try:
-        # Only Figure, not pyplot: no window, and no global state.
-        from matplotlib.figure import Figure
+        picture = to_png(size, paint)
     except ImportError:
         _say_once(f"{path.name} is left out without matplotlib: `pip install 'tpucache[plots]'`")
         return
+    try:
+        write_atomically(path, picture)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
+    """Return a PNG of what `paint` draws on a figure of this size in inches. Raises ImportError without matplotlib."""
+    # Only Figure, not pyplot: no window, and no global state.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     paint(figure)
     for axes in figure.axes:
@@ -36,10 +46,7 @@ def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure],
         axes.grid(alpha=0.25)
     target = io.BytesIO()
     figure.savefig(target, format="png", dpi=120)
-    try:
-        write_atomically(path, target.getvalue())
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
+    return target.getvalue()
 
 
 def smooth(values: Sequence[float], decay: float) -> list[float]:

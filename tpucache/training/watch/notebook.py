@@ -1,0 +1,76 @@
+"""The curves of a run in a notebook, drawn anew in place while it trains."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tpucache.training.run.history import Row, Watcher
+from tpucache.training.watch.curves import curves_size, paint_curves
+from tpucache.training.watch.figure import to_png
+
+_EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
+
+#: Shows a PNG: in the place of the one before it, after the first.
+Show = Callable[[bytes], None]
+
+
+class NotebookCurves:
+    """Watches a run and shows its losses and metrics: after each epoch, and within one every ten seconds at most."""
+
+    def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take what shows a picture."""
+        self._show, self._clock = show, clock
+        self._first: int | None = None
+        self._losses: list[float] = []
+        self._rows: list[Row] = []
+        self._drawn = clock()
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Take the losses of the steps from number `first` on; of a resumed run these are all that are shown."""
+        if self._first is None:
+            self._first = first
+        self._losses += values
+        if self._clock() - self._drawn >= _EVERY:
+            self._draw()
+
+    def epoch(self, row: Row) -> None:
+        """Take an epoch's row."""
+        self._rows.append(row)
+        self._draw()
+
+    def _draw(self) -> None:
+        paint = functools.partial(paint_curves, losses=self._losses, rows=self._rows, first=self._first or 0)
+        self._show(to_png(curves_size(self._rows), paint))
+        self._drawn = self._clock()
+
+
+def notebook_watchers() -> Sequence[Watcher]:
+    """Return what shows the curves in this notebook; nothing outside of notebooks and without matplotlib."""
+    show = _find_display()
+    if show is None or importlib.util.find_spec("matplotlib") is None:
+        return ()
+    return (NotebookCurves(show),)
+
+
+def _find_display() -> Show | None:
+    """Return what shows pictures in this notebook, None in any other program."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:  # a terminal's IPython has none
+        return None
+    display = importlib.import_module("IPython.display")
+    handles: list[Any] = []
+
+    def show(png: bytes) -> None:
+        picture = display.Image(data=png)
+        if handles:
+            handles[0].update(picture)
+        else:
+            handles.append(display.display(picture, display_id=True))
+
+    return show
