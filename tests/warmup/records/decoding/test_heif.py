@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from tpucache import CachedDataset, CachedLoader, build_cache
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.decoding import heif
@@ -37,6 +40,18 @@ def test_a_file_cut_anywhere_is_refused(photograph: bytes) -> None:
     for cut in (12, 40, 200, len(photograph) // 2, len(photograph) - 1):
         with pytest.raises(SampleError):
             presize(photograph[:cut], Recipe(size=8), "a.heic")
+
+
+def test_a_folder_of_photographs_trains_a_step(photograph: bytes, tmp_path: Path) -> None:
+    for name in ("cat/1.heic", "dog/2.HEIF"):
+        (tmp_path / "source" / name).parent.mkdir(parents=True)
+        (tmp_path / "source" / name).write_bytes(photograph)
+    assert build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=8), jobs=1).classes == ("cat", "dog")
+    model = torch.nn.Linear(3 * 8 * 8, 2)
+    ((images, labels),) = CachedLoader(CachedDataset(tmp_path / "cache"), 2)
+    torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels).backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.abs().sum() > 0
 
 
 def test_without_pillow_heif_the_package_is_named(photograph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

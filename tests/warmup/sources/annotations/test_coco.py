@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from tpucache import CachedLoader
 from tpucache.errors import SourceError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
@@ -64,6 +66,20 @@ def test_boxes_follow_the_image_and_classes_are_the_categories_by_id(tmp_path: P
     assert (dataset[1]["boxes"] == -1).all()
     variant = CachedDataset(tmp_path / "cache", variant=1)[0]["boxes"][1].tolist()
     assert variant in ([0, 0, 6, 10, 0], [14, 0, 20, 10, 0])
+
+
+def test_a_batch_of_images_and_boxes_trains_a_step(tmp_path: Path) -> None:
+    build(tmp_path, coco())
+    model = torch.nn.Linear(3 * 20 * 20, 3 * 5)
+    (batch,) = CachedLoader(CachedDataset(tmp_path / "cache"), 2)
+    outputs = model(batch["image"].flatten(1) / 255).view(2, 3, 5)
+    is_box = batch["boxes"][..., 4:] >= 0
+    assert is_box[..., 0].tolist() == [[True, True, False], [False, False, False]]
+    loss = ((outputs - batch["boxes"]).square() * is_box).sum()
+    loss.backward()
+    assert model.bias.grad is not None
+    assert model.bias.grad[:10].abs().min() > 0
+    assert (model.bias.grad[10:] == 0).all()
 
 
 def test_boxes_that_leave_the_image_are_reported_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
