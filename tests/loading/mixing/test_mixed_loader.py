@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.samples.mixture import Mixture
+from tpucache.loading.samples.sampler import full_order
 
 
 def loaders(cache: Path, size: int, **more: Any) -> list[CachedLoader]:
@@ -52,6 +53,15 @@ def test_each_batch_has_its_shares_of_samples_as_their_caches_show_them(cache: P
             expected = dataset[index % 150 - (100 if index % 150 >= 100 else 0)]
             assert torch.equal(image, expected[0])
             assert label == expected[1]
+
+
+def test_each_cache_continues_in_its_own_order_epoch_after_epoch(cache: Path) -> None:
+    order = mixed(cache, 20)._order
+    indices = np.concatenate([order.positions(150, 0, epoch) for epoch in range(4)])
+    shown = indices[indices % 150 < 100]
+    own = np.concatenate([full_order(100, 1, epoch) + 150 * epoch for epoch in range(2)])
+    assert shown.tolist() == own[: len(shown)].tolist()
+    assert len(shown) == 150
 
 
 def test_global_batches_are_the_same_on_1_and_8_ranks_and_continue_on_others(cache: Path) -> None:
