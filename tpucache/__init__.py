@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tpucache.lazy import lazy_names
+from tpucache.imports import lazy_names
 from tpucache.version import __version__
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tpucache.lazy import lazy_names
+from tpucache.imports import lazy_names
 
 if TYPE_CHECKING:
     from tpucache.ondevice.draws import draw

@@ -14,8 +14,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache.callables import load_callable
 from tpucache.errors import RecipeError
+from tpucache.imports import load_callable
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 #: The module's own file, and the files of its helpers by module name; caches of earlier versions have the first alone.

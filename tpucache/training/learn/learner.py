@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tpucache.callables import load_callable
 from tpucache.errors import TrainingError, UsageError
+from tpucache.imports import load_callable
 from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device

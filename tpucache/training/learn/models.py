@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, TpucacheError, UsageError
+from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 import tpucache
-from tpucache.callables import load_callable
 from tpucache.errors import TpucacheError, TrainingError, UsageError
+from tpucache.imports import load_callable
 
 #: Code in these folders is not the user's.
 _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random import SeedSequence
 
-from tpucache.callables import load_callable
 from tpucache.errors import DependencyError, RecipeError
+from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.code_digest import check_imported
 from tpucache.warmup.records.arrays import image_fields

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.callables import load_callable
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.imports import load_callable
 from tpucache.warmup.sources.base import Item, Items, Listing, Sample, SourceKind
 from tpucache.warmup.sources.datasets.items import LABELS, to_item, to_label
 from tpucache.warmup.sources.names import unique

@@ -1,12 +1,28 @@
-"""`module:name`, as options take it, -> the callable it names."""
+"""Imports by name: of what an option names, and of public names when they are first used."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpucache.errors import UsageError
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], names: list[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's `__getattr__` and `__dir__`: `homes` says in which module each name is, `names` are shown."""
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: names
 
 
 def load_callable(name: str) -> Callable[..., Any]:
