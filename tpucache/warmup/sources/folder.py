@@ -68,13 +68,13 @@ def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
 
     Raises SourceError that names `where` they are.
     """
-    has_images = any(file.name.suffix.lower() in SUFFIXES for file in files)
-    suffixes = SUFFIXES if has_images else {_ARRAY_SUFFIX}
+    suffix_of = [file.name.suffix.lower() for file in files]
+    suffixes = SUFFIXES if not SUFFIXES.isdisjoint(suffix_of) else {_ARRAY_SUFFIX}
     images = sorted(
-        (file for file in files if file.name.suffix.lower() in suffixes),
+        (file for file, suffix in zip(files, suffix_of, strict=True) if suffix in suffixes),
         key=lambda file: [os.fsencode(part) for part in file.name.parts],
     )
-    others = Counter(_type(file.name) for file in files if file.name.suffix.lower() not in suffixes)
+    others = Counter(_type(file.name) for file, suffix in zip(files, suffix_of, strict=True) if suffix not in suffixes)
     left_out = dict(sorted(others.items()))
     if not images:
         found = f", found {left_out_text(left_out)}" if left_out else ""
@@ -127,34 +127,36 @@ def left_out_text(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 
-def _files(root: Path) -> Iterator[tuple[Path, int]]:
+def _files(root: Path) -> Iterator[tuple[PurePath, int]]:
     """Yield files relative to the root, and their sizes, without hidden names, junk and links that lead back up.
 
     A link that leads nowhere is a sample of 0 bytes: the error when it is read names it.
     """
     above: list[tuple[int, int]] = []
 
-    def walk(folder: Path) -> Iterator[tuple[Path, int]]:
-        status = folder.stat()
+    def walk(folder: str, below: str) -> Iterator[tuple[PurePath, int]]:
+        status = os.stat(folder)
         identity = (status.st_dev, status.st_ino)
         if identity in above:
             return
         above.append(identity)
-        for path in folder.iterdir():
-            if path.name.startswith(".") or path.name.lower() in JUNK:
+        with os.scandir(folder) as scanned:  # closed before folders in it are opened
+            entries = list(scanned)
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name.lower() in JUNK:
                 continue
             try:
-                status = path.stat()
+                status = entry.stat()
             except OSError:
-                status = path.lstat()
+                status = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
-                yield from walk(path)
+                yield from walk(entry.path, f"{below}{entry.name}/")
             else:
-                yield path.relative_to(root), status.st_size
+                yield PurePath(below + entry.name), status.st_size
         above.pop()
 
     try:
-        yield from walk(root)
+        yield from walk(os.fspath(root), "")
     except OSError as error:
         raise SourceError(f"{error.filename}: {error.strerror}") from error
 
