@@ -199,6 +199,11 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
         run_all(other, run)
     with pytest.raises(UsageError, match=r"lr 0.05, now 0.1"):
         run_all(folded, run, settings=TrainSettings(**{**vars(SETTINGS), "lr": 0.1}))
+    with pytest.raises(UsageError, match="is a file of the run"):
+        predict(Predictor([run], EagerDevice()), [dataset], run / "out_of_fold.csv", 8)
+    with pytest.raises(UsageError, match="training samples do not make"):
+        run_all(folded, tmp_path / "small", resume=False, settings=TrainSettings(batch_size=30))
+    run_all(other, tmp_path / "small", resume=False)  # nothing had begun there
     arguments = ["train", folded, "--run", tmp_path / "new", "--folds", "--valid", "0.2", "--backend", "eager"]
     assert main([*map(str, arguments)]) == 2
     assert "leave --valid out" in capsys.readouterr().err

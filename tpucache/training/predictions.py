@@ -17,6 +17,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
+from tpucache.runs import check_no_run_file
 from tpucache.store.copying.folders import check_no_cache_file
 from tpucache.store.fields import LABEL
 from tpucache.store.files.atomic import write_atomically
@@ -89,11 +90,12 @@ def predict(
     Its columns are `sample` (the sample's number), `path`, `label` (empty where there is none), `prediction`, and a
     probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV, and
     `prediction` names them.
-    Raises UsageError when cache, batch and device do not fit together, or `output` is a file of a cache;
+    Raises UsageError when cache, batch and device do not fit together, or `output` is a file of a cache or a run;
     TrainingError when a file cannot be written.
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
     check_no_cache_file(output)
+    check_no_run_file(output)
     cores = predictor.device.cores
     if batch_size % cores:
         fits = -(-batch_size // cores) * cores

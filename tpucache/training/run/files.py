@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES
+from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, is_run
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import load_checkpoint, save_checkpoint
-from tpucache.training.run.folds import read_folds, write_folds
+from tpucache.training.run.folds import fold_folder, read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
@@ -86,20 +86,22 @@ def open_run(
 def open_folds(run: Path, names: Sequence[str], resume: bool) -> None:
     """Make the folder of a run of all folds, unless it is to be resumed and these are its folds.
 
-    Raises UsageError for a folder that has another run, TrainingError where it cannot be read or written.
+    A run of which no step is saved yet is begun anew. Raises UsageError for a folder that has another run,
+    TrainingError where it cannot be read or written.
     """
     before = read_folds(run)
-    if before is None and any((run / name).exists() for name in (LAST_NAME, HISTORY_NAME)):
+    if before is None and is_run(run):
         raise UsageError(f"{run} has a run that is not of all folds: give another folder, or leave --folds out")
-    if before is not None and not resume:
+    has_begun = any((fold_folder(run, name) / LAST_NAME).exists() for name in before or ())
+    if has_begun and not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
-    if before is not None and before != list(names):
+    if has_begun and before is not None and before != list(names):
         raise UsageError(
             f"{run} has the folds {', '.join(before)}, the cache {', '.join(names)}: give the same cache to continue, "
             "or another folder"
         )
     _make_folder(run)
-    if before is None:
+    if not has_begun:
         write_folds(run, names)
 
 
