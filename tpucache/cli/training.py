@@ -60,15 +60,16 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop, None for one of folds of which none has begun."""
+    """Return the report of a run that has to stop, None where RUN is not of its kind."""
+    from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
 
-    return (
-        read_report(options.run)
-        if options.folds
-        else ensure_report(options.run, options.backend, options.cores, account)
-    )
+    if (options.run / FOLDS_NAME).exists() != options.folds:
+        return None
+    if options.folds:
+        return read_report(options.run)
+    return ensure_report(options.run, options.backend, options.cores, account)
 
 
 def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> FoldsReport | TrainReport:
