@@ -67,7 +67,8 @@ def test_a_run_killed_between_any_two_writes_resumes_to_the_same_results(cache, 
 def test_what_a_killed_process_did_not_rename_is_removed(cache, tmp_path):
     (tmp_path / ".last.pt.77.tmp").write_bytes(b"half")
     run_once(cache, tmp_path, EagerDevice())
-    assert {path.name for path in tmp_path.iterdir()} == {"best.pt", "history.csv", "last.pt", "report.json"}
+    files = {"best.pt", "history.csv", "last.pt", "report.json", "run.json", "validation.npz"}
+    assert {path.name for path in tmp_path.iterdir()} == files
 
 
 ON_XLA = """
