@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tpucache.errors import UsageError
+from tpucache.loading.column_dataset import add_values
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
+from tpucache.loading.samples.columns import fit_columns
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.tasks import find as tasks
@@ -62,6 +64,14 @@ def check_fit(
         )
 
 
+def add_columns(settings: TrainSettings, train_set: CachedDataset, *others: CachedDataset) -> list[CachedDataset]:
+    """Return the datasets with the columns that are inputs, by the training samples' statistics. Raises UsageError."""
+    if not settings.inputs:
+        return [train_set, *others]
+    columns = fit_columns(settings.inputs, train_set.table, train_set.positions)
+    return [add_values(each, columns.encode(each.table, each.positions)) for each in (train_set, *others)]
+
+
 def _advice(train_set: CachedDataset) -> str:
     return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
 
@@ -77,6 +87,8 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
         make_sampled_order(train_set, balance=True)
     if settings.loss and settings.train_step:
         raise UsageError(f"--loss {settings.loss} would not be used: {own} computes the loss. Leave one of them out")
+    if settings.inputs and settings.augment.mixes:
+        raise UsageError("--mixup and --cutmix mix images, not the columns of --inputs: leave one of them out")
     points = [name for name in _POINTS if name in train_set.names]
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(

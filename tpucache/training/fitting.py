@@ -15,10 +15,10 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.find import locate
 from tpucache.loading.samples.split import stratified_split
 from tpucache.runs import BEST_NAME
-from tpucache.training.check import find_task
+from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.learner import Custom
-from tpucache.training.learn.models import build_model, channels_of
+from tpucache.training.learn.models import model_for
 from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
 from tpucache.training.loop import train as run_training
 from tpucache.training.options import RunOptions
@@ -41,7 +41,7 @@ class TrainResult:
 
 
 def train(
-    model: nn.Module | Callable[[int], nn.Module] | str,
+    model: nn.Module | Callable[..., nn.Module] | str,
     dataset: Data,
     valid: Data | float | None = None,
     settings: TrainSettings | None = None,
@@ -85,12 +85,8 @@ def train(
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))
         weights = load_checkpoint(kept / BEST_NAME)["model"]
     outputs = find_task(settings, train_set).outputs
-    best = (
-        build_model(settings.model, outputs, channels_of(train_set.manifest.fields))
-        if build is None
-        else build(outputs)
-    )
-    best = best.to("cpu")
+    (train_set,) = add_columns(settings, train_set)
+    best = model_for(train_set, settings.model, outputs, build).to("cpu")
     best.load_state_dict(weights)
     return TrainResult(best.eval(), report.epochs, report)
 
@@ -106,7 +102,7 @@ def _open(data: Data) -> CachedDataset:
     return data if isinstance(data, CachedDataset) else CachedDataset(locate(data))
 
 
-def _name(model: nn.Module | Callable[[int], nn.Module]) -> str:
+def _name(model: nn.Module | Callable[..., nn.Module]) -> str:
     """Return how a run's files name a model that is an object: so that it can be imported, where that is possible."""
     if isinstance(model, nn.Module):
         return f"object:{type(model).__name__}"
@@ -115,5 +111,5 @@ def _name(model: nn.Module | Callable[[int], nn.Module]) -> str:
     return f"{module}:{name}" if is_importable else f"object:{name or type(model).__name__}"
 
 
-def _builder(model: nn.Module | Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
-    return (lambda _: model) if isinstance(model, nn.Module) else model
+def _builder(model: nn.Module | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    return (lambda *_: model) if isinstance(model, nn.Module) else model

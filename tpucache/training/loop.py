@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
-from tpucache.training.check import check_fit, find_task
+from tpucache.training.check import add_columns, check_fit, find_task
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
@@ -63,6 +63,8 @@ def train(
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
+    train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
+    valid_set = others[0] if others else None
     data, plan = RunData(train_set, valid_set), make_plan(settings, len(train_set))
     state, saved = open_run(run, settings, data, options.resume)
     if plan.is_finished(state) and (earlier := finished_report(run)) is not None:

@@ -24,7 +24,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files.atomic import write_atomically
-from tpucache.training.check import check_fit, find_task
+from tpucache.training.check import add_columns, check_fit, find_task
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import to_host
 from tpucache.training.feed.feeder import Feeder
@@ -65,6 +65,7 @@ def find_lr(
         return replace(settings, lr=load_checkpoint(run / LAST_NAME)["settings"]["lr"])
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, None, device)
+    (train_set,) = add_columns(settings, train_set)
     found = range_test(Learner(settings, train_set, task, device, initial_weights(run, settings)), train_set, stop=stop)
     _write(run, found)
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale))

@@ -102,6 +102,7 @@ def predict(
         raise UsageError(f"a batch of {batch_size} does not divide over {cores} cores: give --batch-size {fits}")
     for each in datasets:
         predictor.check(each)
+    datasets = [predictor.add_columns(each) for each in datasets]
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
         found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress))
     _write(output, dataset, _labels(dataset, task), found)
@@ -127,7 +128,7 @@ def predict_parts(
         for predictor, part in parts:
             settings, task = predictor.settings, predictor.task
             work = _Work(output, settings.part_size, settings.threads, progress, check, scored=True)
-            found.append(_PREDICT[task.form](predictor, [part], work))
+            found.append(_PREDICT[task.form](predictor, [predictor.add_columns(part)], work))
             positions.append(part.positions)
     order = np.argsort(np.concatenate(positions))
     texts = [text for each in found for text in each.texts]

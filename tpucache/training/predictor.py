@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from tpucache.errors import TrainingError, UsageError
+from tpucache.loading.column_dataset import COLUMNS, add_values
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.samples.columns import columns_from
 from tpucache.ondevice.modules import Normalise
 from tpucache.runs import BEST_NAME, LAST_NAME
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
@@ -57,7 +60,12 @@ class Predictor:
         self.settings = settings_from(first["settings"])
         self.task: Task = make_task(first["task"], first["outputs"])
         self.classes = self.task.class_names(first["classes"])
-        self._outputs = [_outputs(run, content, device) for run, content in zip(folders, contents, strict=True)]
+        #: Of each run the columns of the samples table that its model takes, as its training samples have them.
+        self._columns = [columns_from(content.get("columns", [])) for content in contents]
+        self._outputs, start = [], 0
+        for run, content, columns in zip(folders, contents, self._columns, strict=True):
+            self._outputs.append(_outputs(run, content, device, slice(start, start + columns.width)))
+            start += columns.width
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
@@ -69,6 +77,14 @@ class Predictor:
             # Maps (batch, outputs, height, width) are turned back; values are of the whole image.
             found += [each.flip(3) for each in predictions] if self.task.form == "maps" else predictions
         return torch.stack(found).mean(0)
+
+    def add_columns(self, dataset: CachedDataset) -> CachedDataset:
+        """Return a dataset with the columns that the models take, each as its run learned it. Raises UsageError."""
+        wanted = [columns for columns in self._columns if columns.parts]
+        if not wanted:
+            return dataset
+        values = [each.encode(dataset.table, dataset.positions) for each in wanted]
+        return add_values(dataset, np.concatenate(values, 1))
 
     def check(self, dataset: CachedDataset) -> None:
         """Raise UsageError unless a cache has the fields, sizes and classes that the models were trained with.
@@ -138,11 +154,11 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
     return make_task(content["task"], content["outputs"]).inputs(fields)
 
 
-def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:
+def _outputs(run: Path, content: Mapping[str, Any], device: Device, columns: slice) -> Outputs:
     """Return the function that computes a run's outputs for a batch."""
     settings = settings_from(content["settings"])
     channels = next((field["shape"][2] for field in content["fields"] if field["name"] == IMAGE), 3)
-    model = build_model(settings.model, content["outputs"], channels)
+    model = build_model(settings.model, content["outputs"], channels, columns.stop - columns.start)
     try:
         model.load_state_dict(content["model"])
     except RuntimeError as error:
@@ -153,4 +169,12 @@ def _outputs(run: Path, content: Mapping[str, Any], device: Device) -> Outputs:
         normalise = Normalise(content["mean"], content["std"], device.torch_device)
     eval_step = named_callable(settings.eval_step)
     task = make_task(content["task"], content["outputs"])
-    return lambda batch: outputs_of(model, batch, device, settings, task, normalise, eval_step)
+
+    def outputs(batch: DeviceBatch) -> torch.Tensor:
+        own = {name: value for name, value in batch.fields.items() if name != COLUMNS}
+        if columns.stop > columns.start:
+            own[COLUMNS] = batch.fields[COLUMNS][:, columns]
+        batch = dataclasses.replace(batch, fields=own)
+        return outputs_of(model, batch, device, settings, task, normalise, eval_step)
+
+    return outputs

@@ -114,6 +114,11 @@ class TrainSettings:
     eval_step: str | None = option(
         None, "your evaluation step, a function of (model, batch) that returns the outputs", metavar="module:name"
     )
+    inputs: tuple[str, ...] = option(
+        (),
+        "give the model these columns of the samples table, too, as its second argument; the model is your own",
+        metavar="NAME,NAME",
+    )
     seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
     threads: int = option(2, "threads that read the cache", metavar="N", minimum=1)
 
@@ -123,6 +128,7 @@ class TrainSettings:
             raise UsageError(f"lr is above 0, not {self.lr}")
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
+        object.__setattr__(self, "inputs", tuple(name for each in self.inputs for name in each.split(",")))
         for name in ("mean", "std"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, tuple(map(float, getattr(self, name))))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
+from tpucache.loading.column_dataset import COLUMNS, width_of
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Augment
 from tpucache.store.fields import IMAGE, LABEL, Field
@@ -24,8 +25,9 @@ IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Call a model with the image, or, without one, with all fields by name."""
-    outputs: torch.Tensor = model(inputs[IMAGE]) if IMAGE in inputs else model(**inputs)
+    """Call a model with the image, and the columns if there are some, or, without an image, with all fields by name."""
+    given = [inputs[name] for name in (IMAGE, COLUMNS) if name in inputs]
+    outputs: torch.Tensor = model(*given) if IMAGE in inputs else model(**inputs)
     return outputs
 
 
@@ -61,6 +63,8 @@ def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: 
         field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))
         for field in dataset.manifest.fields
     }
+    if width_of(dataset):
+        sample[COLUMNS] = torch.zeros(2, width_of(dataset))
     if IMAGE in sample:
         sample[IMAGE] = sample[IMAGE].float()
     model.eval()

@@ -28,7 +28,7 @@ from tpucache.training.learn.forward import (
     outputs_of,
 )
 from tpucache.training.learn.metrics import MORE_IS_BETTER
-from tpucache.training.learn.models import build_model, channels_of
+from tpucache.training.learn.models import model_for
 from tpucache.training.learn.optimizers import (
     OptimizerMaker,
     clip_gradients,
@@ -53,7 +53,7 @@ DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
 class Custom:
     """What a Python program gives as objects instead of names: what builds the model, and what makes the optimizer."""
 
-    build: Callable[[int], nn.Module] | None = None
+    build: Callable[..., nn.Module] | None = None
     make_optimizer: OptimizerMaker | None = None
 
 
@@ -80,10 +80,7 @@ class Learner:
         self.settings, self.task, self.device = settings, task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         self._custom = custom or Custom()
-        if self._custom.build is not None:
-            model = self._custom.build(task.outputs)
-        else:
-            model = build_model(settings.model, task.outputs, channels_of(dataset.manifest.fields))
+        model = model_for(dataset, settings.model, task.outputs, self._custom.build)
         #: What was taken over of the weights given.
         self.matched: MatchedWeights | None = None
         if weights is not None:

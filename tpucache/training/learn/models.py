@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError
 from tpucache.imports import load_callable
+from tpucache.loading.column_dataset import width_of
+from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
 
@@ -123,10 +125,21 @@ def channels_of(fields: Iterable[Field]) -> int:
     return next((field.shape[2] for field in fields if field.name == IMAGE), 3)
 
 
-def build_model(name: str, outputs: int, channels: int = 3) -> nn.Module:
+def model_for(
+    dataset: CachedDataset, name: str, outputs: int, build: Callable[..., nn.Module] | None = None
+) -> nn.Module:
+    """Return a new model for a dataset, by its name or by what builds it. Raises as `build_model` does."""
+    columns = width_of(dataset)
+    if build is not None:
+        return build(outputs, columns) if columns else build(outputs)
+    return build_model(name, outputs, channels_of(dataset.manifest.fields), columns)
+
+
+def build_model(name: str, outputs: int, channels: int = 3, columns: int = 0) -> nn.Module:
     """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` returns.
 
-    Those that are built in, and timm's, take images of this many channels; a callable is given the outputs alone.
+    Those that are built in, and timm's, take images of this many channels; a callable is given the outputs
+    alone, or the outputs and the number of values in `columns` where there are some.
 
     Raises UsageError for a name that is none of these and for a callable that fails or makes no module,
     DependencyError for a timm model without timm.
@@ -137,6 +150,11 @@ def build_model(name: str, outputs: int, channels: int = 3) -> nn.Module:
             f"the model {name.removeprefix(_OBJECT)} was given as an object, and cannot be made again by its name: "
             "train with a function that can be imported, module:callable, to predict from the run's folder"
         )
+    if columns and (name.startswith(_TIMM) or name in built_in):
+        raise UsageError(
+            f"the model {name!r} takes images alone: with --inputs give one of your own, module:callable, that is "
+            "called with images and columns"
+        )
     if name.startswith(_TIMM):
         return _timm_model(name.removeprefix(_TIMM), outputs, channels)
     if name not in built_in and ":" not in name:
@@ -144,7 +162,7 @@ def build_model(name: str, outputs: int, channels: int = 3) -> nn.Module:
     if name in built_in:
         return built_in[name](outputs, channels)
     try:
-        model = load_callable(name)(outputs)
+        model = load_callable(name)(outputs, columns) if columns else load_callable(name)(outputs)
     except TpucacheError:
         raise
     except Exception as error:  # somebody's code raises whatever it raises

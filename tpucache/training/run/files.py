@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.samples.columns import fit_columns
 from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, is_run
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
@@ -166,7 +167,7 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
 
 def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
     """Return the metadata of a checkpoint, as plain values."""
-    train_set = data.train_set
+    train_set, inputs = data.train_set, learner.settings.inputs
     return {
         "version": _VERSION,
         "settings": learner.settings.to_dict(),
@@ -179,4 +180,5 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "fingerprint": train_set.manifest.fingerprint,
         "samples": len(train_set),
         "digests": data.digests,
+        **({"columns": fit_columns(inputs, train_set.table, train_set.positions).to_list()} if inputs else {}),
     }

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import TrainingError
+from tpucache.loading.column_dataset import ColumnDataset
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import INFO_NAME, VALIDATION_NAME
 from tpucache.store.files.atomic import write_atomically
@@ -57,7 +58,7 @@ def _describe(dataset: CachedDataset) -> dict[str, Any]:
         "cache": str(dataset.directory),
         "variant": dataset.variant,
         "samples": len(dataset),
-        "digest": dataset.digest,
+        "digest": (dataset.plain if isinstance(dataset, ColumnDataset) else dataset).digest,
     }
 
 

@@ -1,0 +1,126 @@
+"""Columns of the samples table are inputs of a model beside the image, in training, resuming and predicting."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tpucache import CachedDataset, Recipe, UsageError, build_cache
+from tpucache.training import Predictor, RunOptions, TrainSettings, train
+from tpucache.training.device import EagerDevice
+from tpucache.training.loop import train as run_training
+from tpucache.training.predictions import predict
+from tpucache.warmup.sources.table import TableOptions, TableSource
+
+QUICK = RunOptions(replay=False)
+SETTINGS = TrainSettings(
+    model="test_inputs:age_and_image", inputs=["age,sex"], epochs=8, batch_size=16, lr=0.3, task="classes"
+)
+
+
+class AgeAndImage(nn.Module):
+    """A layer on the mean colour and the columns."""
+
+    def __init__(self, outputs: int, columns: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 + columns, outputs)
+
+    def forward(self, images: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(torch.cat([images.mean((2, 3)), columns], 1))
+        return scores
+
+
+def age_and_image(outputs: int, columns: int) -> nn.Module:
+    return AgeAndImage(outputs, columns)
+
+
+def make_cache(photos, folder, change=lambda row: row):
+    """Photographs in two classes that only their columns tell."""
+    folder.mkdir()
+    paths = sorted(photos.rglob("*.png"))[:64]
+    rng = np.random.default_rng(0)
+    rows = []
+    for number, path in enumerate(paths):
+        label = int(rng.integers(2))
+        age = 20 + 40 * label + int(rng.integers(9))
+        row = {"path": path, "label": f"c{label}", "age": age, "sex": "fm"[number % 2]}
+        rows.append(change(row))
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    source = TableSource(folder / "table.csv", TableOptions(label_cols=("label",)))
+    build_cache(source, folder / "cache", Recipe(size=8), jobs=1)
+    return CachedDataset(folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def dataset(photos, tmp_path_factory):
+    return make_cache(photos, tmp_path_factory.mktemp("columns") / "with")
+
+
+def split(dataset):
+    return dataset.select(range(40)), dataset.select(range(40, 64))
+
+
+def run_on(run, settings, dataset, options=QUICK):
+    train_set, valid_set = split(dataset)
+    return run_training(run, settings, train_set, valid_set, EagerDevice(), options)
+
+
+def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_training(dataset, tmp_path):
+    train_set, valid_set = split(dataset)
+    report = run_training(tmp_path / "run", SETTINGS, train_set, valid_set, EagerDevice(), QUICK)
+    assert report.epochs[-1]["valid_accuracy"] > 0.9
+    best = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    ages = dataset.table["age"][:40].astype(np.float64)
+    assert best["columns"][0]["mean"] == pytest.approx(ages.mean())
+    predict(Predictor([tmp_path / "run"] * 2, EagerDevice()), [valid_set], tmp_path / "out.csv", 16)
+    model = AgeAndImage(2, 3)
+    model.load_state_dict(best["model"])
+    mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
+    images = (torch.stack([valid_set[row][0] for row in range(24)]).float() - mean) / std
+    columns = np.zeros((24, 3), np.float32)
+    columns[:, 0] = (dataset.table["age"][40:] - ages.mean()) / ages.std()
+    columns[np.arange(24), [1 + "fm".index(sex) for sex in dataset.table["sex"][40:]]] = 1
+    with torch.no_grad():
+        expected = model(images, torch.from_numpy(columns)).softmax(1).numpy()
+    with (tmp_path / "out.csv").open() as file:
+        found = np.float32([row[4:] for row in list(csv.reader(file))[1:]])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_run_is_resumed_with_the_same_columns_alone(dataset, photos, tmp_path):
+    def older(row):
+        return {**row, "age": int(row["age"]) + (str(row["path"]).endswith("0.png"))}
+
+    short = TrainSettings(model=SETTINGS.model, inputs=SETTINGS.inputs, epochs=1, batch_size=16)
+    run_on(tmp_path / "run", short, dataset)
+    resume = RunOptions(replay=False, resume=True)
+    assert run_on(tmp_path / "run", short, dataset, resume).finished
+    with pytest.raises(UsageError, match="begun with other options or data"):
+        run_on(tmp_path / "run", short, make_cache(photos, tmp_path / "o", older), resume)
+
+
+def test_from_python_a_function_of_outputs_and_columns_is_the_model(dataset):
+    settings = TrainSettings(inputs=("age",), epochs=1, batch_size=16)
+    result = train(AgeAndImage, *split(dataset), settings, options=QUICK)
+    assert result.model.head.in_features == 4
+
+
+def test_what_does_not_fit_is_refused(dataset, photos, tmp_path):
+    for model, inputs, message in (
+        ("cnn", "age", "takes images alone"),
+        (SETTINGS.model, "height", "no column 'height'"),
+        (SETTINGS.model, "label", "no column 'label'"),
+    ):
+        settings = TrainSettings(model=model, inputs=(inputs,), epochs=1, batch_size=16)
+        with pytest.raises(UsageError, match=message):
+            run_on(tmp_path / "none", settings, dataset)
+    gaps = make_cache(photos, tmp_path / "gaps", lambda row: {**row, "sex": row["sex"].replace("m", "")})
+    with pytest.raises(UsageError, match=r"'sex' is missing for 20 samples, the first '.*png' \(row 1\)"):
+        run_on(tmp_path / "none", SETTINGS, gaps)
