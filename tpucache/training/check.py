@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.loading.column_dataset import add_values
+from tpucache.loading.columns.dataset import add_values
+from tpucache.loading.columns.values import fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
-from tpucache.loading.samples.columns import fit_columns
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.tasks import find as tasks

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from tpucache.errors import TrainingError, UsageError
-from tpucache.loading.column_dataset import COLUMNS, add_values
+from tpucache.loading.columns.dataset import COLUMNS, add_values
+from tpucache.loading.columns.values import columns_from
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.samples.columns import columns_from
 from tpucache.ondevice.modules import Normalise
 from tpucache.runs import BEST_NAME, LAST_NAME
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import TrainingError, UsageError
+from tpucache.loading.columns.values import fit_columns
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.samples.columns import fit_columns
 from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, is_run
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import TrainingError
-from tpucache.loading.column_dataset import ColumnDataset
+from tpucache.loading.columns.dataset import ColumnDataset
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import INFO_NAME, VALIDATION_NAME
 from tpucache.store.files.atomic import write_atomically
