@@ -30,7 +30,14 @@ from tpucache.warmup.sources.table import TableOptions
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
     *("publish.rules", "publish.transfer", "publish.wheel", "report.bench"),
-    *("report.doctor.diagnosis", "report.doctor.mounts", "report.inspect", "report.page.page", "report.preview"),
+    *(
+        "report.doctor.diagnosis",
+        "report.doctor.mounts",
+        "report.inspect",
+        "report.page.document",
+        "report.page.page",
+        "report.preview",
+    ),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
     *("training.predictions", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
@@ -47,6 +54,8 @@ INNER = {
         "RecordIndex",
         "load_manifest",
         "read_file",
+        "predict_parts",
+        "write_json",
     ),
     *("Found", "Search", "Roots", "Bundle", "OpenFile"),
 }

@@ -131,6 +131,16 @@ def test_kept_batches_stay_as_they_were_while_buffers_are_used_again(cache):
     assert all(np.array_equal(images, copy) for images, copy in kept)
 
 
+def test_arrays_made_of_a_batch_by_jax_itself_keep_its_buffer(cache):
+    kept = []
+    for images, _ in CachedLoader(CachedDataset(cache), 8, shuffle=True):
+        pixels = images.permute(0, 2, 3, 1).numpy()
+        kept.append((jax.numpy.asarray(pixels), pixels.copy()))  # on the CPU it may be the same memory
+        del images, pixels
+    list(CachedLoader(CachedDataset(cache), 8))
+    assert all(np.array_equal(array, copy) for array, copy in kept)
+
+
 def test_leaving_a_loop_early_leaves_no_thread(cache):
     loader = CachedLoader(CachedDataset(cache), 4)
     batches = feed(loader)

@@ -19,6 +19,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
+from tpucache import Recipe, build_cache
 from tpucache.warmup.planning.augmentation import resolve
 
 Pixels = npt.NDArray[np.uint8]
@@ -78,6 +79,14 @@ def write_photos() -> Callable[..., Path]:
 def photos(tmp_path_factory: pytest.TempPathFactory, write_photos: Callable[..., Path]) -> Path:
     """150 photographs in three classes: enough for three blocks. Tests that change them copy them first."""
     return write_photos(tmp_path_factory.mktemp("photos") / "train", 150)
+
+
+@pytest.fixture(scope="session")
+def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs at 16x16 with three augmented variants. Not to be written to."""
+    directory = tmp_path_factory.mktemp("caches") / "cache"
+    build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
+    return directory
 
 
 @pytest.fixture(scope="session")

@@ -286,6 +286,7 @@ def test_workers_of_a_killed_run_begin_no_other_sample(source: Path, warmup: Any
             time.sleep(0.01)
         process.kill()
         process.wait()
+        time.sleep(0.1)  # workers look for their run twenty times a second
         gate.touch()
         time.sleep(1.5)  # a worker that continues shows at once
         assert arrived.read_text() == "xx"
