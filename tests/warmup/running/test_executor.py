@@ -48,15 +48,17 @@ def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_workers_end_soon_after_their_parent_was_killed() -> None:
+def test_workers_end_soon_after_their_parent_was_killed(tmp_path: Path) -> None:
     code = (
         "import os, signal\nfrom tpucache.warmup.running.executor import Executor\n"
         "pids = set(Executor(jobs=2).run((os.getpid, ()) for _ in range(8)))\n"
         "print(*pids, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+    # Into a file: a worker that was given no task does not look for its parent, and would keep a pipe open.
+    with (tmp_path / "pids").open("w") as pids:
+        done = subprocess.run([sys.executable, "-c", code], stdout=pids, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    workers = [Path(f"/proc/{pid}/cmdline") for pid in done.stdout.split()]
+    workers = [Path(f"/proc/{pid}/cmdline") for pid in (tmp_path / "pids").read_text().split()]
     assert workers
     for _ in range(600):
         if not any(path.exists() and path.read_bytes() for path in workers):  # of a dead process it is empty
