@@ -26,7 +26,8 @@ _PIXELS: Final = (IMAGE, MASK)
 _KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
 #: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
-_TIFF_MODES: Final = ("CMYK", "YCbCr", "LAB", "F", "I", "PA")
+_TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
+_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF that they write of it
 
 
 def to_item(value: Any, path: str) -> Item:
@@ -87,12 +88,14 @@ def _is_pil_image(value: Any) -> bool:
 
 def _pixels(image: Image, key: str, path: str) -> bytes | Array:
     """Return an image's pixels as they are: what is not plain grey or RGB as a PNG or TIFF, to be decoded as a file."""
-    if image.mode not in (*_PNG_MODES, *_TIFF_MODES):
-        known = ", ".join((*_PNG_MODES, *_TIFF_MODES))
+    if image.mode not in (*_PNG_MODES, *_TIFF_MODES, _YCBCR):
+        known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")
     try:
         if (key == MASK and image.mode == "P") or (image.mode in ("L", "RGB") and "transparency" not in image.info):
             return np.asarray(image)  # a PNG loses palette indices that are beyond the palette
+        if image.mode == _YCBCR:
+            return np.asarray(image.convert("RGB"))
         target = io.BytesIO()
         options: dict[str, Any] = {"compress_level": 0} if image.mode in _PNG_MODES else {}
         # The image is turned by its EXIF already, or meant as it is.

@@ -28,6 +28,9 @@ _SUFFIX: Final = ".parquet"
 #: `train-00000-of-00002.parquet`: Hugging Face's name of a part of a split.
 _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 
+#: What numpy calls otherwise than Arrow. `to_pandas_dtype` would say so, too, and needs pandas in some releases.
+_DTYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
 _log: Final = logging.getLogger("tpucache")
 
 
@@ -159,7 +162,7 @@ def _array(cell: Any, column: str, path: str) -> Array:
     kind = getattr(cell.type, "storage_type", cell.type)
     while hasattr(kind, "value_type"):
         kind = kind.value_type
-    return array.astype(kind.to_pandas_dtype(), copy=False)
+    return array.astype(_DTYPES.get(str(kind), str(kind)), copy=False)
 
 
 def _is_parquet(source: str | Path) -> bool:
