@@ -27,6 +27,7 @@ from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, R
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
+    as_notes,
     as_text,
     machine,
     machine_line,
@@ -177,10 +178,7 @@ def to_markdown(report: dict[str, Any]) -> str:
         f"of {report['seconds']:g} s that take turns. {machine_line(report['machine'])}.",
         "",
     ]
-    for peer, versions in report["versions"].items():
-        lines.append(f"- {peer}: {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    lines += [f"- left out: {row['name']}: {row['reason']}" for row in report["left_out"]]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *as_notes(report)]) + "\n"
 
 
 def _parse() -> argparse.Namespace:

@@ -76,3 +76,12 @@ def write_files(options: argparse.Namespace, figures: dict[str, Any], markdown: 
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
+
+
+def as_notes(report: dict[str, Any]) -> list[str]:
+    """Return a line of Markdown for each peer's versions, and for each that was left out."""
+    lines = [
+        f"- {peer}: {', '.join(f'{name} {version}' for name, version in versions.items())}"
+        for peer, versions in report["versions"].items()
+    ]
+    return lines + [f"- left out: {row['name']}: {row['reason']}" for row in report["left_out"]]

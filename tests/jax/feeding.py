@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from PIL import Image
 
 import tpucache.jax
-from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
+from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.jax import AugmentSettings, feed
 from tpucache.ondevice import Augment, Normalise, draw
 
@@ -235,6 +235,41 @@ class Boxed:
 
     def __getitem__(self, number):
         return {"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.array([[1, 2, 5, 6, 0]], np.float32), "label": 0}
+
+
+def test_a_sampler_of_fewer_samples_is_checked_by_its_own_number(cache):
+    dataset = CachedDataset(cache)
+    sampler = torch.utils.data.RandomSampler(dataset, num_samples=18)
+    with pytest.raises(UsageError, match="2 samples cannot be divided evenly over 4 devices"):
+        feed(CachedLoader(dataset, 16, sampler=sampler))
+    assert [len(labels) for _, labels in feed(CachedLoader(dataset, 16, sampler=sampler, drop_last=True))] == [16]
+
+
+def test_a_mixture_gives_the_batches_that_it_gives_itself(cache):
+    def mixture():
+        dataset = CachedDataset(cache)
+        loaders = [CachedLoader(part, 8, shuffle=True) for part in (dataset[:32], dataset[32:])]
+        return MixedLoader(loaders, shares=[3, 1])
+
+    pairs = list(zip(feed(mixture()), mixture(), strict=True))
+    assert len(pairs) == 6
+    for (images, labels), (expected, expected_labels) in pairs:
+        assert np.array_equal(images, expected.permute(0, 2, 3, 1))
+        assert np.array_equal(labels, expected_labels)
+
+
+def test_numbers_that_32_bits_do_not_hold_are_refused_and_not_cut_off(cache, monkeypatch):
+    real = CachedDataset.labels_of
+    monkeypatch.setattr(CachedDataset, "labels_of", lambda self, indices: real(self, indices) + 2**31)
+    with pytest.raises(UsageError, match="'label' holds numbers beyond int32"):
+        next(feed(CachedLoader(CachedDataset(cache), 8)))
+
+
+def test_samples_without_a_class_are_not_mixed(cache, monkeypatch):
+    real = CachedDataset.labels_of
+    monkeypatch.setattr(CachedDataset, "labels_of", lambda self, indices: real(self, indices) - 1)
+    with pytest.raises(UsageError, match="have none"):
+        next(feed(CachedLoader(CachedDataset(cache), 8), augment=AugmentSettings(mixup=0.4)))
 
 
 def test_the_same_work_is_compiled_once(cache):

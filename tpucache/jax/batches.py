@@ -39,16 +39,16 @@ def feed(
     iterated again.
 
     Images are (batch, height, width, channels): uint8, or with `normalise` float32, normalised by the cache's
-    statistics. `augment` normalises, too, and augments with random numbers of (seed, step) alone, as training with
-    torch does. Packed images (`CachedLoader(finish="device")`) are finished on the device. Labels are int32 (batch,),
-    float32 (batch, outputs) where the cache has vectors or they are mixed. Records with more fields than an image give
-    a dict of arrays, the label under "label". With `views`, all of them have as many rows for each sample, side by
-    side.
+    statistics; of a MixedLoader, by those of its first cache. `augment` normalises, too, and augments with random
+    numbers of (seed, step) alone, as training with torch does. Packed images (`CachedLoader(finish="device")`) are
+    finished on the device. Labels are int32 (batch,), float32 (batch, outputs) where the cache has vectors or they are
+    mixed. Records with more fields than an image give a dict of arrays, the label under "label". With `views`, all of
+    them have as many rows for each sample, side by side. JAX keeps numbers of 64 bits as 32 unless it is set to 64.
 
     `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
     has a loader with `rank=jax.process_index()` and `world_size=jax.process_count()`, and the arrays are of the global
     batch. Uploading is done by a thread, `depth` batches ahead; computing is started by the caller's thread, so that
-    all processes do it in the same order. Raises UsageError.
+    all processes do it in the same order. Raises UsageError, also for whole numbers that 32 bits do not hold.
     """
     sharding = _of_first_axis(sharding or _all_devices())
     _check(loader, sharding)
@@ -146,9 +146,8 @@ class _Epochs:
     def _upload(self, batch: Any, number: int) -> tuple[dict[str, Any], Any, Any]:
         """Return a batch's fields, labels and random numbers on the devices; in the uploading thread."""
         named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
-        arrays = {name: np.asarray(value) for name, value in named.items()}
+        arrays = {name: _to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
         labels = arrays.pop(LABEL)
-        labels = labels.astype(np.int32) if labels.dtype == np.int64 else labels
         check_labels(labels, self._draws, arrays)
         if arrays.get(IMAGE, labels).ndim == 4:
             # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
@@ -163,6 +162,23 @@ class _Epochs:
         # JAX keeps the array, and with it the pooled buffer, until its copy is done.
         uploaded: jax.Array = jax.make_array_from_process_local_data(self._sharding, array)
         return uploaded
+
+
+def _to_jax_dtype(name: str, array: Array) -> Array:
+    """Return an array as the dtype that JAX keeps it in: whole numbers of 64 bits become 32 unless it is set to 64.
+
+    Raises UsageError for numbers that 32 bits do not hold, which JAX would change without a message.
+    """
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if kept == array.dtype or array.dtype.kind not in "iu":
+        return array
+    limits = np.iinfo(kept)
+    if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+        raise UsageError(
+            f"{name!r} holds numbers beyond {kept}, which JAX would cut off: set jax.config's jax_enable_x64, or leave "
+            "that field out of the cache"
+        )
+    return array.astype(kept)
 
 
 def _options(loader: CachedLoader, augment: AugmentSettings | None) -> FinishOptions:
@@ -213,7 +229,7 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding) -> None:
             "world_size=jax.process_count()"
         )
     whole = loader.batch_size * loader.world_size
-    sizes = [whole] if loader.drop_last else [whole, len(loader.dataset) % whole]
+    sizes = [whole] if loader.drop_last else [whole, loader.samples % whole]
     for size in sizes:
         try:
             sharding.shard_shape((size,))

@@ -82,6 +82,8 @@ def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None,
     """Raise UsageError where the labels, or the masks, cannot be mixed as the settings ask."""
     if settings is None or not settings.mixes:
         return
+    if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:
+        raise UsageError("mixup and cutmix mix classes, and samples of this cache have none: leave them out")
     if MASK in fields:
         raise UsageError("mixup and cutmix mix labels, and this cache's targets are masks: leave them out")
     if labels.ndim == 1 and labels.dtype.kind == "f":

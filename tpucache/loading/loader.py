@@ -111,15 +111,15 @@ class CachedLoader:
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._pools = self.dataset.buffer_pools
         self._pool: BufferPool | None = self._pools.pool(self.batch_size)
-        left = self._samples % self._global_batch
+        left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
         # One more than are read ahead, which the caller holds while the next one is read.
-        self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, self._samples))
+        self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, self.samples))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
-        whole, rest = divmod(self._samples, self._global_batch)
+        whole, rest = divmod(self.samples, self._global_batch)
         return whole + (rest > 0 and not self.drop_last)
 
     @property
@@ -189,7 +189,7 @@ class CachedLoader:
             seed=self._seed,
             epoch=epoch,
             position=position,
-            samples=self._samples,
+            samples=self.samples,
             order=self._order.text,
             chunk=self._order.chunk,
             fingerprint=self.dataset.manifest.fingerprint,
@@ -209,8 +209,8 @@ class CachedLoader:
         return self._pool
 
     @property
-    def _samples(self) -> int:
-        """The samples of an epoch."""
+    def samples(self) -> int:
+        """How many samples an epoch has, of all ranks together."""
         return self._order.length(len(self.dataset))
 
     @property
@@ -249,7 +249,7 @@ class CachedLoader:
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
-        return global_batches(start, self._samples, self._global_batch, self.world_size, self.drop_last)
+        return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
     def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int) -> Batch:
         self._buffers  # a loader closed meanwhile is refused  # noqa: B018

@@ -20,13 +20,13 @@ else:
         torch = None
 
         class Dataset:
-            """Stands for torch's class of this name."""
+            """Takes the place of torch's class of this name."""
 
             def __class_getitem__(cls, _: object) -> type:
                 return cls
 
         class Subset:
-            """Stands for torch's class of this name; nothing is one."""
+            """Takes the place of torch's class of this name; nothing is one."""
 
             __getitem__: Any = None
 
@@ -38,7 +38,7 @@ __all__ = ["HAS_TORCH", "Dataset", "SharedNumber", "Subset", "to_tensor"]
 
 def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """Return a tensor over the memory of an array; without torch, the array."""
-    return torch.from_numpy(array) if HAS_TORCH else array  # type: ignore[return-value]  # stands for a tensor
+    return torch.from_numpy(array) if HAS_TORCH else array  # type: ignore[return-value]  # used as a tensor is
 
 
 class SharedNumber:

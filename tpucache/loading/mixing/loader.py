@@ -57,7 +57,7 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
         if getattr(loader, name) != getattr(first, name):
             raise UsageError(f"loader {at} has {name} {getattr(loader, name)}, loader 0 {getattr(first, name)}")
     one, other = first.dataset, loader.dataset
-    if not len(other) or not loader._samples:
+    if not len(other) or not loader.samples:
         raise UsageError(f"loader {at} has no samples to mix")
     if other.classes != one.classes:
         raise UsageError(
