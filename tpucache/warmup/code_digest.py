@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,6 +24,8 @@ OWN: Final = "source_sha256"
 HELPERS: Final = "helpers"
 
 _imported: Final[dict[str, tuple[Any, str]]] = {}
+#: Python 3.11 loses count of its depth when two threads parse at once: https://github.com/python/cpython/issues/106905.
+_parsing: Final = threading.Lock()
 
 
 def code_digests(name: str) -> dict[str, Any]:
@@ -101,7 +104,8 @@ def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
 def _imports(module: str, path: Path) -> Iterator[str]:
     """Yield the full names that a module's file may import, anywhere in it."""
     try:
-        tree = ast.parse(path.read_bytes())
+        with _parsing:
+            tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # compiled code
         return
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
