@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
+from tpucache.loading.threads import ReadingThreads
 
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,6 +47,26 @@ def test_an_epoch_is_covered_exactly(cache, indices, batch, drop_last, shuffle, 
         assert found <= expected
     else:
         assert found == expected
+
+
+@pytest.mark.parametrize("shuffle", [True, "block"])
+@pytest.mark.parametrize("batch", [3, 25])
+def test_each_rank_has_its_own_samples_read_ahead_and_no_others(cache, monkeypatch, shuffle, batch):
+    hinted: list[int] = []
+    own: list[int] = []
+    everything: list[int] = []
+    monkeypatch.setattr(ReadingThreads, "hint", lambda _, work: work())
+    monkeypatch.setattr(CachedDataset, "hint", lambda _, indices, *__: hinted.extend(indices.tolist()))
+    monkeypatch.setattr(CachedDataset, "read_into", lambda _, __, indices, *___: own.extend(indices.tolist()))
+    for rank in range(3):
+        place = {"rank": rank, "world_size": 3}
+        loader = CachedLoader(CachedDataset(cache), batch, shuffle=shuffle, window=20, threads=1, **place)
+        assert sum(1 for _ in loader) == len(loader)
+        assert hinted == own
+        everything += own
+        hinted.clear()
+        own.clear()
+    assert sorted(everything) == list(range(150))
 
 
 @few

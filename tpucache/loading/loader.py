@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
+import numpy as np
+
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.dataset import CachedDataset
@@ -16,7 +18,7 @@ from tpucache.loading.order import Shuffle, make_order, make_sampled_order
 from tpucache.loading.records.buffers import BufferPool
 from tpucache.loading.records.reader import Divide
 from tpucache.loading.samples.indices import integer_positions
-from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice
+from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice, rank_windows
 from tpucache.loading.tensors import Subset
 from tpucache.loading.threads import ReadingThreads
 
@@ -30,7 +32,7 @@ Self = TypeVar("Self", bound="CachedLoader")
 Finish = Literal["host", "device"]
 
 _CHUNK_BYTES: Final = 8 << 20
-_SPAN: Final = 1024
+_SPAN: Final = 1024  # positions of the order that are hinted at once where it has no windows
 
 
 class CachedLoader:
@@ -220,12 +222,14 @@ class CachedLoader:
     def _run(self, iteration: int, epoch: int, start: int, order: Positions) -> Generator[Batch, None, None]:
         pending: deque[tuple[int, Future[Batch]]] = deque()
         hinted, shared = start, self._order.shared
+        window = self._order.window or _SPAN
+        windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
         with ReadingThreads(self._threads, self._prefetch + 1) as threads:
             for first, stop in self._bounds(start):
-                while hinted < min(stop + self._hint_span, len(order)):
-                    ahead = order[hinted : hinted + self._hint_span]
+                while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
+                    ahead = np.concatenate([order[part] for part in parts])
                     threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
-                    hinted += len(ahead)
+                    hinted = parts[-1].stop
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 work = functools.partial(self._read, own, epoch, shared, threads.divide)
                 pending.append((stop, threads.submit(work)))
@@ -241,11 +245,6 @@ class CachedLoader:
         """
         over = next(self._bounds(position), None) is None
         self._place = (epoch + 1, 0) if over else (epoch, position)
-
-    @property
-    def _hint_span(self) -> int:
-        """How many samples are hinted at once, at least as many ahead of the reading."""
-        return self._order.window or _SPAN
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""

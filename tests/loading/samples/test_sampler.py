@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.loading.samples.sampler import block_order, epoch_variants, full_order, rank_slice
+from tpucache.loading.samples.sampler import (
+    block_order,
+    epoch_variants,
+    full_order,
+    global_batches,
+    rank_slice,
+    rank_windows,
+)
 
 seeds = st.integers(0, 2**63 - 1)
 epochs = st.integers(0, 10_000)
@@ -52,6 +59,7 @@ def test_the_block_order_mixes_within_a_window():
 
 def test_the_shuffled_order_never_changes_between_releases():
     assert block_order(10, 3, 1, chunk=2, window=6).tolist() == [7, 0, 8, 1, 6, 9, 2, 5, 3, 4]
+    assert block_order(11, 3, 1, chunk=4, window=6).tolist() == [3, 0, 8, 1, 2, 9, 5, 4, 10, 6, 7]
     assert full_order(10, 3, 1).tolist() == [3, 0, 4, 8, 2, 7, 9, 6, 1, 5]
 
 
@@ -63,6 +71,20 @@ def test_ranks_share_a_batch_without_overlap(start, size, world):
     )
     sizes = [part.stop - part.start for part in slices]
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(0, 500), st.integers(0, 99), st.integers(1, 9), st.integers(1, 6), st.integers(1, 70), st.booleans())
+def test_the_windows_of_a_rank_are_the_parts_that_it_reads(samples, start, size, world, window, drop_last):
+    for rank in range(world):
+        batches = list(global_batches(start, samples, size * world, world, drop_last))
+        own = [rank_slice(first, stop, rank, world) for first, stop in batches]
+        found = list(rank_windows(batches, window, rank, world))
+        positions = [[position for part in parts for position in range(part.start, part.stop)] for parts in found]
+        read = [position for part in own for position in range(part.start, part.stop)]
+        assert [position for part in positions for position in part] == read
+        numbers = [{position // window for position in part} for part in positions if part]
+        assert all(len(number) == 1 for number in numbers)
+        assert len(set.union(set(), *numbers)) == len(numbers)  # no window comes twice
 
 
 @given(st.integers(1, 9), epochs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,13 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     batch when their chunks fall into one window, which any two chunks do in some epoch.
     """
     random = epoch_random(seed, epoch)
-    starts = np.arange(0, samples, chunk)
-    pieces = [np.arange(starts[at], min(starts[at] + chunk, samples)) for at in random.permutation(len(starts))]
-    order = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+    chunk = max(1, min(chunk, samples))
+    chunks = random.permutation(-(-samples // chunk))
+    order: Positions = (chunks[:, None] * chunk + np.arange(chunk)).reshape(-1)
+    if excess := len(order) - samples:  # of the last chunk; closed up in place, because an order may take gigabytes
+        end = (int(chunks.argmax()) + 1) * chunk
+        order[end - excess : samples] = order[end:]
+        order = order[:samples]
     for start in range(0, samples, window):
         random.shuffle(order[start : start + window])
     return order
@@ -59,6 +64,19 @@ def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:
     """Return the part of the global batch [start, stop) that is one rank's: contiguous, equal to within one sample."""
     size = stop - start
     return slice(start + size * rank // world_size, start + size * (rank + 1) // world_size)
+
+
+def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, world_size: int) -> Iterator[list[slice]]:
+    """Yield the parts of an epoch's order that one rank reads, those within the same `window` positions together."""
+
+    def parts() -> Iterator[slice]:
+        for start, stop in batches:
+            own = rank_slice(start, stop, rank, world_size)
+            cuts = [own.start, *range((own.start // window + 1) * window, own.stop, window), own.stop]
+            yield from map(slice, cuts, cuts[1:])
+
+    for _, found in itertools.groupby(parts(), lambda part: part.start // window):
+        yield list(found)
 
 
 def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
