@@ -44,7 +44,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.report.inspect import describe, label_text, left_out
+    from tpucache.report.inspect import annotation_texts, describe, label_text, left_out
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.planning.estimate import Estimate
     from tpucache.warmup.running.executor import Executor
@@ -93,6 +93,7 @@ def warmup(options: argparse.Namespace) -> int:
         f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
         f"{time.monotonic() - began:,.0f} s",
         f"  labels: {label_text(manifest)}",
+        *(f"  {name}: {text}" for name, text in annotation_texts(manifest).items()),
         *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
         *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
     ]

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.report.text import printable
-from tpucache.store.fields import IMAGE
+from tpucache.store.cache import annotation_counts
+from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.manifest import Manifest
 
 _NAMED: Final = 8
@@ -29,6 +30,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "statistics": dataclasses.asdict(manifest.statistics),
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
         "left_out": left_out(manifest),
+        "annotations": _annotations(manifest),
         "fingerprint": manifest.fingerprint,
         "recipe": dict(manifest.recipe),
         "created_by": dict(manifest.created_by),
@@ -54,6 +56,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
     ]
     counts = manifest.statistics.class_counts
     lines += [f"  {count:>9,}  {name}" for name, count in zip(manifest.classes, counts, strict=False)]
+    lines += [f"{name:12} {text}" for name, text in annotation_texts(manifest).items()]
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped]
@@ -75,6 +78,33 @@ def left_out(manifest: Manifest) -> dict[str, int]:
     if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
         return {}
     return dict(content)
+
+
+def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Return how many annotations the source has, and how many of them are in each variant, as JSON values."""
+    augmented = [str(variant) for variant in manifest.variants if variant]
+    return {
+        name: {
+            "source": places.get("source"),
+            "clean": places.get("0"),
+            "variants": [places.get(variant) for variant in augmented],
+        }
+        for name, places in annotation_counts(manifest).items()
+    }
+
+
+def annotation_texts(manifest: Manifest) -> dict[str, str]:
+    """Return, in one line for each kind, how many annotations are out of view in a cache's images."""
+    texts = {}
+    for name, counts in _annotations(manifest).items():
+        given, clean, left = counts["source"], counts["clean"], counts["variants"]
+        if given is None or clean is None:
+            continue
+        text = f"{given:,} in the source, {given - clean:,} of them out of view in the clean images"
+        if left and None not in left:
+            text += f"; of {clean * len(left):,}, {clean * len(left) - sum(left):,} out of view in the augmented ones"
+        texts["masks" if name == MASK else printable(name)] = text
+    return texts
 
 
 def _numbers(values: tuple[float, ...]) -> str:

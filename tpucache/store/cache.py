@@ -82,6 +82,20 @@ class Cache:
         return self.index[self.rows_of(shard)]
 
 
+def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Return how many boxes, keypoints and masks the `source` has, and each variant by its number, by field.
+
+    Nothing where a manifest does not say so, or has something else in its place.
+    """
+    saved = manifest.source.get("annotations")
+    fields = saved.items() if isinstance(saved, dict) else ()
+    return {
+        name: {place: count for place, count in places.items() if type(count) is int and count >= 0}
+        for name, places in fields
+        if isinstance(places, dict)
+    }
+
+
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
     """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built."""
     digest = hashlib.sha256(recipe_fingerprint.encode())

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
-from tpucache.store.cache import Cache, cache_fingerprint
+from tpucache.store.cache import Cache, annotation_counts, cache_fingerprint
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
@@ -26,7 +26,7 @@ from tpucache.warmup.planning.plan import Plan
 from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.sources.base import Listing
 from tpucache.warmup.versions import versions
-from tpucache.warmup.work.chunks import ChunkInfo, join_infos
+from tpucache.warmup.work.chunks import ChunkInfo, add_annotations, join_infos
 from tpucache.warmup.work.receipts import BuiltShard
 
 Rows = npt.NDArray[Any]
@@ -72,7 +72,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
         statistics=_statistics(new, before, plan.fields, len(numbers), counts),
         fingerprint=cache_fingerprint(fingerprint(plan.full_recipe), entries),
         recipe=plan.full_recipe,
-        source=_source(plan, columns.get(LABEL), bool(classes)),
+        source=_source(plan, columns.get(LABEL), bool(classes), _annotations(new, shards, before)),
         created_by=versions(),
     )
     return _save(cache, manifest)
@@ -91,14 +91,29 @@ def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
     }
 
 
-def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
-    """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
+def _source(plan: Plan, labels: Any, has_classes: bool, annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the manifest says of the source: its samples, files left out, what its labels were read as, and how
+    many annotations there are."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
     kept = {name: before[name] for name in ("relabelled",) if name in before}
     read = label_facts(plan.labels, labels, has_classes, plan.unused_labels)
-    return {**plan.source, **left_out, **asked, **kept, "labels": read}
+    counted = {"annotations": annotations} if annotations else {}
+    return {**plan.source, **left_out, **asked, **kept, **counted, "labels": read}
+
+
+def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:
+    """Return how many annotations the source has and how many are in each variant, by field.
+
+    `new` is the info of new blocks; of the blocks that a cache has already, the shards have that of new variants.
+    """
+    parts = [new.annotations] if new.numbers else []
+    if before is not None and before.samples:
+        added = join_infos([shard.info for shard in _old_blocks(shards, before).values()]).annotations
+        old = annotation_counts(before)
+        parts.append({name: {**added.get(name, {}), **places} for name, places in old.items()})
+    return add_annotations(parts)
 
 
 def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str] = ()) -> dict[str, Any]:
@@ -119,9 +134,15 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
     """Return the info of all new blocks, in order; that of the blocks that a cache has already is in its tables."""
-    old = {entry.block for entry in before.shards} if before else set()
+    old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return join_infos([infos[block] for block in sorted(infos)])
+
+
+def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[int, BuiltShard]:
+    """Return a shard of each block that a cache has already: all shards of a block have the same info."""
+    old = {entry.block for entry in before.shards} if before else set()
+    return {shard.entry.block: shard for shard in shards if shard.entry.block in old}
 
 
 def sample_columns(

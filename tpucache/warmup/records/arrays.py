@@ -20,6 +20,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
+from tpucache.warmup.records.annotations import Counts
 from tpucache.warmup.records.decoding.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_back
 from tpucache.warmup.records.presize import View, presize, presize_in_view
@@ -87,6 +88,12 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
 
     Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
     """
+    return clean_and_count(item, fields, recipe, path)[0]
+
+
+def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> tuple[dict[str, Array], Counts]:
+    """Return what `clean_fields` does, and how many annotations the source's image has. Raises SampleError."""
+    counts: Counts = {}
     names = [field.name for field in fields]
     given = _names(item)
     for name in (*names, *given):
@@ -101,19 +108,22 @@ def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str)
         _check_alike(clean[IMAGE], fields[names.index(IMAGE)], path)
     for field in fields:
         if field.name == MASK and MASK in known and item.mask_runs is not None:
-            clean[MASK] = _mask_of_runs(item.mask_runs, view, recipe, path)[..., None]
+            clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, view, recipe, path)
             continue
         value = item.fields[field.name]
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
         elif field.name == MASK:
-            clean[MASK] = _mask(value, view, recipe, path)[..., None]
+            clean[MASK], counts[MASK] = _mask(value, view, recipe, path)
         elif field.name == BOXES:
-            clean[BOXES] = _boxes(_numbers(field.name, value, path), view, recipe, path)
+            boxes = _numbers(field.name, value, path)
+            clean[BOXES], counts[BOXES] = _boxes(boxes, view, recipe, path), len(boxes)
         elif field.name == KEYPOINTS:
             points = _numbers(field.name, value, path)
             clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
-    return clean
+            size = view.stored_as(_coordinates(view, recipe, path))
+            counts[KEYPOINTS] = int(within(points, (0, 0, *size)).sum())
+    return clean, counts
 
 
 def _names(item: Item) -> list[str]:
@@ -201,8 +211,11 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
-def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> Array:
-    """Return a mask (height, width) in view. Where it is not stated, its size has to show what it lies on."""
+def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> tuple[Array, int]:
+    """Return a mask (height, width, 1) in view, and 1 if anything is masked before.
+
+    Where it is not stated, its size has to show what it lies on.
+    """
     coordinates = recipe.coordinates
     stored, own = decode_turned_mask(value, path, recipe)
     displayed = turn(stored, TURNS[own])
@@ -216,15 +229,15 @@ def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> Array:
         raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
     if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
         raise SampleError(path, f"a mask of this size may lie on the image as stored or as displayed; {_UNSTATED}")
-    return view.nearest(fitting[0])
+    return view.nearest(fitting[0])[..., None], int(stored.any())
 
 
-def _mask_of_runs(runs: Array, view: View, recipe: Recipe, path: str) -> Array:
-    """Return the mask (height, width) in view of run lengths."""
-    if _coordinates(view, recipe, path) == "stored":
-        return view.nearest(draw_runs(runs, view.stored, path))
-    displayed = view.stored[::-1] if view.turn.swap else view.stored
-    return view.nearest(turn_back(draw_runs(runs, displayed, path), view.turn))
+def _mask_of_runs(runs: Array, view: View, recipe: Recipe, path: str) -> tuple[Array, int]:
+    """Return the mask (height, width, 1) in view of run lengths, and 1 if anything is masked before."""
+    coordinates = _coordinates(view, recipe, path)
+    drawn = draw_runs(runs, view.stored_as(coordinates), path)
+    stored = drawn if coordinates == "stored" else turn_back(drawn, view.turn)
+    return view.nearest(stored)[..., None], int(drawn.any())
 
 
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:

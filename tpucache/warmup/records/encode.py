@@ -12,18 +12,23 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.codecs import encode
 from tpucache.store.fields import IMAGE, Field, RecordLayout
-from tpucache.warmup.records.arrays import clean_fields
+from tpucache.warmup.records.annotations import Counts, count_annotations
+from tpucache.warmup.records.arrays import clean_and_count
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.records.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Sample, Source
 
 
 class EncodedSample(NamedTuple):
-    """A sample as its source returns it, its clean arrays by field, and its record in each requested variant."""
+    """A sample as its source returns it, its clean arrays by field, and its record in each requested variant.
+
+    `counts` are of its annotations: in the source, then in each of these records.
+    """
 
     item: Item
     clean: dict[str, npt.NDArray[Any]]
     records: list[bytes]
+    counts: list[Counts]
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,15 @@ class SampleEncoder:
             self.labels.check(item.label, sample.path)
         elif self.is_labelled and sample.label is None:
             raise SampleError(sample.path, "has no label, as other samples have")
-        clean = clean_fields(item, self.fields, self.recipe, sample.path)
-        records = []
+        clean, given = clean_and_count(item, self.fields, self.recipe, sample.path)
+        records, counts = [], [given]
         for variant in variants:
             arrays = clean
             if variant:
                 arrays = self._augment(clean, sample, variant)
             records.append(self.to_record(arrays))
-        return EncodedSample(item, clean, records)
+            counts.append(count_annotations(arrays))
+        return EncodedSample(item, clean, records, counts)
 
     def _augment(self, clean: dict[str, npt.NDArray[Any]], sample: Sample, variant: int) -> dict[str, npt.NDArray[Any]]:
         try:

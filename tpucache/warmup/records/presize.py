@@ -59,6 +59,10 @@ class View:
         left, top = round((self.canvas[0] - width) / 2), round((self.canvas[1] - height) / 2)
         return left, top, left + width, top + height
 
+    def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
+        """Return the (width, height) of the source's image, as stored or as displayed."""
+        return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
+
     def least(self) -> tuple[int, int]:
         """Return the (width, height) that the whole image must at least be decoded at."""
         shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])

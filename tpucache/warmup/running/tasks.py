@@ -19,6 +19,7 @@ from tpucache.warmup.records.moments import Moments, add_moments, moments
 from tpucache.warmup.running.consistency import check_clean
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.work.chunks import (
+    IN_SOURCE,
     ChunkInfo,
     StoredChunk,
     join_infos,
@@ -105,6 +106,8 @@ def _add_samples(
         if IMAGE in encoded.clean:
             totals = add_moments(totals, moments(encoded.clean[IMAGE]))
         info.add(sample.number, encoded.item)
+        for place, counts in zip((IN_SOURCE, *map(str, chunk.variants)), encoded.counts, strict=True):
+            info.count(place, counts)
     info.sums[:], info.squares[:] = totals
     return done
 

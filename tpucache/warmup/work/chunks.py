@@ -15,10 +15,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tpucache.store.manifest import Skipped
 from tpucache.warmup.sources.base import Item
+
+#: Where annotations are counted beside the variants, which are called by their numbers.
+IN_SOURCE: Final = "source"
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class ChunkInfo:
     """What is known of the kept samples of a chunk, or of a block, beside their records.
 
     `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
-    one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images.
+    one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images. `annotations`
+    are how many boxes, keypoints or masks there are, by field: in the source, and in the records of each variant.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -35,6 +39,7 @@ class ChunkInfo:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
+    annotations: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add(self, number: int, item: Item) -> None:
         """Add a sample that is kept, with the label and columns that only its content states."""
@@ -43,6 +48,12 @@ class ChunkInfo:
             column.append(item.columns.get(name))
         self.numbers.append(number)
         self.labels.append(item.label)
+
+    def count(self, place: str, counts: Mapping[str, int]) -> None:
+        """Count the annotations of a sample that is kept."""
+        for name, count in counts.items():
+            places = self.annotations.setdefault(name, {})
+            places[place] = places.get(place, 0) + count
 
     def to_dict(self) -> dict[str, Any]:
         """Return this as JSON values."""
@@ -75,7 +86,20 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
         },
         sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
         squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
+        annotations=add_annotations([info.annotations for info in infos if info.numbers]),
     )
+
+
+def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Return the annotations of all parts; what a part made by an earlier version does not say is not known."""
+    names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
+    return {
+        name: {
+            place: sum(part[name].get(place, 0) for part in parts)
+            for place in dict.fromkeys(place for part in parts for place in part[name])
+        }
+        for name in names
+    }
 
 
 def save_chunk(

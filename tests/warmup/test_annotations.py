@@ -1,0 +1,142 @@
+"""Boxes, keypoints and masks that a crop or an augmentation puts out of view are counted, however a cache is built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpucache import Recipe, build_cache
+from tpucache.cli import main
+from tpucache.errors import UnfinishedError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.report.inspect import describe, describe_lines
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.planning import blocks
+from tpucache.warmup.sources.base import Item, Listing, Sample
+
+COUNT = 12
+
+
+class Wide:
+    """Images of 40 x 20 pixels, of which a crop keeps the middle half; every third one is no image."""
+
+    def __init__(self, count: int = COUNT, fails: bool = False) -> None:
+        self.count, self.fails = count, fails
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, f"{number:02}") for number in range(self.count)])
+
+    def load(self, sample: Sample) -> Item:
+        mask = np.zeros((20, 40), np.uint8)
+        mask[:, :10] = 255 if sample.number % 2 else 0  # all of it is cut off
+        mask[5:9, 18:20] = sample.number % 4 == 3
+        boxes = [[0, 0, 9, 9], [5, 5, 15, 15], [12, 2, 18, 6], [33, 3, 39, 9], [25, 0, 25, 9]][: sample.number % 6]
+        points = [[2.0, 2.0], [20.0, 3.0], [20.0, 21.0], [39.0, 19.0]]
+        is_bad = self.fails and sample.number % 3 == 0
+        image = np.zeros((7, 7, 9, 9), np.uint8) if is_bad else np.zeros((20, 40, 3), np.uint8)
+        return Item({"image": image, "mask": mask, "boxes": np.array(boxes, float), "keypoints": np.array(points)})
+
+
+def shown(cache: Path) -> dict[str, dict[str, Any]]:
+    """Count what the records of a cache have, beside what its sources have."""
+    places: dict[str, dict[str, Any]] = {}
+    manifest = Manifest.load(cache)
+    items = [Wide().load(Sample(number, "")).fields for number in range(COUNT)]
+    source = {
+        "boxes": sum(len(item["boxes"]) for item in items),
+        "keypoints": 3 * COUNT,  # the third is out of the source's image, too
+        "mask": sum(bool(np.asarray(item["mask"]).any()) for item in items),
+    }
+    for name, given in source.items():
+        held = []
+        for variant in manifest.variants:
+            arrays = [np.asarray(sample[name]) for sample in CachedDataset(cache, variant=variant)]
+            column = {"boxes": 4, "keypoints": 2}.get(name)
+            held.append(
+                sum(int(a.any() if column is None else (a[:, column] > -(name == "boxes")).sum()) for a in arrays)
+            )
+        places[name] = {"source": given, "clean": held[0], "variants": held[1:]}
+    return places
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MIN_BLOCK_SAMPLES", 5)
+    monkeypatch.setattr(blocks, "MIN_CHUNKS", 4)
+
+
+@pytest.fixture
+def shift(write_module: Any) -> str:
+    """Name an augmentation that moves images to the left by a random number of pixels."""
+    write_module(
+        "shift_by_test",
+        "import numpy as np\n"
+        "def shift(given, generator):\n"
+        "    by = int(generator.integers(0, 20))\n"
+        "    result = {name: np.roll(given[name], -by, 1) for name in ('image', 'mask')}\n"
+        "    result['mask'][:, 20 - by:] = 0\n"
+        "    boxes, points = given['boxes'], given['keypoints']\n"
+        "    moved = [[max(0, b[0] - by), b[1], b[2] - by, *b[3:]] for b in boxes if b[2] > by]\n"
+        "    boxes = np.array([*moved, *[[-1] * 5] * (len(boxes) - len(moved))], np.float32)\n"
+        "    points = [[x - by, y, seen and x > by] for x, y, seen in points]\n"
+        "    return {**result, 'boxes': boxes, 'keypoints': np.array(points, np.float32)}\n",
+    )
+    return "shift_by_test:shift"
+
+
+def test_what_is_out_of_view_is_counted_the_same_whatever_way_a_cache_is_built(shift: str, tmp_path: Path) -> None:
+    one, three = (Recipe(size=20, max_boxes=5, variants=k, augment=shift) for k in (1, 3))
+    whole = build_cache(Wide(), tmp_path / "whole", three, jobs=1)
+    found = describe(whole)["annotations"]
+    assert found == shown(tmp_path / "whole")
+    assert found["boxes"]["source"] > found["boxes"]["clean"] > max(found["boxes"]["variants"]) > 0
+    assert found["mask"] == {"source": 6, "clean": 3, "variants": found["mask"]["variants"]}
+    assert found["keypoints"]["clean"] == COUNT
+    build_cache(Wide(7), tmp_path / "grown", one, jobs=1)
+    build_cache(Wide(7), tmp_path / "grown", three, jobs=1)
+    assert describe(build_cache(Wide(), tmp_path / "grown", three, jobs=1))["annotations"] == found
+    build_cache(Wide(fails=True), tmp_path / "retried", three, jobs=1, on_error="skip")
+    assert describe(build_cache(Wide(), tmp_path / "retried", three, jobs=1, retry=True))["annotations"] == found
+
+
+def test_a_killed_build_counts_nothing_twice(tmp_path: Path, failing_rename: Any) -> None:
+    recipe = Recipe(size=20, max_boxes=5)
+    with pytest.raises(UnfinishedError):
+        build_cache(Wide(), tmp_path, recipe, jobs=1, time_limit=0)
+    for name, after in (("chunk-*.json", 2), ("shard-*.npz", 1), ("manifest.json", 0)):
+        with failing_rename(name, KeyboardInterrupt(), after), pytest.raises(KeyboardInterrupt):
+            build_cache(Wide(), tmp_path, recipe, jobs=1)
+    assert describe(build_cache(Wide(), tmp_path, recipe, jobs=1))["annotations"] == shown(tmp_path)
+
+
+def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (40, 20)).save(tmp_path / "images" / "a.png")
+    box = {"image_id": 1, "category_id": 1}
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 40, "height": 20}],
+        "annotations": [{**box, "bbox": [0, 0, 5, 5]}, {**box, "bbox": [15, 5, 9, 9]}],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    (tmp_path / "boxes.json").write_text(json.dumps(content))
+    words = ["warmup", str(tmp_path / "images"), str(tmp_path / "cache"), "--size", "20", "--jobs", "1"]
+    assert main([*words, "--boxes", str(tmp_path / "boxes.json")]) == 0
+    line = "2 in the source, 1 of them out of view in the clean images"
+    assert f"  boxes: {line}\n" in capsys.readouterr().out
+    manifest = Manifest.load(tmp_path / "cache")
+    assert f"boxes        {line}" in describe_lines(manifest)
+    assert main(["inspect", str(tmp_path / "cache"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["annotations"] == {"boxes": {"source": 2, "clean": 1, "variants": []}}
+
+
+@pytest.mark.parametrize("saved", [7, {"boxes": 7}, {"boxes": {"source": "x", "0": -1}}, {"boxes": {"1": True}}])
+def test_counts_that_are_none_are_not_shown(saved: Any, tmp_path: Path) -> None:
+    manifest = build_cache(Wide(2), tmp_path, Recipe(size=20, max_boxes=5), jobs=1)
+    content = {**json.loads(manifest.to_json()), "source": {**manifest.source, "annotations": saved}}
+    assert not any("view" in line for line in describe_lines(Manifest.from_json(json.dumps(content))))
