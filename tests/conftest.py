@@ -10,6 +10,8 @@ from pathlib import Path
 # Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
 # of OpenMP that wait for each other in a loop slow everything down where processes outnumber the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# XLA's programs here run for a moment, and making them fast would take longer: torch_xla and JAX both read this.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import hypothesis
 import numpy as np

@@ -119,7 +119,7 @@ def run_command(kind: str, moment: int, run: Path, words: list[str]) -> None:
     os.fsync = lambda descriptor: (count("writes"), fsync(descriptor))
     device.open_device = open_counting
     interrupt.StopRequest.__init__.__defaults__ = (None, lambda: monotonic() + 1e6 * hours_later)
-    loop.ceiling = lambda execute, device, images: 1.0  # it measures a rate by hundreds of executions
+    loop.ceiling = lambda execute, device, images, seconds=0: 1.0  # it measures a rate by hundreds of executions
     status = main_of_cli(words)
     Path(f"{run}.count").write_text(f"{counts['batches']} {counts['writes']}")
     sys.exit(status)

@@ -19,7 +19,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
     """Start Python with these arguments on so many simulated CPU devices."""
 
     def run(*arguments: object, devices: int = 1) -> subprocess.Popen[str]:
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         words = [sys.executable, *map(str, arguments)]
         return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

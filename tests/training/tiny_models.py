@@ -3,16 +3,21 @@
 from torch import nn
 
 
-def tiny(classes: int) -> nn.Module:
+def tiny(classes: int, channels: int = 3) -> nn.Module:
     """A network with everything that differs between backends when it is wrong: a convolution, BatchNorm, a mean."""
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, 1, 1),
+        nn.Conv2d(channels, 4, 3, 1, 1),
         nn.BatchNorm2d(4),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(4, classes),
     )
+
+
+def tiny_grey(classes: int) -> nn.Module:
+    """The same for images of one channel."""
+    return tiny(classes, channels=1)
 
 
 def no_model(classes: int) -> str:

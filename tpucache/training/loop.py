@@ -161,7 +161,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         pace = meter.pace()
         if pace.steps and options.replay and not run.stop.is_due:
             with account.part("replay"):
-                pace = pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images))
+                pace = _with_ceiling(run, pace, execution, images)
         account.begin("checkpoints")
         run.writer.flush()
         account.begin("report")
@@ -219,6 +219,12 @@ def _save(run: _Run) -> None:
         run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
         seconds, wall = run.account.seconds(), run.account.wall_seconds()
         run.writer.submit(lambda: write_account(run.folder, seconds, wall))
+
+
+def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> Pace:
+    """Return the pace with the rate of a replay, which takes no longer than the steps that it is compared with."""
+    seconds = pace.steps * pace.step_seconds
+    return pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), run.learner.device, images, seconds))
 
 
 def _replay(run: _Run, execution: Execution) -> None:

@@ -67,6 +67,12 @@ def test_all_three_figures_tell_the_share_that_a_slow_loader_costs(world, share)
     assert (pace.waited, pace.device_idle, pace.ceiling_idle) == pytest.approx((share,) * 3)
 
 
+@pytest.mark.parametrize(("seconds", "taken"), [(0.0, 1.25), (1.5, 1.5), (60.0, 2.0)])
+def test_a_replay_takes_as_long_as_it_is_told_and_two_seconds_at_most(world, seconds, taken):
+    assert ceiling(world.execute, world, BATCH, seconds) == pytest.approx(BATCH / STEP)
+    assert world.executed - STEP == taken  # five steps at least
+
+
 def test_what_is_paused_does_not_count(world):
     meter = PaceMeter(world, world)
     for _ in range(STEPS):

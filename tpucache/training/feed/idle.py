@@ -148,12 +148,15 @@ class PaceMeter:
         return time.perf_counter(), self._feeder.waited_seconds, counters.execute_seconds, counters.received_bytes
 
 
-def ceiling(execute: Callable[[], None], device: Device, images: int) -> float:
-    """Return the rate, in images a second, of repeating an execution of this many images without waiting for data."""
+def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = _REPLAY_SECONDS) -> float:
+    """Return the rate, in images a second, of repeating an execution of this many images without waiting for data.
+
+    It is repeated for so many `seconds`, but for 2 at most.
+    """
     execute()
     device.wait()
     began, done = time.perf_counter(), 0
-    while done < _REPLAYS or time.perf_counter() - began < _REPLAY_SECONDS:
+    while done < _REPLAYS or time.perf_counter() - began < min(seconds, _REPLAY_SECONDS):
         execute()
         done += 1
         if not done % _REPLAYS:
