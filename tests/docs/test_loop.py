@@ -12,15 +12,15 @@ import pytest
 import torch
 
 PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
-EAGER = 'open_device("eager")'
+PLAIN = 'open_device("torch")'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [EAGER, pytest.param('open_device("xla")', marks=pytest.mark.xla)])
+@pytest.mark.parametrize("device", [PLAIN, pytest.param('open_device("xla")', marks=pytest.mark.xla)])
 def test_the_loop_of_the_page_trains(cache, tmp_path, device):
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert EAGER in code
-    (tmp_path / "loop.py").write_text(code.replace(EAGER, device))
+    assert PLAIN in code
+    (tmp_path / "loop.py").write_text(code.replace(PLAIN, device))
     (tmp_path / "cache").mkdir()
     for name in ("train", "valid"):
         (tmp_path / "cache" / name).symlink_to(cache)

@@ -113,10 +113,11 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add --backend and --cores."""
-    from tpucache.training.device import BACKENDS, BACKENDS_HELP
+    """Add --backend, --device and --cores."""
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_name
 
-    command.add_argument("--backend", choices=BACKENDS, default="xla", help=BACKENDS_HELP)
+    command.add_argument("--backend", type=backend_name, choices=BACKENDS, default="xla", help=BACKENDS_HELP)
+    command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
     command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
 
 

@@ -21,19 +21,17 @@ from typing import Final
 from tpucache import version
 from tpucache.errors import DependencyError
 from tpucache.store.files.atomic import write_atomically
-from tpucache.training.device import BACKENDS
 from tpucache.training.settings import TASKS
 
 _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what describes that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
-# Modules that users import and tpucache itself does not, or only by a name that it makes, such as backends.
+# Modules that users import and tpucache itself does not, or only by a name that it makes.
 _ROOTS: Final = (
     "tpucache",
     "tpucache.__main__",
     "tpucache.jax",
-    *(f"tpucache.training.device.{name}" for name in BACKENDS),
     *(f"tpucache.training.learn.tasks.{name}" for name in TASKS),
 )
 

@@ -16,7 +16,7 @@ from tpucache.loading.find import locate
 from tpucache.loading.samples.split import stratified_split
 from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
-from tpucache.training.device import Device, open_device
+from tpucache.training.device import DEVICES, Device, open_device
 from tpucache.training.learn.learner import Custom
 from tpucache.training.learn.models import model_for
 from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
@@ -47,7 +47,7 @@ def train(
     settings: TrainSettings | None = None,
     *,
     run: str | Path | None = None,
-    device: Device | str = "eager",
+    device: Device | str = "torch",
     optimizer: OptimizerMaker | str | None = None,
     options: RunOptions | None = None,
 ) -> TrainResult:
@@ -56,6 +56,7 @@ def train(
     `model` is a module, a callable that returns one with N outputs, or a name as `TrainSettings.model` has it. `valid`
     is a dataset or a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim` or a
     callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
+    `device` is an opened one, or the name of a backend or of a device, as `open_device` takes them.
     `run` is the folder that the run writes to; without it nothing is kept but the result. In a notebook the curves are
     shown while it trains, where matplotlib is installed. A run that is resumed has to
     be given the same model and optimizer.
@@ -77,7 +78,7 @@ def train(
     maker = torch_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     if isinstance(maker, str):
         settings, maker = replace(settings, optimizer=cast("OptimizerName", maker)), None
-    device = open_device(device) if isinstance(device, str) else device
+    device = _open_device(device) if isinstance(device, str) else device
     options = options or RunOptions()
     options = replace(options, watchers=[*options.watchers, *notebook_watchers()])
     with tempfile.TemporaryDirectory() as folder:
@@ -89,6 +90,10 @@ def train(
     best = model_for(train_set, settings.model, outputs, build).to("cpu")
     best.load_state_dict(weights)
     return TrainResult(best.eval(), report.epochs, report)
+
+
+def _open_device(name: str) -> Device:
+    return open_device("torch", device=name) if name in DEVICES else open_device(name)
 
 
 def _open_training(data: Data) -> CachedDataset:

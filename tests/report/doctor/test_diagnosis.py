@@ -72,7 +72,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
         (facts(without("torch_xla"), xla=None), "torch_xla is not installed", r"tpucache\[xla\]"),
         (facts(without("libtpu")), "libtpu is not installed", r"torch_xla\[tpu\]==2.9.0"),
         (facts(without(torch="2.13.0")), "torch 2.13.0 and torch_xla 2.9.0 do not fit", r"torch==2\.9\.\*"),
-        (facts(xla=Xla("", 0, 3.0, "in use by process 7")), "in use by process 7", "--backend eager"),
+        (facts(xla=Xla("", 0, 3.0, "in use by process 7")), "in use by process 7", "--backend torch"),
         (facts(xla=Xla("CPU", 1, 3.0)), "there is a TPU, but XLA runs on CPU", "libtpu"),
         (facts(cores=Cores(96, 96, 3.5)), "4 of the 96 cores", "OMP_NUM_THREADS=4"),
         (facts(cores=Cores(96, 8, None)), "8 of the 96 cores", "OMP_NUM_THREADS=8"),

@@ -65,7 +65,7 @@ def _xla(facts: Facts) -> Iterator[Advice]:
     if facts.xla.error:
         yield Advice(
             f"XLA does not start: {facts.xla.error}",
-            "end other processes and notebooks that hold the TPU, or train with --backend eager",
+            "end other processes and notebooks that hold the TPU, or train with --backend torch",
         )
     elif facts.tpu is not None and facts.xla.device != "TPU":
         yield Advice(

@@ -118,6 +118,7 @@ def _pace(run: RunFiles) -> str:
     ceiling, idle = pace.get("ceiling_images_per_second"), pace.get("ceiling_idle")
     pairs = [
         ("backend", f"{escape(report.get('backend', ''))}, cores: {report.get('cores', 1)}"),
+        *([("device", escape(report["device"]))] if report.get("device") else []),
         ("rate", f"{pace['images_per_second']:,.0f} {unit}/s"),
         ("step", f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}"),
         ("waited for data", f"{pace['waited']:.1%}"),

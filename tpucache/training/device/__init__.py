@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.training.device.base import Counters, Device
 
 if TYPE_CHECKING:
-    from tpucache.training.device.eager import EagerDevice
+    from tpucache.training.device.cpu import CpuDevice
+    from tpucache.training.device.cpu import CpuDevice as EagerDevice
 
-__all__ = ["BACKENDS", "Counters", "Device", "EagerDevice", "open_device"]
+__all__ = ["BACKENDS", "DEVICES", "Counters", "CpuDevice", "Device", "EagerDevice", "backend_name", "open_device"]
 
-#: The module, the class and the description of each backend. A class takes a number of cores, and raises UsageError for
-#: another one.
-_BACKENDS: Final = {
-    "xla": ("xla", "XlaDevice", "PyTorch/XLA"),
-    "eager": ("eager", "EagerDevice", "plain PyTorch on the processor"),
-}
-BACKENDS: Final = tuple(_BACKENDS)
-BACKENDS_HELP: Final = "; ".join(f"{name}: {text}" for name, (_, _, text) in _BACKENDS.items())
+_HELP: Final = {"xla": "PyTorch/XLA", "torch": "plain PyTorch"}
+BACKENDS: Final = tuple(_HELP)
+BACKENDS_HELP: Final = "; ".join(f"{name}: {text}" for name, text in _HELP.items())
+_EARLIER_NAMES: Final = {"eager": "torch"}
+
+#: What the backend torch runs on; auto is the fastest of these that is there.
+DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
 
 
-def open_device(backend: str, cores: int = 1) -> Device:
+def backend_name(name: str) -> str:
+    """Return a backend's name, given it or the one that earlier versions had for it."""
+    return _EARLIER_NAMES.get(name, name)
+
+
+def open_device(backend: str, cores: int = 1, device: str = "auto") -> Device:
     """Return the device of one of BACKENDS; on xla, `cores` is 1 or all that the machine has.
 
-    Raises UsageError for another backend or number, DependencyError without torch_xla.
+    `device` is one of DEVICES, for the backend torch. Raises UsageError for another backend, number of cores, or device
+    than there is, DependencyError without torch_xla.
     """
-    if backend not in _BACKENDS:
+    if backend_name(backend) not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
-    module, kind, _ = _BACKENDS[backend]
-    device: Device = getattr(importlib.import_module(f"{__name__}.{module}"), kind)(cores)
-    return device
+    if backend == "xla":
+        if device != "auto":
+            raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
+        from tpucache.training.device.xla import XlaDevice
+
+        return XlaDevice(cores)
+    from tpucache.training.device.cpu import CpuDevice
+    from tpucache.training.device.find import choose_device
+
+    if cores != 1:
+        raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla")
+    choose_device(device)
+    return CpuDevice()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "EagerDevice":
-        return importlib.import_module(f"{__name__}.eager").EagerDevice
+    if name in ("CpuDevice", "EagerDevice"):  # the second is its earlier name
+        from tpucache.training.device.cpu import CpuDevice
+
+        return CpuDevice
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ try:
     import torch_xla.runtime as xr
 except ImportError as error:
     raise DependencyError(
-        f"torch_xla cannot be imported: {error}. `pip install 'tpucache[xla]'`, or use --backend eager"
+        f"torch_xla cannot be imported: {error}. `pip install 'tpucache[xla]'`, or use --backend torch"
     ) from error
 
 
@@ -59,7 +59,7 @@ class XlaDevice:
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
                     "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
-                    "eager, which is faster there; `python -m tpucache doctor` says what this machine has"
+                    "torch, which is faster there; `python -m tpucache doctor` says what this machine has"
                 )
             if cores != 1:
                 xr.use_spmd()
@@ -162,7 +162,7 @@ def _explained_errors() -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         raise UsageError(
             f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE')} has no device here: {error}. See what this machine has with "
-            "`python -m tpucache doctor`, set PJRT_DEVICE=CPU, or use --backend eager"
+            "`python -m tpucache doctor`, set PJRT_DEVICE=CPU, or use --backend torch"
         ) from error
 
 

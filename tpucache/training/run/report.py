@@ -32,7 +32,8 @@ class TrainReport:
 
     The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
     `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
-    `unit` is what the rates count: images, or samples where there are no images.
+    `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
+    such as cpu or cuda; "" is not known.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -58,6 +59,7 @@ class TrainReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
     wall_seconds: float = 0.0
     unit: str = "images"
+    device: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -77,7 +79,7 @@ class TrainReport:
             *(_epoch_line(row) for row in self.epochs),
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
-            f"backend    {self.backend}, {self.cores} core{'s' * (self.cores > 1)}",
+            f"backend    {describe_device(self.backend, self.device, self.cores)}",
             f"rate       {pace.images_per_second:,.0f} {self.unit}/s",
             f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
             f"waited     {pace.waited:.1%} of that time for data",
@@ -108,6 +110,12 @@ class TrainReport:
         return f"dropped    {self.dropped_samples:,} of {self.samples:,} samples an epoch, others every time: {text}"
 
 
+def describe_device(backend: str, device: str, cores: int) -> str:
+    """Return what a run ran on, for people."""
+    name = backend if device in ("", backend) else f"{backend} on {device}"
+    return f"{name}, {cores} core{'s' * (cores > 1)}"
+
+
 def make_report(
     learner: Learner, train_set: CachedDataset, plan: StepPlan, state: RunState, pace: Pace, account: Account
 ) -> TrainReport:
@@ -132,6 +140,7 @@ def make_report(
         seconds=account.seconds(),
         wall_seconds=account.wall_seconds(),
         unit="images" if IMAGE in train_set.names else "samples",
+        device=device.torch_device.type,
         dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
     )
 

@@ -1,4 +1,4 @@
-"""Plain torch on the CPU: what the other backends are checked against."""
+"""Plain torch on the CPU: what the other devices are checked against."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tpucache.errors import UsageError
 from tpucache.training.device.base import Counters
 
 
-class EagerDevice:
+class CpuDevice:
     """The host's processor; every operation has run when its call returns."""
 
-    name = "eager"
+    name = "torch"
     cores = 1
 
-    def __init__(self, cores: int = 1) -> None:
-        """Take 1 core. Raises UsageError for another number."""
-        if cores != 1:
-            raise UsageError(f"the eager backend runs on 1 core, not {cores}: use --backend xla")
+    def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._received_bytes = 0
         self._began: float | None = None

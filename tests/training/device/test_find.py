@@ -1,0 +1,110 @@
+"""Which device a name stands for, and that earlier names and files still mean what they meant."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tpucache import UsageError
+from tpucache.cli import main
+from tpucache.training.device import DEVICES, CpuDevice, EagerDevice, open_device
+from tpucache.training.device.find import choose_device, find_devices
+from tpucache.training.fitting import train
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings
+
+EARLIER = Path(__file__).parents[2] / "earlier" / "data"
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Have torch find the devices that a test says, None for a torch without `torch.accelerator`."""
+
+    def have(*kinds, accelerator=True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in kinds)
+        found = SimpleNamespace(
+            is_available=lambda: bool(kinds), current_accelerator=lambda: SimpleNamespace(type=kinds[0])
+        )
+        monkeypatch.setattr(torch, "accelerator", found if accelerator else None, raising=False)
+
+    return have
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"), [((), "cpu"), (("cuda",), "cuda"), (("tpu",), "tpu"), (("mps",), "cpu")]
+)
+def test_auto_is_the_fastest_device_that_is_there(here, kinds, expected):
+    here(*kinds)
+    assert choose_device("auto") == expected
+    assert choose_device("cpu") == "cpu"
+
+
+def test_a_torch_without_accelerators_has_cuda_and_the_cpu(here):
+    here("cuda", accelerator=False)
+    assert find_devices() == ["cuda", "cpu"]
+
+
+@pytest.mark.parametrize("name", ["cuda", "tpu"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(here, name):
+    here()
+    with pytest.raises(UsageError, match=rf"no device '{name}' here: torch .* finds cpu\. Use"):
+        open_device("torch", device=name)
+    here("cuda" if name == "tpu" else "tpu")
+    with pytest.raises(UsageError, match=r"finds (cuda|tpu) and cpu"):
+        open_device("torch", device=name)
+
+
+def test_the_earlier_name_is_the_same_backend():
+    assert EagerDevice is CpuDevice
+    assert type(open_device("eager", device="cpu")) is type(open_device("torch", device="cpu")) is CpuDevice
+
+
+@pytest.mark.parametrize(
+    ("backend", "cores", "device", "message"),
+    [
+        ("xla", 1, "cpu", "PJRT_DEVICE"),
+        ("torch", 8, "cpu", "the torch backend runs on 1 core"),
+        ("torch", 1, "gpu", "there is no device 'gpu'"),
+        ("plain", 1, "auto", "use xla or torch"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(backend, cores, device, message):
+    with pytest.raises(UsageError, match=message):
+        open_device(backend, cores, device)
+
+
+def test_a_run_that_the_earlier_name_began_is_resumed_and_predicted_by_this_one(tmp_path, capsys):
+    run = Path(shutil.copytree(EARLIER / "stopped", tmp_path / "run"))
+    options = "--valid 0.25 --model tiny_models:tiny --epochs 2 --batch-size 4 --lr 0.05 --flip --ema 0.9 --resume"
+    words = ["train", EARLIER / "cache", "--run", run, *options.split(), "--json"]
+    assert main([*map(str, words), "--backend", "torch", "--device", "cpu"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    expected = json.loads((EARLIER / "expected.json").read_text())["losses"]
+    assert report["losses"] == pytest.approx(expected, abs=1e-5)
+    assert (report["backend"], report["device"], report["cores"]) == ("torch", "cpu", 1)
+    assert main([*map(str, words), "--backend", "eager"]) == 0
+    assert json.loads(capsys.readouterr().out) == report
+    words = ["predict", run, EARLIER / "cache", "-o", tmp_path / "out.csv", "--backend", "torch"]
+    assert main([*map(str, words)]) == 0
+
+
+def test_a_run_that_did_not_begin_is_reported_under_the_backends_name(tmp_path, capsys):
+    words = ["train", EARLIER / "cache", "--run", tmp_path / "run", "--backend", "eager", "--time-limit", "0s"]
+    assert main([*map(str, words), "--model", "tiny_models:tiny", "--batch-size", "4"]) == 3
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["backend"] == "torch"
+
+
+def test_training_from_python_takes_the_name_of_a_device(here):
+    here()
+    assert "cuda" in DEVICES
+    settings, quick = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=4), RunOptions(replay=False)
+    assert (
+        train("tiny_models:tiny", EARLIER / "cache", None, settings, device="cpu", options=quick).report.device == "cpu"
+    )
+    with pytest.raises(UsageError, match="no device 'cuda'"):
+        train("tiny_models:tiny", EARLIER / "cache", None, settings, device="cuda", options=quick)
