@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tpucache.cli import main
 from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -19,6 +22,7 @@ from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.running.scheduler import BuildProgress
+from tpucache.warmup.sources.base import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +167,42 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(
     with pytest.raises(SourceError, match="lacks 1 of the samples"):
         build_cache(source, cache, recipe, jobs=1)
     assert digests(cache) == before
+
+
+def test_another_source_of_the_same_names_and_sizes_is_refused(
+    tmp_path: Path, digests: Digests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, recipe = tmp_path / "cache", Recipe(size=8)
+    for folder in ("source", "other"):
+        (tmp_path / folder).mkdir()
+        for number in range(30):
+            image = Image.new("RGB", (20, 20), (number, 60, 200 if folder == "other" else 100))
+            image.save(tmp_path / folder / f"{number}.bmp")
+    first = build_cache(tmp_path / "source", cache, recipe, jobs=1)
+    before = digests(cache)
+    (tmp_path / "source").rename(tmp_path / "moved")  # where a source lies does not matter
+    os.utime(tmp_path / "moved" / "0.bmp", (1, 1))
+    assert build_cache(tmp_path / "moved", cache, recipe, jobs=1) == first
+    assert main(["warmup", str(tmp_path / "other"), str(cache), "--size", "8", "--jobs", "1"]) == 1
+    assert "'0.bmp' has another content than when" in capsys.readouterr().err.splitlines()[-1]
+    assert digests(cache) == before
+
+
+def test_few_samples_of_a_finished_cache_are_read(tmp_path: Path) -> None:
+    read = list[int]()
+
+    class Counting:
+        def list(self) -> Listing:
+            return Listing([Sample(number, str(number)) for number in range(500)])
+
+        def load(self, sample: Sample) -> Item:
+            read.append(sample.number)
+            return Item({"image": np.full((8, 8), sample.number % 251, np.uint8)})
+
+    build_cache(Counting(), tmp_path, Recipe(size=8), jobs=1)
+    read.clear()
+    build_cache(Counting(), tmp_path, Recipe(size=8), jobs=1)
+    assert len(set(read)) < 20
 
 
 @pytest.mark.parametrize("file", ["shard-*.npz", "index-1.npy", "manifest.json"])

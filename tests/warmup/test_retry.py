@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -26,6 +27,8 @@ from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.warmup import TableOptions, TableSource, relabel_cache
 from tpucache.warmup.planning import blocks
+from tpucache.warmup.records import presize
+from tpucache.warmup.records.encode import SampleEncoder
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +123,60 @@ def test_samples_that_fail_again_leave_all_files_but_the_manifest_as_they_are(
     assert manifest.skipped[1] != first.skipped[1]
     assert manifest.skipped[2:] == first.skipped[2:]
     assert contents(digests(cache)) == contents(before)
+
+
+def test_only_samples_that_changed_are_tried_again(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    tried, real = list[str](), SampleEncoder.encode
+    monkeypatch.setattr(
+        SampleEncoder, "encode", lambda self, s, variants: tried.append(s.path) or real(self, s, variants)
+    )
+
+    def retried(**options: Any) -> set[str]:
+        tried.clear()
+        data.build(tmp_path / "cache", **options)
+        return {path for path in tried if path in {f"{number}.png" for number in BAD}}
+
+    data.write(7, content=b"no imagE")  # of the same size
+    (data.root / "8.png").unlink()
+    command = ["warmup", str(data.table), str(tmp_path / "cache"), "--size", "8", "--variants", "1", "--retry"]
+    command += ["--augment", data.recipe.augment, "--label-col", "label", "--fold-col", "fold", "--dry-run"]
+    assert main([*command, "--sheet", str(tmp_path / "sheet.png")]) == 0
+    text = capsys.readouterr().out
+    assert "retry     2 of 5 skipped samples" in text
+    assert "2 samples, 2 cannot be used" in text
+    assert retried(retry=True) == {"7.png", "8.png"}
+    assert "3 of 5 skipped samples are as they were and are not tried again: --retry-all" in caplog.text
+    assert retried(retry=True) == {"8.png"}  # what cannot be read may be readable now
+    assert retried(retry_all=True) == {f"{number}.png" for number in BAD}
+    assert retried() == set()
+    data.recipe = dataclasses.replace(data.recipe, max_pixels=10_000)
+    assert len(retried(retry=True)) == len(BAD)
+    data.recipe = dataclasses.replace(data.recipe, max_pixels=None)
+    monkeypatch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
+    assert len(retried(retry=True)) == len(BAD)
+
+
+def test_labels_that_were_wrong_are_read_again(data: Data, tmp_path: Path, digests: Digests) -> None:
+    data.write(*BAD)
+    lines = data.table.read_text().splitlines()
+    data.table.write_text("\n".join(line.replace("5.png,z", "5.png,") for line in lines) + "\n")
+    assert [skip.path for skip in data.build(tmp_path / "other").skipped] == ["5.png"]
+    data.table.write_text("\n".join(lines) + "\n")
+    data.build(tmp_path / "other", retry=True)
+    assert contents(digests(tmp_path / "other")) == contents(digests(tmp_path / "sound"))
+
+
+def test_a_retry_that_was_killed_tries_what_was_repaired_since(
+    data: Data, tmp_path: Path, digests: Digests, failing_rename: Any
+) -> None:
+    data.write(4, 7)
+    with failing_rename("manifest.json", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        data.build(tmp_path / "cache", retry=True)
+    data.write(*BAD)
+    data.build(tmp_path / "cache", retry=True)
+    assert contents(digests(tmp_path / "cache")) == contents(digests(tmp_path / "sound"))
 
 
 def test_a_disk_without_links_gets_copies(

@@ -30,7 +30,18 @@ def run_dry(
     """Print what the warmup of a source would do, and write a contact sheet; no cache is made."""
     from tpucache.warmup.trial import dry_run
 
-    found = dry_run(source, options.cache, recipe, jobs=options.jobs, labels=labels, classes=classes)
+    found = dry_run(
+        source,
+        options.cache,
+        recipe,
+        jobs=options.jobs,
+        labels=labels,
+        classes=classes,
+        retry=options.retry,
+        retry_all=options.retry_all,
+        pad=options.pad,
+        truncate=options.truncate,
+    )
     sheet = _write_sheet(found, options.sheet, str(options.source))
     report = {**found.to_dict(), "sheet": None if sheet is None else str(sheet)}
     show(options, report, _lines(found, sheet))
@@ -45,6 +56,8 @@ def _lines(found: DryRun, sheet: Path | None) -> list[str]:
         f"samples   {found.samples:,}: {_counts(found.files)}",
         f"labels    {describe_labels(found.labels, found.classes, found.class_counts)}",
     ]
+    if found.retry:
+        lines.append(f"retry     {found.retry['tried_again']:,} of {found.retry['skipped']:,} skipped samples")
     if found.left_out:
         lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
     lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")

@@ -72,6 +72,7 @@ def warmup(options: argparse.Namespace) -> int:
             recipe,
             on_error=options.on_error,
             retry=options.retry,
+            retry_all=options.retry_all,
             time_limit=options.time_limit,
             target=options.target,
             labels=labels,

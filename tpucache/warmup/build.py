@@ -18,6 +18,7 @@ from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.options import BuildOptions, LabelKind, OnError, Target
 from tpucache.warmup.planning.estimate import Estimate, estimate
 from tpucache.warmup.planning.limits import check_kaggle_bytes, check_kaggle_files, check_room, kaggle_blocks
+from tpucache.warmup.planning.listing_check import compared_numbers
 from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.planning.retrying import grown_bytes
 from tpucache.warmup.records.encode import SampleEncoder
@@ -57,6 +58,7 @@ def build_cache(
     jobs: int | None = None,
     on_error: OnError = BuildOptions.on_error,
     retry: bool = BuildOptions.retry,
+    retry_all: bool = BuildOptions.retry_all,
     time_limit: float | None = BuildOptions.time_limit,
     target: Target = BuildOptions.target,
     labels: LabelKind = BuildOptions.labels,
@@ -72,7 +74,8 @@ def build_cache(
     The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
     killed. A finished cache of the same source and recipe is returned as it is; more samples or more variants are
     added to it, and no finished shard is built again. With `retry`, the samples that a finished cache skipped are tried
-    again: they keep their numbers, and those that fail again stay skipped. `time_limit` is in seconds. `target`
+    again where their content, the libraries or `max_pixels` changed since, and with `retry_all` in any case: they keep
+    their numbers, and those that fail again stay skipped. `time_limit` is in seconds. `target`
     "kaggle" keeps within what Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes.
     `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them. `pad`
     and `truncate` give sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs`
@@ -105,7 +108,7 @@ def build_cache(
             if existing is None:
                 plan = plan_build(source, listing, recipe, labels)
             else:
-                plan = plan_addition(source, listing, recipe, existing, labels, retry)
+                plan = plan_addition(source, listing, recipe, existing, labels, retry, retry_all)
         work = cache / WORK_NAME
         is_growing = bool(plan.blocks) and not plan.is_retry
         if existing is not None and not is_growing and work.exists() and not is_adding_to(work, existing.manifest):
@@ -117,7 +120,8 @@ def build_cache(
         rule = plan.label_rule
         encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
         skip = plan.is_retry or on_error == "skip"
-        context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline)
+        compared = compared_numbers(plan.listing)
+        context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
         manifest = _Build(plan, context, executor, target, report, announce).run()
         _clean_up(cache, manifest)
         return manifest

@@ -26,7 +26,8 @@ class BuildOptions:
     time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
     target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
     on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
-    retry: bool = option(False, "try the skipped samples of a finished cache again")
+    retry: bool = option(False, "try the skipped samples of a finished cache again, if their source has changed")
+    retry_all: bool = option(False, "try all skipped samples of a finished cache again")
     classes: str | Path | None = option(
         None,
         "the classes in their order: a text file with one name on each line, or a cache that has them",

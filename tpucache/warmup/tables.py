@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLE
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.warmup.merge import merge_shards
+from tpucache.warmup.planning.listing_check import content_digests
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
 from tpucache.warmup.planning.plan import Plan
 from tpucache.warmup.records.moments import FLOAT_BITS
@@ -44,8 +45,9 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
     kept = set(new.numbers)
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
+    digests = _digests(new, before, {skip.number for skip in skipped})
     if plan.is_retry and before and not kept:
-        return _save(cache, dataclasses.replace(before, skipped=skipped))
+        return _save(cache, dataclasses.replace(before, skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
@@ -72,7 +74,11 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
         statistics=_statistics(new, before, plan.fields, len(numbers), counts),
         fingerprint=cache_fingerprint(fingerprint(plan.full_recipe), entries),
         recipe=plan.full_recipe,
-        source=_source(plan, columns.get(LABEL), bool(classes), _annotations(new, shards, before)),
+        source={
+            **_source(plan, columns.get(LABEL), bool(classes)),
+            "annotations": _annotations(new, shards, before),
+            "digests": digests,
+        },
         created_by=versions(),
     )
     return _save(cache, manifest)
@@ -91,16 +97,23 @@ def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
     }
 
 
-def _source(plan: Plan, labels: Any, has_classes: bool, annotations: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the manifest says of the source: its samples, files left out, what its labels were read as, and how
-    many annotations there are."""
+def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
+    """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
     kept = {name: before[name] for name in ("relabelled",) if name in before}
     read = label_facts(plan.labels, labels, has_classes, plan.unused_labels)
-    counted = {"annotations": annotations} if annotations else {}
-    return {**plan.source, **left_out, **asked, **kept, **counted, "labels": read}
+    return {**plan.source, **left_out, **asked, **kept, "labels": read}
+
+
+def _digests(new: ChunkInfo, before: Manifest | None, skipped: Collection[int]) -> dict[str, str]:
+    """Return the hashes of content, by number: of skipped samples, and of a few others by their fields alone."""
+    found = {int(number): digest for number, digest in new.digests.items()}
+    if before is not None:
+        old = {skip.number for skip in before.skipped}.difference(skipped)  # these are kept now
+        found = {**{at: each for at, each in content_digests(before).items() if at not in old}, **found}
+    return {str(number): found[number] for number in sorted(found) if found[number]}
 
 
 def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:

@@ -21,7 +21,7 @@ from tpucache.warmup.planning.estimate import Estimate, Remaining, Trials, estim
 from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.decoding.picture import open_picture
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.sources import label_source, open_source
+from tpucache.warmup.sources import label_source, open_source, pad_source
 from tpucache.warmup.sources.base import Label, Sample, Source
 from tpucache.warmup.sources.folder import NO_SUFFIX
 from tpucache.warmup.sources.labelled import class_names
@@ -53,7 +53,8 @@ class DryRun:
     `files` counts the samples, and `left_out` the other files, by their names' suffix. `tried` are a few samples,
     spread over the source; `sizes` are their (width, height) and `kinds` counts what they are stored as. `labels` is as
     in a manifest, with `classes` and the samples of each class; where the samples themselves state their labels, only
-    those that were tried count. The estimate is of the clean variant and of all others.
+    those that were tried count. The estimate is of the clean variant and of all others. `retry` has how many samples of
+    a finished cache are skipped and how many of them would be tried again; nothing unless that is asked for.
     """
 
     samples: int
@@ -67,6 +68,7 @@ class DryRun:
     class_counts: tuple[int, ...]
     estimate: Estimate
     jobs: int
+    retry: Mapping[str, int]
 
     @property
     def failed(self) -> list[Tried]:
@@ -97,6 +99,7 @@ class DryRun:
             "free_bytes": self.estimate.free,
             "process_seconds": self.estimate.process_seconds,
             "seconds": self.seconds,
+            **({"retry": dict(self.retry)} if self.retry else {}),
         }
 
     def size_range(self) -> dict[str, tuple[int, int]]:
@@ -119,6 +122,10 @@ def dry_run(
     jobs: int | None = None,
     labels: LabelKind = BuildOptions.labels,
     classes: str | Path | Sequence[str] | None = BuildOptions.classes,
+    retry: bool = BuildOptions.retry,
+    retry_all: bool = BuildOptions.retry_all,
+    pad: int | None = BuildOptions.pad,
+    truncate: bool = BuildOptions.truncate,
 ) -> DryRun:
     """Return what `build_cache` would do with the same arguments. No folder is made and nothing is written.
 
@@ -128,7 +135,7 @@ def dry_run(
     if isinstance(source, (str, Path)):
         check_source(source, cache)
         source = open_source(source)
-    source = label_source(source, labels, class_names(classes))
+    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes))
     listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source!r} has no samples")
@@ -136,9 +143,11 @@ def dry_run(
     if existing is None:
         plan = plan_build(source, listing, recipe, labels)
     else:
-        plan = plan_addition(source, listing, recipe, existing, labels)
+        plan = plan_addition(source, listing, recipe, existing, labels, retry, retry_all)
+    skipped = len(plan.existing.manifest.skipped) if plan.existing else 0
     look = _Look(recipe, every=max(1, min(_TRIED, len(listing.samples)) // _SHOWN))
-    encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, plan.label_rule)
+    rule = plan.label_rule
+    encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
     trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
     expected = estimate(encoder, _all_of(plan), _folder_above(cache), jobs, trials=trials)
     column, names, counts = _labels(plan, look.tried)
@@ -154,6 +163,7 @@ def dry_run(
         class_counts=counts,
         estimate=expected,
         jobs=jobs or os.cpu_count() or 1,
+        retry={"skipped": skipped, "tried_again": skipped - plan.unchanged} if retry or retry_all else {},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,11 +12,15 @@ import numpy as np
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.cache import Cache
+from tpucache.store.manifest import Manifest
 from tpucache.warmup.planning.numbering import OWN_COLUMNS
 from tpucache.warmup.sources.base import Item, Label, Listing, Source
 from tpucache.warmup.sources.cells import to_number
 
 _TRIED: Final = 8
+_LONGEST: Final = 20  # of the decimal digits of a number
+#: Seconds after which no other sample is read, as a finished cache is to be found finished at once.
+_SECONDS: Final = 0.5
 _ADVICE: Final = (
     "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
     "changes them), or another folder to build anew"
@@ -44,6 +49,47 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     gone = [name for name in table if name not in OWN_COLUMNS and name not in listing.columns]
     if gone and not (item is not None and item.columns):  # samples do not have any of their own
         raise SourceError(f"{folder} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
+
+
+def compared_numbers(listing: Listing) -> frozenset[int]:
+    """Return the numbers of a few samples, in equal distances: those by which another source is noticed."""
+    count = len(listing.samples)
+    return frozenset(number * count // _TRIED for number in range(min(count, _TRIED)))
+
+
+def content_digests(manifest: Manifest) -> dict[int, str]:
+    """Return the hashes of content that a cache keeps, by the number of a sample: of skipped ones and of a few others.
+
+    Nothing where the content of a sample is not known.
+    """
+    saved = manifest.source.get("digests")
+    pairs = saved.items() if isinstance(saved, dict) else ()
+    return {
+        int(number): digest
+        for number, digest in pairs
+        if isinstance(digest, str) and number.isdecimal() and len(number) < _LONGEST
+    }
+
+
+def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
+    """Raise SourceError when a few samples have another content than when a finished cache was made of them.
+
+    Samples that cannot be read do not count. The listing is numbered as in the cache.
+    """
+    skipped = {skip.number for skip in cache.manifest.skipped}
+    began = time.monotonic()
+    for number, digest in sorted(content_digests(cache.manifest).items()):
+        if number in skipped or number >= len(listing.samples):
+            continue
+        with contextlib.suppress(SampleError):
+            if source.load(listing.samples[number]).sha256() != digest:
+                raise SourceError(
+                    f"{listing.samples[number].path!r} has another content than when {cache.directory} was made of it, "
+                    "though its name and size are the same. Give the source that the cache was made of, or another "
+                    "folder to build anew"
+                )
+        if time.monotonic() - began > _SECONDS:
+            break
 
 
 def _first_item(source: Source, listing: Listing, numbers: Sequence[int]) -> tuple[int, Item | None]:

@@ -19,10 +19,10 @@ from tpucache.warmup.planning.asked import check_given_classes
 from tpucache.warmup.planning.augmentation import full_augmentation
 from tpucache.warmup.planning.blocks import Block, listing_sha256, missing_blocks, plan_blocks
 from tpucache.warmup.planning.labels import find_unused_labels, first_label, label_rule, saved_unused_labels
-from tpucache.warmup.planning.listing_check import check_listing
+from tpucache.warmup.planning.listing_check import check_contents, check_listing
 from tpucache.warmup.planning.numbering import number_samples, order_of
 from tpucache.warmup.planning.recipe_check import check_recipe
-from tpucache.warmup.planning.retrying import check_can_retry, retried_blocks
+from tpucache.warmup.planning.retrying import check_can_retry, retried_blocks, unchanged_samples
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.records.labels import LabelRule
@@ -41,7 +41,8 @@ class Plan:
     `augmentation` is in full, as JSON values. `listing` is numbered as in the cache, and `order` states where its
     samples are in the source's own listing. `labels` is what the user wants labels read as, `label_rule` what labels in
     the samples must be, `unused_labels` names what could have been labels. `existing` is the cache that is added to.
-    With `is_retry`, `blocks` are of its skipped samples, and have the numbers that its blocks will have.
+    With `is_retry`, `blocks` are of its skipped samples, and have the numbers that its blocks will have; `unchanged` is
+    how many are not tried again, because they are as they were.
     """
 
     recipe: Recipe
@@ -55,6 +56,7 @@ class Plan:
     unused_labels: Sequence[str]
     existing: Cache | None = None
     is_retry: bool = False
+    unchanged: int = 0
 
     @property
     def full_recipe(self) -> dict[str, Any]:
@@ -95,13 +97,15 @@ def plan_addition(
     cache: Cache,
     labels: LabelKind = BuildOptions.labels,
     retry: bool = BuildOptions.retry,
+    retry_all: bool = BuildOptions.retry_all,
 ) -> Plan:
     """Plan what a finished cache lacks of a recipe and a source, or to try again what it skipped.
 
     Raises RecipeError, SourceError, and UsageError for both at once.
     """
     manifest = cache.manifest
-    is_retry = retry and bool(manifest.skipped)
+    is_retry = (retry or retry_all) and bool(manifest.skipped)
+    unchanged: frozenset[int] = frozenset()
     # Before an augmentation of another size is tried on this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
     rule = label_rule(listing, first_label(cache))
@@ -115,7 +119,11 @@ def plan_addition(
     blocks = missing_blocks(cache, numbered, recipe)
     if is_retry:
         check_can_retry(cache, is_growing=bool(blocks))
-        blocks = retried_blocks(cache, numbered, recipe)
+        unchanged = frozenset() if retry_all else unchanged_samples(source, numbered, cache, recipe)
+        blocks = retried_blocks(cache, numbered, recipe, unchanged)
+        _warn_of_unchanged(cache, len(unchanged))
+    if not blocks:
+        check_contents(source, numbered, cache)
     if blocks and (other := version_differences(manifest.created_by)):
         _log.warning(
             "%s was made with other versions, and what is added may differ: %s", cache.directory, "; ".join(other)
@@ -132,6 +140,7 @@ def plan_addition(
         unused_labels=saved_unused_labels(manifest.source),
         existing=cache,
         is_retry=is_retry,
+        unchanged=len(unchanged),
     )
 
 
@@ -170,6 +179,15 @@ def _warn_of_white_masks(first: Item, recipe: Recipe) -> None:
         _log.warning(
             "the first mask holds 0 and 255 alone, and training ignores pixels of 255: --mask-values scale makes them "
             "0 and 1"
+        )
+
+
+def _warn_of_unchanged(cache: Cache, count: int) -> None:
+    if count:
+        _log.warning(
+            "%d of %d skipped samples are as they were and are not tried again: --retry-all tries them, too",
+            count,
+            len(cache.manifest.skipped),
         )
 
 

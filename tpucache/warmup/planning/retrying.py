@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SourceError, UsageError
+from tpucache.progress import Progress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.copying.lineage import earlier_tables
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.warmup.planning.blocks import Block, plan_blocks
-from tpucache.warmup.sources.base import Listing, Sample
+from tpucache.warmup.planning.listing_check import content_digests
+from tpucache.warmup.sources.base import Listing, Sample, Source, content_sha256
+from tpucache.warmup.versions import version_differences
 
 Numbers = npt.NDArray[np.int64]
 
@@ -45,15 +48,37 @@ def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
     return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
 
 
-def retried_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block]:
+def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Recipe) -> frozenset[int]:
+    """Return the numbers of the skipped samples that would fail again: those that are read as they were.
+
+    None where libraries or limits are others, nor where it is not known how a sample was read. The listing is numbered
+    as in the cache.
+    """
+    manifest = cache.manifest
+    if version_differences(manifest.created_by) or manifest.recipe.get("max_pixels") != recipe.max_pixels:
+        return frozenset()
+    digests = content_digests(manifest)
+    found = []
+    with Progress(len(manifest.skipped), "compare", "skipped samples", is_brief=True) as progress:
+        for skip in manifest.skipped:
+            sample = listing.samples[skip.number]
+            if skip.number in digests and content_sha256(source, sample) == digests[skip.number]:
+                found.append(skip.number)
+            progress.advance(1)
+    return frozenset(found)
+
+
+def retried_blocks(
+    cache: Cache, listing: Listing, recipe: Recipe, unchanged: frozenset[int] = frozenset()
+) -> list[Block]:
     """Return the skipped samples as blocks, each with the new number of the block of the cache that it belongs to.
 
-    The listing is numbered as in the cache.
+    Those that are `unchanged` are left out. The listing is numbered as in the cache.
     """
     manifest = cache.manifest
     entries = [entry for entry in manifest.shards if entry.variant == manifest.variants[0]]
     entries.sort(key=lambda entry: entry.block)
-    skipped = sorted(skip.number for skip in manifest.skipped)
+    skipped = sorted({skip.number for skip in manifest.skipped} - unchanged)
     places = _places(cache, entries, np.array(skipped, np.int64), listing, recipe)
     parts: dict[int, list[Sample]] = {}
     for number, place in zip(skipped, places.tolist(), strict=True):

@@ -15,6 +15,7 @@ class BuildContext:
 
     `work` is the work folder, `shards` the folder of finished shards, and `run` the name of the run that holds the work
     folder's lock. No task starts after `deadline`. `other_versions` names the versions that differ from the cache's.
+    Of the samples with the numbers `compared`, a hash is kept, by which another source is noticed.
     """
 
     encoder: SampleEncoder
@@ -24,3 +25,4 @@ class BuildContext:
     run: str
     deadline: Deadline = NEVER
     other_versions: tuple[str, ...] = ()
+    compared: frozenset[int] = frozenset()

@@ -141,8 +141,12 @@ class Scheduler:
         """Find what an earlier run left of a block."""
         context = self._context
         receipts = [load_receipt(context.shards, context.work, block.number, variant) for variant in block.variants]
-        # What an earlier run was allowed to skip, this one may have to fail at.
-        sealed = [shard for shard in receipts if shard and (context.skip_errors or not shard.info.skipped)]
+        # What an earlier run was allowed to skip, this one may have to fail at; and it may have retried other samples.
+        sealed = [
+            shard
+            for shard in receipts
+            if shard and (context.skip_errors or not shard.info.skipped) and shard.info.covers(block.samples)
+        ]
         self._sealed.update({(block.number, shard.entry.variant): shard for shard in sealed})
         for chunk in self._chunks[block.number]:
             self._find_chunk(block, chunk)
@@ -163,8 +167,7 @@ class Scheduler:
                 self._remember(partial.info.numbers, partial.crcs)
                 self._partial[block.number, chunk.number] = _found(partial, whole=False)
             return
-        numbers = sorted([*stored.info.numbers, *(skip.number for skip in stored.info.skipped)])
-        if numbers == [sample.number for sample in chunk.samples]:
+        if stored.info.covers(chunk.samples):
             self._remember(stored.info.numbers, stored.crcs)
             self._done[block.number, chunk.number] = _found(stored)
 

@@ -18,6 +18,7 @@ from tpucache.warmup.planning.blocks import Block, Chunk
 from tpucache.warmup.records.moments import Moments, add_moments, moments
 from tpucache.warmup.running.consistency import check_clean
 from tpucache.warmup.running.context import BuildContext
+from tpucache.warmup.sources.base import content_sha256
 from tpucache.warmup.work.chunks import (
     IN_SOURCE,
     ChunkInfo,
@@ -98,7 +99,10 @@ def _add_samples(
             if not context.skip_errors:
                 raise
             info.skipped.append(Skipped(sample.number, sample.path, error.reason))
+            info.digests[str(sample.number)] = content_sha256(context.encoder.source, sample)
             continue
+        if sample.number in context.compared:
+            info.digests[str(sample.number)] = encoded.item.sha256()
         if sample.number in chunk.clean:
             check_clean(context, sample, encoded, chunk.clean[sample.number])
         for variant, record in zip(chunk.variants, encoded.records, strict=True):
@@ -117,8 +121,8 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
     stored = load_chunk(context.work, chunk.block, chunk.number, chunk.variants, whole=False)
     if stored is None or (stored.info.skipped and not context.skip_errors):
         return None
-    numbers = sorted([*stored.info.numbers, *(skip.number for skip in stored.info.skipped)])
-    return stored if numbers == [sample.number for sample in chunk.samples[: len(numbers)]] else None
+    done = len(stored.info.numbers) + len(stored.info.skipped)
+    return stored if stored.info.covers(chunk.samples[:done]) else None
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, list[bytes]]]:

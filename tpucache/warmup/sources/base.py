@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
+
+from tpucache.errors import SampleError
 
 Array = npt.NDArray[Any]
 
@@ -82,6 +86,15 @@ class Item:
     columns: Mapping[str, str | int | float] = field(default_factory=dict)
     mask_runs: Array | None = None
 
+    def sha256(self, *labels: Label) -> str:
+        """Return a hash of the fields and run lengths, and of these labels."""
+        digest = hashlib.sha256(repr(labels).encode())
+        for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
+            kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
+            digest.update(f"\n{name} {kind} {len(value) if isinstance(value, bytes) else value.nbytes}\n".encode())
+            digest.update(value if isinstance(value, bytes) else np.ascontiguousarray(value).data)
+        return digest.hexdigest()
+
 
 class Items(Protocol):
     """A map-style dataset of any library."""
@@ -101,6 +114,15 @@ class Source(Protocol):
     def load(self, sample: Sample) -> Item:
         """Return a sample's content. Raises SampleError."""
         ...
+
+
+def content_sha256(source: Source, sample: Sample) -> str:
+    """Return a hash of a sample's content and labels; "" where it cannot be read."""
+    try:
+        item = source.load(sample)
+    except SampleError:
+        return ""
+    return item.sha256(sample.label, item.label)
 
 
 class SourceKind(NamedTuple):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.store.manifest import Skipped
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.base import Item, Sample
 
 #: Where annotations are counted beside the variants, which are called by their numbers.
 IN_SOURCE: Final = "source"
@@ -31,6 +31,7 @@ class ChunkInfo:
     `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
     one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images. `annotations`
     are how many boxes, keypoints or masks there are, by field: in the source, and in the records of each variant.
+    `digests` are hashes of the content of some samples, by number: of all that are skipped, and of a few others.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -40,6 +41,7 @@ class ChunkInfo:
     sums: list[int] = field(default_factory=list)
     squares: list[int] = field(default_factory=list)
     annotations: dict[str, dict[str, int]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     def add(self, number: int, item: Item) -> None:
         """Add a sample that is kept, with the label and columns that only its content states."""
@@ -54,6 +56,11 @@ class ChunkInfo:
         for name, count in counts.items():
             places = self.annotations.setdefault(name, {})
             places[place] = places.get(place, 0) + count
+
+    def covers(self, samples: Sequence[Sample]) -> bool:
+        """Return whether these are all samples, kept or skipped."""
+        numbers = sorted([*self.numbers, *(skip.number for skip in self.skipped)])
+        return numbers == [sample.number for sample in samples]
 
     def to_dict(self) -> dict[str, Any]:
         """Return this as JSON values."""
@@ -87,6 +94,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
         sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
         squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
         annotations=add_annotations([info.annotations for info in infos if info.numbers]),
+        digests={number: digest for info in infos for number, digest in info.digests.items()},
     )
 
 
