@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import signal
 import sys
 import threading
@@ -34,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser().parse_args(arguments)
         # Of the command itself all its time counts, of a call within another program that of the call.
         options.began = process_began() if arguments is None else time.monotonic()
+        if arguments is None:
+            # The end of Python would look for cycles in all of torch's objects, which takes a second of no account.
+            atexit.register(gc.freeze)
         return _run(options)
     except TpucacheError as error:
         return complain(error, next(status for kind, status in _STATUS if isinstance(error, kind)))

@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import pytest
 from stopping import stop_once
 
+from tpucache import CachedDataset
 from tpucache.training.device import EagerDevice
 from tpucache.training.feed.account import PARTS, Account
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
 from tpucache.training.run.report import ensure_report, read_account, read_report
+from tpucache.training.settings import TrainSettings
+
+COMMAND = """
+import atexit, gc, sys, time
+
+def report():
+    print("seconds", time.monotonic() - began, "frozen", gc.get_freeze_count())
+
+began = time.monotonic()
+atexit.register(report)
+time.sleep(0.5)  # what a process imports before the command begins
+from tpucache.cli import main, training
+from tpucache.training import loop
+
+training.seconds = float  # parts of a second for --time-limit, too
+loop.ceiling = lambda *_: 1.0  # the replay would take hundreds of steps
+sys.exit(main())
+"""
 
 
 @pytest.mark.slow
@@ -42,3 +64,39 @@ def test_a_run_that_is_stopped_before_its_first_step_has_an_account(tmp_path):
         ensure_report(tmp_path, "eager", 1, account)
         report = json.loads((tmp_path / "report.json").read_text())
         assert report["wall_seconds"] == report["seconds"]["start_up"] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", pytest.param("xla", marks=pytest.mark.xla)])
+def test_the_parts_add_up_to_the_time_of_three_processes_by_another_clock(cache, python, tmp_path, backend):
+    (tmp_path / "command.py").write_text(COMMAND)
+    words = ["train", cache, "--run", tmp_path / "run", "--backend", backend, "--model", "tiny_models:Sleeper"]
+    words += ["--valid", "0.2", "--epochs", "6", "--batch-size", "16", "--resume"]
+    inside, began = 0.0, time.monotonic()
+    for limit in (0.3, 0.3, 3600):
+        done = python(tmp_path / "command.py", *words, "--time-limit", limit)
+        assert done.returncode == (3 if limit < 1 else 0), done.stderr
+        _, seconds, _, frozen = done.stdout.splitlines()[-1].split()
+        inside += float(seconds)
+        # Then the end of Python takes some 0.3 s of a processor, and not several seconds, which nothing could count.
+        assert int(frozen) > 100_000
+    outside = time.monotonic() - began
+    spent, wall = read_account(tmp_path / "run")
+    assert sum(spent.values()) == pytest.approx(wall, rel=0.001)
+    # The report is printed, and the backend closed, after its last second was counted: 50 ms of each process.
+    assert 0.98 * inside - 0.15 <= wall <= outside
+
+
+@pytest.mark.slow
+def test_with_steps_of_20_ms_nearly_all_of_an_epoch_is_steps_or_evaluation(cache, tmp_path):
+    dataset = CachedDataset(cache)
+    settings = TrainSettings(model="tiny_models:Sleeper", epochs=1, batch_size=5)
+    shares = []
+    for attempt in range(3):  # other programs may hold up one
+        report = train(tmp_path / str(attempt), settings, dataset, dataset, EagerDevice(), RunOptions(replay=False))
+        epoch = {name: spent for name, spent in report.seconds.items() if name not in ("start_up", "report")}
+        shares.append((epoch["steps"] + epoch["evaluation"]) / sum(epoch.values()))
+        assert epoch["checkpoints"] > 0
+        if shares[-1] >= 0.95:
+            return
+    pytest.fail(f"only {shares} of the time was steps or evaluation")
