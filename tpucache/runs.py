@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from tpucache.errors import UsageError
 
@@ -36,6 +37,11 @@ RUN_NAMES: Final = (
     RANGE_TEST_CSV_NAME,
     OUT_OF_FOLD_NAME,
 )
+
+
+def fold_folder(run: Path, fold: str) -> Path:
+    """Return the folder of one fold's run; what a file's name cannot have is written as in a URL."""
+    return run / f"fold-{quote(fold, safe='', errors='surrogateescape')}"
 
 
 def is_run(folder: Path) -> bool:

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 from stopping import Killed, Moment, differences
 
-from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
+from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache, report_run
 from tpucache.cli import main
 from tpucache.loading.samples.split import fold_split
+from tpucache.runs import fold_folder
 from tpucache.training.device import EagerDevice
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds
@@ -26,7 +27,7 @@ from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.predictions import predict
 from tpucache.training.predictor import Predictor
-from tpucache.training.run.folds import fold_folder, read_folds, write_folds
+from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup import TableOptions, relabel_cache
 
@@ -165,6 +166,32 @@ def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(f
         with torch.no_grad():
             expected += [model((each - mean) / std).softmax(1).numpy() for each in (images, images.flip(3))]
     np.testing.assert_allclose(values(tmp_path / "out.csv"), np.mean(expected, 0), atol=1e-6)
+
+
+def test_one_page_shows_all_folds_and_leads_to_the_part_of_each(folded, whole, tmp_path):
+    run, report, _ = whole
+    page = report_run(run, samples=1).html
+    for number, fold in enumerate(report.folds, 1):
+        assert f'<a href="#part-{number}">{fold.fold}</a>' in page
+        part = page[page.index(f'<article id="part-{number}">') :].partition("</article>")[0]
+        for shown in (f"<h1>fold-{fold.fold}</h1>", "Confusion", "polyline", "tiny_models:tiny", "<img"):
+            assert shown in part
+        assert f"{fold.metrics['loss']:.4f}" in page
+    top = page.partition("<article")[0]
+    for value in (*report.out_of_fold.values(), *report.mean.values(), *report.deviation.values()):
+        assert f"{value:.4f}" in top
+    assert f"{report.wall_seconds:,.1f} seconds in all" in top
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "fold-1")
+    (tmp_path / "run" / "report.json").unlink()
+    assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "page.html"), "--valid", str(folded)]) == 0
+    begun = (tmp_path / "page.html").read_text()
+    assert "Not finished: 0 of 2" in begun
+    assert begun.count("<article") == begun.count("href") == 1
+    for damage in ('{"folds": [{"fold": "0"}]}', '{"finished": true}', "[]"):
+        (tmp_path / "run" / "report.json").write_text(damage)
+        with pytest.raises(TrainingError, match="Copy the run again"):
+            report_run(tmp_path / "run")
 
 
 def test_the_folder_of_a_fold_is_within_its_run_whatever_its_name(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.samples.split import fold_splits
-from tpucache.runs import OUT_OF_FOLD_NAME
+from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
 from tpucache.training.feed.account import Account
@@ -23,7 +23,6 @@ from tpucache.training.predictor import Predictor
 from tpucache.training.run.files import open_folds
 from tpucache.training.run.folds import (
     FoldsReport,
-    fold_folder,
     make_report,
     read_report,
     write_report,

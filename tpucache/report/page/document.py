@@ -47,15 +47,22 @@ class Report:
         )
 
 
-def make_page(name: str, head: str, sections: Iterable[str]) -> Report:
-    """Return a page of this name; its head and its sections are HTML already."""
+def make_page(name: str, head: str, sections: Iterable[str], parts: Iterable[tuple[str, Iterable[str]]] = ()) -> Report:
+    """Return a page of this name; its head and its sections are HTML already.
+
+    Below them come parts of a head and sections each, to which `#part-1` and so on lead.
+    """
     title = escape(name)
+    below = "".join(
+        f'<article id="part-{number}">{top}<div class="main">{"".join(each)}</div></article>\n'
+        for number, (top, each) in enumerate(parts, 1)
+    )
     return Report(
         name,
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title} \u00b7 tpucache</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<style>{STYLE}</style>\n</head>\n<body>\n{head}\n"
-        f"<main>{''.join(sections)}</main>\n<footer>Written by tpucache {escape(__version__)}. Nothing on this "
+        f"<main>{''.join(sections)}</main>\n{below}<footer>Written by tpucache {escape(__version__)}. Nothing on this "
         "page comes from elsewhere: it can be kept, sent and opened without a network.</footer>\n</body>\n</html>\n",
     )

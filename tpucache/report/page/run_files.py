@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import TrainingError, UsageError
-from tpucache.runs import ACCOUNT_NAME, FOLDS_NAME, HISTORY_NAME, INFO_NAME, REPORT_NAME, VALIDATION_NAME, is_run
+from tpucache.runs import (
+    ACCOUNT_NAME,
+    FOLDS_NAME,
+    HISTORY_NAME,
+    INFO_NAME,
+    REPORT_NAME,
+    VALIDATION_NAME,
+    fold_folder,
+    is_run,
+)
 
 Array = npt.NDArray[Any]
 
@@ -57,17 +66,37 @@ class RunFiles:
         return tuple(map(str, self.info.get("classes", ())))
 
 
+@dataclass(frozen=True)
+class FoldsFiles:
+    """What the files of a run of all folds hold: the folds' names, and the runs of those that have begun."""
+
+    folder: Path
+    names: Sequence[str]
+    report: Mapping[str, Any]
+    runs: Mapping[str, RunFiles]
+
+    @property
+    def name(self) -> str:
+        """The run's name: its folder's."""
+        return self.folder.resolve().name
+
+
 def read_run(folder: Path) -> RunFiles:
     """Read the files of a run, finished or not. Raises UsageError for another folder, TrainingError for damage."""
     if not is_run(folder):
         raise UsageError(f"{folder} holds no run: give the folder that was train's --run")
-    if (folder / FOLDS_NAME).exists():
-        runs = sorted(str(each) for each in folder.iterdir() if each.is_dir() and is_run(each))
-        raise UsageError(
-            f"{folder} has a run for each fold: give one of them, such as {runs[0] if runs else 'the first'}"
-        )
     report = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
     return RunFiles(folder, _read_json(folder / INFO_NAME), report, _read_rows(folder), _read_arrays(folder))
+
+
+def read_folds_run(folder: Path) -> FoldsFiles:
+    """Read the files of a run of all folds, finished or not. Raises TrainingError for damage."""
+    names = _read_json(folder / FOLDS_NAME).get("folds")
+    if not isinstance(names, list):
+        raise _unreadable(folder / FOLDS_NAME, "it has no list of folds")
+    folders = {name: fold_folder(folder, name) for name in map(str, names)}
+    runs = {name: read_run(each) for name, each in folders.items() if is_run(each)}
+    return FoldsFiles(folder, list(folders), _read_json(folder / REPORT_NAME), runs)
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""The report of a run: one HTML page with curves, seconds, what it got wrong, and its settings."""
+"""The report of a run: one HTML page, with a part for each fold where all folds were trained."""
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,156 +10,92 @@ from typing import Any, Final
 from tpucache.errors import TrainingError
 from tpucache.loading.find import locate
 from tpucache.report.page.document import Report, make_page
-from tpucache.report.page.markup import bars, escape, facts, legend, lines_chart, section
-from tpucache.report.page.mistakes import confusion, worst
-from tpucache.report.page.run_files import RunFiles, read_run
+from tpucache.report.page.markup import escape, legend, lines_chart, section, table
+from tpucache.report.page.run_files import FoldsFiles, RunFiles, read_folds_run, read_run
+from tpucache.report.page.run_parts import is_metric, plain_name, points_of, run_parts, seconds_section, top
+from tpucache.runs import FOLDS_NAME
 
 SAMPLES: Final = 12
 
-_POINTS: Final = 600  # of a curve of single steps
-_LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
+_STYLES: Final = ("blue", "accent", "green", "red")
 
 
 def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | None = None) -> Report:
     """Return a page about a run: curves, seconds, idleness, confusion, at most `samples` wrong samples, settings.
 
-    The run may be unfinished. Its validation samples are read from the cache where they were, or at `cache`; where they
+    Of a run of all folds it shows the scores, the curves and the seconds of all, and then all that of each fold. The
+    run may be unfinished. Its validation samples are read from the cache where they were, or at `cache`; where they
     are gone, the page says so and leaves the pictures out. It has no script and loads nothing from elsewhere.
 
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read.
     """
-    files = read_run(Path(run))
-    place = None if cache is None else locate(cache)
+    folder, place = Path(run), None if cache is None else locate(cache)
+    if not (folder / FOLDS_NAME).exists():
+        files = read_run(folder)
+        return make_page(files.name, *run_parts(files, samples, place))
+    folds = read_folds_run(folder)
     try:
-        head = f"{_top(files)}\n{worst(files, samples, place)}"
-        sections = [show(files) for show in (_curves, confusion, _seconds, _pace, _settings, _data)]
+        head = _top(folds)
+        sections = [_scores(folds), *_curves(folds), seconds_section(folds.report)]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TrainingError(f"the files in {run} do not belong together: {error!r}. Copy the run again") from error
-    return make_page(files.name, head, sections)
+    return make_page(folds.name, head, sections, [run_parts(fold, samples, place) for fold in folds.runs.values()])
 
 
-def _top(run: RunFiles) -> str:
-    report, rows = run.report, run.rows
-    best = int(report.get("best_epoch") or 0)
-    row = rows[best - 1] if 0 < best <= len(rows) else rows[-1] if rows else {}
-    figures = [("epochs", f"{len(rows):,}")]
-    figures += [(escape(_plain_name(name)), f"{value:.4f}") for name, value in row.items() if _is_metric(name)]
-    pace = report.get("pace") or {}
-    if pace.get("images_per_second"):
-        figures.append((f"{escape(report.get('unit', 'images'))}/s", f"{pace['images_per_second']:,.0f}"))
+def _top(folds: FoldsFiles) -> str:
+    report = folds.report
+    done = sum(bool(score["finished"]) for score in _by_fold(folds).values())
+    figures = [("folds", f"{len(folds.names):,}")]
+    figures += [(escape(name), f"{value:.4f}") for name, value in (report.get("out_of_fold") or {}).items()]
     if report.get("wall_seconds"):
         figures.append(("seconds", f"{report['wall_seconds']:,.0f}"))
-    shown = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures)
-    return (
-        f'<div class="top"><h1>{escape(run.name)}</h1><p>{_state(run, best)}</p><dl class="figures">{shown}</dl></div>'
-    )
+    state = f"Not finished: {done:,} of {len(folds.names):,} folds are trained."
+    if report.get("finished"):
+        state = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
+    return top(folds.name, state, figures)
 
 
-def _state(run: RunFiles, best: int) -> str:
-    report = run.report
-    parts = ["Finished." if report.get("finished") else "Not finished."]
-    if report.get("stopped_early"):
-        parts.append("It stopped early.")
-    if best:
-        parts.append(f"Epoch {best} was best by {escape(report.get('watched', ''))}; the figures are of it.")
-    if report.get("advice"):
-        parts.append(escape(report["advice"]))
-    return " ".join(parts)
+def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
+    """Return the scores of each fold that has begun."""
+    return {str(score["fold"]): score for score in folds.report.get("folds") or ()}
 
 
-def _curves(run: RunFiles) -> str:
-    """Return a chart of the losses, and one of each metric and of the rate."""
-    losses = [float(loss) for loss in run.report.get("losses") or ()]
-    lines: list[tuple[str, Sequence[tuple[float, float]]]] = []
-    names = []
-    if losses:
-        lines.append(("blue faint", _thinned(losses)))
-        names.append(("blue", "training, each step"))
-    for style, name, text in (("blue", "train_loss", "training, mean of an epoch"), ("accent", _LOSS, "validation")):
-        if points := _points(run.rows, name):
-            lines.append((style, points))
-            names.append((style, text))
-    charts = [legend(names), lines_chart(lines, "losses by step")] if lines else []
-    others = dict.fromkeys(name for row in run.rows for name in row if _is_metric(name) and name != _LOSS)
-    for style, name in (*(("accent", name) for name in others), ("green", "lr")):
-        if chart := lines_chart([(style, _points(run.rows, name))], f"{_plain_name(name)} by step"):
-            title = "learning rate" if name == "lr" else escape(_plain_name(name))
-            charts += [legend([(style, title)]), chart]
-    return section("Curves", *charts, note="By steps of the optimizer, from left to right.")
+def _scores(folds: FoldsFiles) -> str:
+    """Return the table of the folds' scores, with their mean and the score over all samples."""
+    scores, report = _by_fold(folds), folds.report
+    names = list(dict.fromkeys(itertools.chain.from_iterable(score["metrics"] for score in scores.values())))
+    anchors = {fold: number for number, fold in enumerate(folds.runs, 1)}
+    rows = []
+    for fold in folds.names:
+        score = scores.get(fold, {"metrics": {}})
+        title = f'<a href="#part-{anchors[fold]}">{escape(fold)}</a>' if fold in anchors else escape(fold)
+        state = f"{score['best_epoch']:,}" if score.get("best_epoch") else ""
+        count = f"{score['samples']:,}" if score.get("samples") else ""
+        rows.append((title, state, count, *_cells(score["metrics"], names)))
+    if report.get("finished"):
+        spread = {name: f"\u00b1 {value:.4f}" for name, value in report["deviation"].items()}
+        rows.append(("mean", "", "", *_cells(report["mean"], names)))
+        rows.append(("deviation", "", "", *(spread.get(name, "") for name in names)))
+        rows.append(("out of fold", "", "", *_cells(report["out_of_fold"], names)))
+    heads = ("fold", "best epoch", "samples", *map(escape, names))
+    note = "Of the best epoch of each fold. A fold's name leads to its own part of this page."
+    return section("Scores", f'<div class="wide">{table(heads, rows, "t" + "n" * (len(heads) - 1))}</div>', note=note)
 
 
-def _points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
-    return [(row["step"], row[name]) for row in rows if name in row and "step" in row]
+def _cells(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
 
 
-def _thinned(losses: Sequence[float]) -> list[tuple[float, float]]:
-    """Return at most 600 points: each the mean of as many steps, at the last of them."""
-    each = -(-len(losses) // _POINTS)
-    parts = [losses[first : first + each] for first in range(0, len(losses), each)]
-    return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
-
-
-def _seconds(run: RunFiles) -> str:
-    seconds = {str(name): float(spent) for name, spent in (run.report.get("seconds") or {}).items() if spent > 0}
-    if not seconds:
-        return ""
-    wall = float(run.report.get("wall_seconds", 0.0))
-    hundredths = {name: round(100 * spent) for name, spent in sorted(seconds.items(), key=lambda item: -item[1])}
-    shown = [(f"{name.replace('_', ' ')}, {seconds[name]:,.2f} s", count) for name, count in hundredths.items()]
-    note = f"{wall:,.1f} seconds in all, over all processes that continued the run. Bars count hundredths."
-    return section("Time", bars(shown, max(hundredths.values()), round(100 * wall)), note=note)
-
-
-def _pace(run: RunFiles) -> str:
-    pace, report = run.report.get("pace") or {}, run.report
-    if not pace.get("steps"):
-        return ""
-    unit = escape(report.get("unit", "images"))
-    ceiling, idle = pace.get("ceiling_images_per_second"), pace.get("ceiling_idle")
-    pairs = [
-        ("backend", f"{escape(report.get('backend', ''))}, cores: {report.get('cores', 1)}"),
-        *([("device", escape(report["device"]))] if report.get("device") else []),
-        ("rate", f"{pace['images_per_second']:,.0f} {unit}/s"),
-        ("step", f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}"),
-        ("waited for data", f"{pace['waited']:.1%}"),
-        ("idle, by the device", f"{pace['device_idle']:.1%}"),
-        ("idle, by a replay", "not measured" if idle is None else f"{idle:.1%} against {ceiling:,.0f} {unit}/s"),
-        ("compiles", f"{pace['compiles']:,} after the warm-up"),
-        ("received", f"{pace['received_bytes'] / 1e6:,.0f} MB"),
-    ]
-    note = "After the warm-up. The replay takes the same steps on data that are already on the device."
-    return section("Idle time", facts(pairs), note=note)
-
-
-def _settings(run: RunFiles) -> str:
-    settings = dict(run.info.get("settings") or {})
-    augment = settings.pop("augment", {})
-    task = {"task found": run.task, "outputs": run.info.get("outputs", "")} if run.task else {}
-    values = {**task, **settings, **augment}
-    known = {name: value for name, value in values.items() if value not in (None, "", [], False)}
-    note = "Those that are not shown are off."
-    if not run.info:
-        return section("Settings", "<p>The run was made by an earlier version, which did not write them to a file.</p>")
-    return section("Settings", facts((escape(name), escape(_text(value))) for name, value in known.items()), note=note)
-
-
-def _data(run: RunFiles) -> str:
-    parts = [(name, run.info.get(name)) for name in ("training", "validation")]
-    pairs = [
-        (name, f"{part['samples']:,} samples, variant {escape(part['variant'])}, of {escape(part['cache'])}")
-        for name, part in parts
-        if part
-    ]
-    return section("Data", facts(pairs)) if pairs else ""
-
-
-def _is_metric(name: str) -> bool:
-    return name.startswith(_VALID) and name != _COUNT
-
-
-def _plain_name(name: str) -> str:
-    return name.removeprefix(_VALID)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _curves(folds: FoldsFiles) -> list[str]:
+    """Return a chart of each metric, with a line for each fold."""
+    styles = dict(zip(folds.runs, itertools.cycle(_STYLES), strict=False))
+    rows: dict[str, RunFiles] = dict(folds.runs)
+    names = dict.fromkeys(name for run in rows.values() for row in run.rows for name in row if is_metric(name))
+    shown = legend((style, f"fold {escape(fold)}") for fold, style in styles.items())
+    charts = []
+    for name in names:
+        lines = [(styles[fold], points_of(run.rows, name)) for fold, run in rows.items()]
+        if chart := lines_chart(lines, f"{plain_name(name)} by step"):
+            charts.append(f"{legend([('', escape(plain_name(name)))])}{chart}")
+    note = "Of the validation, by steps of the optimizer, from left to right."
+    return [section("Curves", shown, *charts, note=note)] if charts else []

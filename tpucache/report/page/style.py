@@ -21,7 +21,7 @@ STYLE: Final = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 var(--sans); }
-main, .top, footer { max-width: 1120px; margin: 0 auto; padding: 0 20px; }
+main, .main, .top, footer { max-width: 1120px; margin: 0 auto; padding: 0 20px; }
 .top { padding-top: 56px; padding-bottom: 40px; }
 h1, h2, p, ul, dl, figure { margin: 0; }
 h1 { font-size: clamp(2rem, 6vw, 3.4rem); line-height: 1.05; letter-spacing: -0.03em; font-weight: 680;
@@ -56,7 +56,7 @@ figcaption .path { grid-column: 1 / -1; overflow: hidden; text-overflow: ellipsi
 
 section { display: grid; grid-template-columns: minmax(0, 1fr); gap: 18px; padding: 44px 0;
   border-top: 1px solid var(--rule); }
-main section:first-child { border-top: 0; }
+main section:first-child, .main section:first-child { border-top: 0; }
 section h2 { font-size: 1.15rem; line-height: 1.3; font-weight: 620; letter-spacing: -0.01em; }
 section header p { margin-top: 6px; color: var(--dim); font-size: 0.9rem; }
 section > div > * + * { margin-top: 20px; }
@@ -116,6 +116,8 @@ td.c { font-family: var(--mono); font-size: 0.84em; }
   border-bottom: 1px solid var(--rule); }
 .facts dt { color: var(--dim); }
 .facts dd { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+a { color: var(--accent); }
+article { border-top: 1px solid var(--ink); }
 code, pre { font-family: var(--mono); font-size: 0.86em; }
 code { overflow-wrap: anywhere; }
 pre { margin: 0; padding: 16px 18px; background: var(--card); border: 1px solid var(--rule); border-radius: 4px;

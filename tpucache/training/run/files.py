@@ -16,11 +16,11 @@ from typing import Any, Final
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.columns.values import fit_columns
 from tpucache.loading.dataset import CachedDataset
-from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, is_run
+from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, fold_folder, is_run
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import load_checkpoint, save_checkpoint
-from tpucache.training.run.folds import fold_folder, read_folds, write_folds
+from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from

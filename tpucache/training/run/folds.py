@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import numpy as np
 
 from tpucache.errors import TrainingError
-from tpucache.runs import BEST_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME, REPORT_NAME
+from tpucache.runs import BEST_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME, REPORT_NAME, fold_folder
 from tpucache.training.run.report import TrainReport, write_json
 
 _VERSION: Final = 1
@@ -66,11 +65,6 @@ class FoldsReport:
             lines.append(f"mean      {'  '.join(f'{name} {text}' for name, text in spread.items())}")
             lines.append(f"all       {_shown(self.out_of_fold)}  out of fold: {self.output}")
         return [*lines, f"time      {self.wall_seconds:,.1f} s"]
-
-
-def fold_folder(run: Path, fold: str) -> Path:
-    """Return the folder of one fold's run; what a file's name cannot have is written as in a URL."""
-    return run / f"fold-{quote(fold, safe='', errors='surrogateescape')}"
 
 
 def read_folds(run: Path) -> list[str] | None:
