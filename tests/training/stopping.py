@@ -19,7 +19,13 @@ from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(
-    model="tiny_models:tiny", epochs=2, batch_size=16, ema=0.9, clip=1.0, augment=AugmentSettings(flip=True, mixup=0.3)
+    model="tiny_models:tiny",
+    epochs=2,
+    batch_size=16,
+    optimizer="adamw",
+    ema=0.9,
+    clip=1.0,
+    augment=AugmentSettings(flip=True, mixup=0.3),
 )
 
 

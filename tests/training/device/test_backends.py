@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -97,20 +96,6 @@ def test_validation_metrics_are_those_of_plain_torch(runs, name, optimizer):
 def test_nothing_compiles_after_the_second_step(runs, name, optimizer):
     assert runs[name, optimizer][0]["pace"]["compiles"] == 0
     assert runs[name, optimizer][0]["pace"]["steps"] == STEPS - 2
-
-
-CHECK_RESUME = Path(__file__).parents[3] / "scripts" / "checks" / "resume.py"
-
-
-@pytest.mark.xla
-def test_a_run_that_is_killed_ends_in_the_same_bits(cache, python):
-    def check(cores):
-        return python(CHECK_RESUME, cache, "--cores", cores, "--kills", 1, "--model", "tiny_models:tiny", devices=cores)
-
-    with ThreadPoolExecutor() as threads:
-        for done in threads.map(check, (1, 8)):
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert " 0 differ" in done.stdout
 
 
 FAILING = """

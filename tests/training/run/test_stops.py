@@ -77,7 +77,7 @@ from pathlib import Path
 from stopping import Moment, differences, results, run_once, stop_once
 from tpucache.training.device import open_device
 
-cache, folder, device = Path(sys.argv[1]), Path(sys.argv[2]), open_device("xla", 8)
+cache, folder, device = Path(sys.argv[1]), Path(sys.argv[2]), open_device("xla", int(sys.argv[3]))
 run_once(cache, folder / "whole", device)
 expected = results(folder / "whole")
 # One sample is evaluated first, and once more after two steps. So an epoch ends at 4 and 8, its evaluation at 6 and 10.
@@ -91,7 +91,8 @@ for kind, chosen in [("time limit", 4), ("SIGTERM", 5), ("SIGKILL", 7), ("time l
 
 
 @pytest.mark.xla
-def test_a_run_stopped_on_eight_devices_resumes_to_the_same_results(cache, python, tmp_path):
+@pytest.mark.parametrize("cores", [1, 8])
+def test_a_run_stopped_on_xla_resumes_to_the_same_results(cache, python, tmp_path, cores):
     (tmp_path / "script.py").write_text(ON_XLA)
-    done = python(tmp_path / "script.py", cache, tmp_path, devices=8)
+    done = python(tmp_path / "script.py", cache, tmp_path, cores, devices=cores)
     assert done.returncode == 0, done.stderr
