@@ -113,11 +113,14 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add --backend, --device and --cores."""
+    """Add --backend, --device, --compile and --cores."""
     from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_name
 
     command.add_argument("--backend", type=backend_name, choices=BACKENDS, default="xla", help=BACKENDS_HELP)
     command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
+    command.add_argument(
+        "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
+    )
     command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
 
 

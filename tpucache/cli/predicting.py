@@ -33,7 +33,11 @@ def predict(options: argparse.Namespace) -> int:
                     f"all but one of the models in {run} have trained on fold {options.fold} if it is of their cache: "
                     f"{run / OUT_OF_FOLD_NAME} has what the other one predicts"
                 )
-    predictor = Predictor(options.runs, open_device(options.backend, options.cores, options.device), options.flip_tta)
+    predictor = Predictor(
+        options.runs,
+        open_device(options.backend, options.cores, options.device, compile=options.compile),
+        options.flip_tta,
+    )
     batch_size = options.batch_size or predictor.settings.part_size
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
     show(options, report.to_dict(), report.lines())

@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
         run, train_set = folds.folds[0].run, folds.folds[0].train_set  # what a learning rate for all is found with
-    device = open_device(options.backend, options.cores, options.device)
+    device = open_device(options.backend, options.cores, options.device, compile=options.compile)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
         with account.part("range_test"):

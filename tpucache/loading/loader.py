@@ -15,17 +15,19 @@ from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader_state import LoaderState, read_state
 from tpucache.loading.order import Shuffle, make_order, make_sampled_order
-from tpucache.loading.records.buffers import BufferPool
+from tpucache.loading.records.buffers import AllocatedBuffers, BufferPool
 from tpucache.loading.records.reader import Divide
 from tpucache.loading.samples.indices import integer_positions
 from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice, rank_windows
-from tpucache.loading.tensors import Subset
+from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
+
+Buffers = BufferPool | AllocatedBuffers
 
 Self = TypeVar("Self", bound="CachedLoader")
 
@@ -65,6 +67,7 @@ class CachedLoader:
         weights: Any = None,
         balance: bool = False,
         sampler: Sampler[int] | None = None,
+        pin_memory: bool = False,
     ) -> None:
         """Prepare to read, with memory for the first batches; nothing is read before the first iteration.
 
@@ -79,6 +82,7 @@ class CachedLoader:
 
         `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
         and less work for the host. `tpucache.ondevice.decoder` finishes them. Images of other codecs come as ever.
+        `pin_memory` reads into page-locked memory, for `images.to("cuda", non_blocking=True)`.
 
         One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
         len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
@@ -102,6 +106,7 @@ class CachedLoader:
         chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
         drawn = make_sampled_order(self.dataset, shuffle, weights, balance, sampler)
         self._order = drawn or make_order(shuffle, window, chunk, changes_variants=self.dataset.variant == "epoch")
+        self._allocate = pinned_empty if pin_memory else None
         self._begin()
 
     def _begin(self) -> None:
@@ -112,7 +117,7 @@ class CachedLoader:
         self._outdated = 0  # iterations up to this number were begun before the epoch was set
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._pools = self.dataset.buffer_pools
-        self._pool: BufferPool | None = self._pools.pool(self.batch_size)
+        self._pool: Buffers | None = self._pools.pool(self.batch_size, self._allocate)
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
@@ -205,7 +210,7 @@ class CachedLoader:
         self._outdated, self._is_ambiguous = self._iterations, False
 
     @property
-    def _buffers(self) -> BufferPool:
+    def _buffers(self) -> Buffers:
         if self._pool is None:
             raise UsageError("this loader is closed: make another CachedLoader")
         return self._pool

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +37,27 @@ else:
 
 HAS_TORCH: Final = torch is not None
 
-__all__ = ["HAS_TORCH", "Dataset", "SharedNumber", "Subset", "to_tensor"]
+__all__ = ["HAS_TORCH", "Dataset", "SharedNumber", "Subset", "pinned_empty", "to_tensor"]
 
 
 def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     """Return a tensor over the memory of an array; without torch, the array."""
     return torch.from_numpy(array) if HAS_TORCH else array  # type: ignore[return-value]  # used as a tensor is
+
+
+def pinned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array in page-locked memory, from which an accelerator copies by itself.
+
+    torch gives the memory to another array only when this one is freed and all copies out of it have ended. Raises
+    UsageError without torch, or without an accelerator.
+    """
+    if not HAS_TORCH:
+        raise UsageError("pin_memory needs torch, which is not installed: leave it out")
+    try:
+        memory = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
+    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
+        raise UsageError(f"there is no page-locked memory to be had: {error}. Leave pin_memory out") from error
+    return memory.numpy().view(dtype).reshape(shape)
 
 
 class SharedNumber:

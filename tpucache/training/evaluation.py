@@ -134,7 +134,7 @@ def compute_rows(
 
     The last batch is padded on the device, so that all batches share one graph.
     """
-    batches = CachedLoader(dataset, batch_size, threads=threads, finish="device")
+    batches = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     finish = make_finish(dataset, device)
     counts = iter(_batch_rows(len(dataset), batch_size))
     pending: deque[tuple[torch.Tensor, ...]] = deque()

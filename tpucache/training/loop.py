@@ -112,7 +112,8 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
     learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
-    batches, first = parts(settings, data.train_set, state.steps, plan.epochs), state.steps * settings.accumulate
+    batches = parts(settings, data.train_set, state.steps, plan.epochs, pin_memory=device.pin_memory)
+    first = state.steps * settings.accumulate
     images = settings.batch_size * settings.steps_per_execution
     execution: Execution = []
     stopped = None

@@ -135,7 +135,9 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
     pending: deque[Any] = deque()
     losses: list[float] = []
     with (
-        Feeder(parts(settings, train_set), device, draw=drawer(settings, train_set)) as feeder,
+        Feeder(
+            parts(settings, train_set, pin_memory=device.pin_memory), device, draw=drawer(settings, train_set)
+        ) as feeder,
         Progress(len(rates), "find rate", "steps") as progress,
     ):
         stream = iter(feeder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from tpucache.loading.records.streaming import address, is_large
 from tpucache.store.fields import Field
 
 Array = npt.NDArray[Any]
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 _BATCHES: Final = 64
 _POOLS: Final = 2  # one to train with, one to validate with
@@ -29,10 +30,12 @@ _POOLS: Final = 2  # one to train with, one to validate with
 class Buffer:
     """The memory of one batch: an array (batch, *shape) a field, and each row's bytes of all fields, made once."""
 
-    def __init__(self, fields: Sequence[Field], batch: int) -> None:
+    def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
         """Allocate for `batch` rows. Raises UsageError when there is not as much memory."""
         try:
-            self.arrays = [np.empty((batch, *field.shape), field.dtype) for field in fields]
+            self.arrays = [allocate((batch, *field.shape), np.dtype(field.dtype)) for field in fields]
+        except UsageError:  # an allocator's own
+            raise
         except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
             gigabytes = batch * sum(field.nbytes for field in fields) / 1e9
             raise UsageError(
@@ -124,6 +127,31 @@ class BufferPool:
         self._taken, self._unused = 0, len(self._free)
 
 
+class AllocatedBuffers:
+    """Lends each batch memory of an allocator that itself uses memory again, such as torch's for page-locked memory."""
+
+    def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate) -> None:
+        """Begin with nothing allocated."""
+        self._fields, self._batch, self._allocate = tuple(fields), batch, allocate
+
+    def take(self) -> Buffer:
+        """Return a buffer of its own."""
+        return Buffer(self._fields, self._batch, self._allocate)
+
+    def prepare(self, buffers: int, _rows: int) -> None:
+        """Have the allocator keep memory for so many. Raises what it raises."""
+        kept = [self.take() for _ in range(buffers)]
+        if kept and kept[0].is_large:
+            native()
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Do nothing: its memory is free with the last reference to it."""
+
+    def lend(self, buffer: Buffer, rows: int) -> list[Array]:
+        """Return the first rows of a buffer's arrays."""
+        return [array[:rows] for array in buffer.arrays]
+
+
 class BufferPools:
     """Pools by the rows of their buffers: loaders that follow one another use the same, so that memory is not new."""
 
@@ -132,15 +160,17 @@ class BufferPools:
         self._fields = tuple(fields)
         self._pools: dict[int, BufferPool] = {}
 
-    def pool(self, batch: int) -> BufferPool:
-        """Return the pool of buffers for `batch` rows. Those of the last two sizes are kept."""
+    def pool(self, batch: int, allocate: Allocate | None = None) -> BufferPool | AllocatedBuffers:
+        """Return the pool of buffers for `batch` rows, or those that `allocate` makes. Pools of two sizes are kept."""
+        if allocate is not None:
+            return AllocatedBuffers(self._fields, batch, allocate)
         pool = self._pools.pop(batch, None) or BufferPool(self._fields, batch)
         self._pools[batch] = pool
         for size in list(self._pools)[:-_POOLS]:
             self._pools.pop(size, None)  # another thread may have done so
         return pool
 
-    def drop(self, pool: BufferPool) -> None:
+    def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
         """Forget a pool: it is gone with its last loader."""
         for batch, kept in list(self._pools.items()):
             if kept is pool:

@@ -27,27 +27,31 @@ def backend_name(name: str) -> str:
     return _EARLIER_NAMES.get(name, name)
 
 
-def open_device(backend: str, cores: int = 1, device: str = "auto") -> Device:
+def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: bool = False) -> Device:
     """Return the device of one of BACKENDS; on xla, `cores` is 1 or all that the machine has.
 
-    `device` is one of DEVICES, for the backend torch. Raises UsageError for another backend, number of cores, or device
-    than there is, DependencyError without torch_xla.
+    For the backend torch, `device` is one of DEVICES, and `compile` is whether torch.compile compiles the models placed
+    there. Raises UsageError for another backend, number of cores or device than there is, DependencyError without
+    torch_xla.
     """
     if backend_name(backend) not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
     if backend == "xla":
         if device != "auto":
             raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
+        if compile:
+            raise UsageError("xla compiles whole steps by itself: leave --compile out, or use --backend torch")
         from tpucache.training.device.xla import XlaDevice
 
         return XlaDevice(cores)
+    from tpucache.training.device.accelerator import open_accelerator
     from tpucache.training.device.cpu import CpuDevice
     from tpucache.training.device.find import choose_device
 
     if cores != 1:
         raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla")
-    choose_device(device)
-    return CpuDevice()
+    kind = choose_device(device)
+    return CpuDevice(compile) if kind == "cpu" else open_accelerator(kind, compile)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,12 +27,19 @@ class Device(Protocol):
     name: str
     cores: int
     torch_device: torch.device
+    #: Whether batches are sent faster from page-locked memory.
+    pin_memory: bool
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
 
-        The host's memory may be reused when it returns, or at the latest when the host tensor is freed.
+        It may be on its way when this returns: compute with it after `receive`, or after `wait`. The host's memory may
+        be reused when the host tensor is freed.
         """
+        ...
+
+    def receive(self, batches: Iterable[torch.Tensor]) -> None:
+        """Have what this thread computes from now on wait for batches that were put, without waiting here."""
         ...
 
     def place(self, model: nn.Module) -> nn.Module:

@@ -24,6 +24,11 @@ class DeviceBatch:
     draws: torch.Tensor | None = None
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that was sent for it."""
+        return [*self.fields.values(), self.labels, *([] if self.draws is None else [self.draws])]
+
+    @property
     def images(self) -> torch.Tensor:
         """The field `image`."""
         return self.fields[IMAGE]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +46,7 @@ class XlaDevice:
     """One XLA core, or all of them."""
 
     name = "xla"
+    pin_memory = False
 
     def __init__(self, cores: int = 1) -> None:
         """Take 1 core, or all. Must come before anything else touches XLA. Raises UsageError for another number."""
@@ -81,6 +82,9 @@ class XlaDevice:
             spec = xs.ShardingSpec(self._mesh, ("data", *[None] * (batch.dim() - 1)))
         sent: torch.Tensor = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
         return sent
+
+    def receive(self, batches: Iterable[torch.Tensor]) -> None:
+        """Do nothing: XLA orders what is computed by its data."""
 
     def place(self, model: nn.Module) -> nn.Module:
         """Send the weights; XLA chooses layouts itself."""

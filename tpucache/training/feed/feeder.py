@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,12 @@ class Feeder(Ahead[DeviceBatch]):
             )
 
         super().__init__(batches, send, depth, first)
+        self._device = device
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        for batch in super().__iter__():
+            self._device.receive(batch.tensors)
+            yield batch
 
 
 def as_named(batch: Any) -> Mapping[str, torch.Tensor]:

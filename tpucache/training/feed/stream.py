@@ -19,9 +19,16 @@ Execution = Sequence[Sequence[DeviceBatch]]
 
 
 def parts(
-    settings: TrainSettings, train_set: CachedDataset, first_step: int = 0, epochs: int | None = None
+    settings: TrainSettings,
+    train_set: CachedDataset,
+    first_step: int = 0,
+    epochs: int | None = None,
+    *,
+    pin_memory: bool = False,
 ) -> Iterator[Any]:
     """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
+
+    `pin_memory` is as CachedLoader takes it.
 
     It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated.
     """
@@ -34,6 +41,7 @@ def parts(
         threads=settings.threads,
         finish="device",
         balance=settings.balance,
+        pin_memory=pin_memory,
     )
     each = settings.steps_per_epoch(len(train_set))
     first, skip = divmod(first_step, each)

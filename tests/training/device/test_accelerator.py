@@ -1,0 +1,238 @@
+"""Uploads beside the computing, and the time of executions, on a stand-in for a GPU (see streams.py)."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from streams import StandIn, install
+from torch import nn
+
+from tpucache import CachedDataset, CachedLoader, UsageError
+from tpucache.training.device import CpuDevice, open_device
+from tpucache.training.device.accelerator import AcceleratorDevice, CudaDevice
+from tpucache.training.device.torch_device import compiled_graphs
+from tpucache.training.feed.idle import PaceMeter, ceiling
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.settings import TrainSettings
+
+CPU = torch.device("cpu")
+STEP, BATCH, STEPS = 0.25, 4, 30
+
+
+@pytest.fixture
+def module(monkeypatch):
+    return install(monkeypatch, StandIn())
+
+
+@pytest.fixture
+def cuda(module):
+    """A GPU's device on the stand-in, whose batches are in the loader's pool, as the CPU has no page-locked memory."""
+    device = CudaDevice(CPU, module)
+    device.pin_memory = False
+    return device
+
+
+def test_a_batch_is_copied_on_its_own_stream_and_the_computing_waits_for_it(cuda, module):
+    batch = torch.arange(12.0).view(3, 4)
+    sent = cuda.put(batch)
+    assert module.log == [("copy", "copy")]
+    assert not torch.equal(sent, batch)  # it is on its way, and nobody has waited for it
+    cuda.receive([sent])
+    assert module.log[1:] == [("wait", "compute", "copy"), ("record", "compute")]
+    assert torch.equal(sent, batch)
+    assert sent.data_ptr() != batch.data_ptr()
+
+
+def test_a_batch_of_another_feeder_is_not_waited_for(cuda, module):
+    first, second = cuda.put(torch.ones(2)), cuda.put(torch.ones(2))
+    cuda.receive([first])
+    assert first.tolist() == [1, 1]
+    assert second.tolist() == [77, 77]
+
+
+def test_the_hosts_batch_is_kept_until_its_copy_has_ended_and_no_longer(cuda):
+    batch = torch.ones(5)
+    kept = weakref.ref(batch)
+    sent = cuda.put(batch)
+    del batch
+    gc.collect()
+    assert kept() is not None
+    cuda.receive([sent])
+    gc.collect()
+    assert kept() is None
+
+
+def test_batches_that_nobody_takes_are_let_go_of_once_they_are_copied(cuda):
+    batch = torch.ones(5)
+    kept = weakref.ref(batch)
+    cuda.put(batch)
+    del batch
+    cuda.wait()
+    gc.collect()
+    assert kept() is None
+
+
+SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, accumulate=2, lr=0.02, ema=0.9, threads=1)
+
+
+@pytest.fixture(scope="module")
+def expected(cache, tmp_path_factory):
+    """The losses of the same run on the CPU, in steps and in evaluations."""
+    dataset = CachedDataset(cache).select(range(72))
+    report = train(tmp_path_factory.mktemp("cpu"), SETTINGS, dataset, dataset, CpuDevice(), RunOptions(replay=False))
+    return losses_of(report)
+
+
+def losses_of(report):
+    return [*report.losses, *(row["valid_loss"] for row in report.epochs)]
+
+
+@pytest.mark.parametrize("kind", [CudaDevice, AcceleratorDevice])
+def test_a_run_computes_with_the_batches_as_they_were_read(cache, tmp_path, module, expected, kind):
+    device, dataset = kind(CPU, module), CachedDataset(cache).select(range(72))
+    device.pin_memory = False
+    report = train(tmp_path, SETTINGS, dataset, dataset, device, RunOptions(replay=True))
+    assert losses_of(report) == pytest.approx(expected, abs=1e-5)  # another layout sums in another order
+    assert (report.backend, report.device) == ("torch", "cpu")
+    assert report.pace.ceiling_idle is not None
+    assert {name for name, *_ in module.log} >= ({"copy", "wait", "record"} if kind is CudaDevice else {"synchronize"})
+
+
+def test_the_loop_never_runs_more_than_two_executions_ahead(module):
+    device, left = AcceleratorDevice(CPU, module), []
+    for number in range(6):
+        device.step_begin(number)
+        device.step_begin(number)  # two steps in one execution
+        device.step_end()
+        device.step_end()  # an evaluation's batch, which is no execution
+        left.append(sum(not ended.query() for _, ended in device._executions))
+    assert left == [1, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 0.95])
+def test_all_three_figures_tell_the_share_that_a_slow_loader_costs(monkeypatch, share):
+    world = SimpleNamespace(now=0.0, waited_seconds=0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: world.now)
+    device = CudaDevice(CPU, StandIn(lambda: world.now))
+
+    def execute():
+        device.step_begin(0)
+        world.now += STEP
+        device.step_end()
+
+    meter = PaceMeter(device, world)
+    meter.resume()
+    for _ in range(STEPS):
+        late = STEP * share / (1 - share)
+        world.now, world.waited_seconds = world.now + late, world.waited_seconds + late
+        execute()
+        meter.step(1, BATCH)
+    meter.pause()
+    pace = meter.pace().with_ceiling(ceiling(execute, device, BATCH))
+    assert (pace.waited, pace.device_idle, pace.ceiling_idle) == pytest.approx((share,) * 3)
+
+
+def test_the_random_numbers_of_host_and_device_are_as_before(cuda):
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    with cuda.preserve_rng():
+        torch.rand(7)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.fixture
+def tpu(monkeypatch, module):
+    """A torch that has TorchTPU's device, up to its tensors; `started` is whether somebody has asked for it."""
+    state, plain = SimpleNamespace(started=False, error=None), torch.device
+
+    def current_device():
+        state.started = True
+        if state.error:
+            raise RuntimeError(state.error)
+        return 0
+
+    module.current_device = current_device
+    here = SimpleNamespace(is_available=lambda: True, current_accelerator=lambda: SimpleNamespace(type="tpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "accelerator", here, raising=False)
+    monkeypatch.setattr(torch, "tpu", module, raising=False)
+    monkeypatch.setattr(torch, "device", lambda kind, index=0: plain("cpu" if kind == "tpu" else kind, index))
+    return state
+
+
+def test_a_tpu_is_found_without_starting_it_and_is_fed_by_blocking_copies(tpu, module):
+    assert type(open_device("torch", device="cpu")) is CpuDevice
+    assert not tpu.started
+    device = open_device("torch")
+    assert tpu.started
+    assert type(device) is AcceleratorDevice
+    assert not device.pin_memory
+    assert device.put(torch.ones(2)).tolist() == [1, 1]
+    assert device.counters().received_bytes == 8
+    assert device.peak_bytes() is None
+
+
+def test_a_device_that_does_not_start_is_an_error_that_says_why(tpu):
+    tpu.error = "held by process 7"
+    with pytest.raises(UsageError, match="'tpu' is there but does not start: held by process 7"):
+        open_device("torch", device="tpu")
+
+
+def test_models_are_compiled_in_place_where_that_is_asked_for(monkeypatch):
+    calls = []
+    monkeypatch.setattr(nn.Module, "compile", lambda model, **options: calls.append((model, options)))
+    model = nn.Conv2d(3, 4, 1)
+    assert open_device("torch", device="cpu", compile=True).place(model) is model
+    assert calls == [(model, {"dynamic": False})]
+    open_device("torch", device="cpu").place(model)
+    assert len(calls) == 1
+    with pytest.raises(UsageError, match="leave --compile out"):
+        open_device("xla", compile=True)
+    counters = {"stats": {"unique_graphs": 5}}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))
+    assert compiled_graphs() == CpuDevice().counters().compiles == 5
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    """Count the page-locked memory that is asked for, and give other memory."""
+    empty, sizes = torch.empty, []
+
+    def allocate(*shape, pin_memory=False, **options):
+        if pin_memory:
+            sizes.append(shape[0])
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    return sizes
+
+
+def test_batches_are_read_into_page_locked_memory_that_is_theirs_alone(cache, pinned):
+    dataset = CachedDataset(cache)
+    plain, loader = CachedLoader(dataset, 32), CachedLoader(dataset, 32, pin_memory=True)
+    ahead = len(pinned)
+    assert ahead == 4  # torch has memory for those that are read ahead
+    batches = list(loader)
+    assert len(pinned) == ahead + len(batches)
+    assert set(pinned) == {32 * batches[0][0][0].numel()}
+    for (images, labels), (expected, numbers) in zip(batches, plain, strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, numbers)
+    loader.close()
+
+
+def test_page_locked_memory_that_is_not_to_be_had_is_refused(cache, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(UsageError, match=r"no driver\. Leave pin_memory out"):
+        CachedLoader(CachedDataset(cache), 8, pin_memory=True)

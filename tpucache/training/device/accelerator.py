@@ -1,0 +1,161 @@
+"""A GPU or a TPU as torch's own devices: what is computed there runs after its call has returned."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tpucache.errors import UsageError
+from tpucache.training.device.base import Counters
+from tpucache.training.device.torch_device import TorchDevice, compiled_graphs
+
+#: Executions that are sent before the first of them has ended. With more, the loop would run ahead of the device:
+#: batches would pile up in its memory, and the loop would wait for data while the device still has work.
+_AHEAD: Final = 2
+
+
+def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
+    """Start the current device of a kind, "cuda" or "tpu", and return it. Raises UsageError where it does not start."""
+    module = getattr(torch, kind)
+    try:
+        device = torch.device(kind, module.current_device())
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"the device {kind!r} is there but does not start: {error}. Use --device cpu") from error
+    return (CudaDevice if kind == "cuda" else AcceleratorDevice)(device, module, compiles)
+
+
+class AcceleratorDevice(TorchDevice):
+    """A device with a module of its own in torch, such as `torch.tpu`, that orders all that it is sent.
+
+    An execution's time is that between two events on the device, before its first operation and after its last one.
+    """
+
+    layout = torch.contiguous_format  # a TPU's compiler chooses layouts itself
+
+    def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:
+        """Take the device, and torch's module for it."""
+        super().__init__(torch_device, compiles)
+        self._module = module
+        self._began: Any = None
+        self._executions: deque[tuple[Any, Any]] = deque()  # the events of those that have not been counted
+        self._execute_seconds = 0.0
+
+    def put(self, batch: torch.Tensor) -> torch.Tensor:
+        """Send a batch and wait until it is there: in the upload thread nobody waits for that."""
+        self._received_bytes += batch.nbytes
+        return batch.to(self.torch_device)
+
+    def receive(self, batches: Iterable[torch.Tensor]) -> None:
+        """Do nothing: the batches are there."""
+
+    def step_begin(self, seed: int) -> None:
+        """Seed torch's generators of host and device, and mark where the execution begins."""
+        torch.manual_seed(seed)
+        if self._began is None:
+            self._began = self._record()
+
+    @contextlib.contextmanager
+    def preserve_rng(self) -> Iterator[None]:
+        """Keep the device's generator and torch's."""
+        state = self._module.get_rng_state(self.torch_device)
+        try:
+            with torch.random.fork_rng(devices=()):
+                yield
+        finally:
+            self._module.set_rng_state(state, self.torch_device)
+
+    def step_end(self) -> None:
+        """Mark where the execution ends; wait until no more than two are left to run."""
+        if self._began is None:
+            return
+        self._executions.append((self._began, self._record()))
+        self._began = None
+        if len(self._executions) > _AHEAD:
+            self._executions[0][1].synchronize()
+        self._count_ended()
+
+    def wait(self) -> None:
+        """Block until everything has run."""
+        self._module.synchronize(self.torch_device)
+
+    def counters(self) -> Counters:
+        """Return the graphs of torch.compile, if it is used, and the time of the executions that have ended."""
+        self._count_ended()
+        return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that torch's tensors took; None where the module does not count it."""
+        peak = getattr(self._module, "max_memory_allocated", None)
+        return None if peak is None else int(peak(self.torch_device))
+
+    def _record(self) -> Any:
+        """Return an event after all that was sent so far; waiting for it leaves the processor to other threads."""
+        event = self._module.Event(enable_timing=True, blocking=True)
+        event.record(self._module.current_stream(self.torch_device))
+        return event
+
+    def _count_ended(self) -> None:
+        while self._executions and self._executions[0][1].query():
+            began, ended = self._executions.popleft()
+            self._execute_seconds += began.elapsed_time(ended) / 1e3
+
+
+class _Upload(NamedTuple):
+    event: Any  # after the copy
+    host: torch.Tensor
+    sent: torch.Tensor
+
+
+class CudaDevice(AcceleratorDevice):
+    """A GPU, to which batches are copied beside the computing: from page-locked memory, on a stream of their own."""
+
+    pin_memory = True
+    layout = torch.channels_last
+
+    def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:
+        super().__init__(torch_device, module, compiles)
+        self._stream = module.Stream(torch_device)
+        self._lock = threading.Lock()  # batches of training and of evaluation are sent by two threads
+        self._uploads: dict[int, _Upload] = {}  # by the id of what was sent, which is alive as long as it is in here
+
+    def put(self, batch: torch.Tensor) -> torch.Tensor:
+        """Have a batch copied, and return before it is there: `receive` has the computing wait for it.
+
+        The host's batch is kept until then, so that its buffer is not written to meanwhile.
+        """
+        with self._module.stream(self._stream):
+            sent = torch.empty_like(batch, device=self.torch_device)
+            sent.copy_(batch, non_blocking=True)
+            event = self._module.Event()
+            event.record(self._stream)
+        with self._lock:
+            self._release()
+            self._uploads[id(sent)] = _Upload(event, batch, sent)
+            self._received_bytes += batch.nbytes
+        return sent
+
+    def receive(self, batches: Iterable[torch.Tensor]) -> None:
+        """Have all that is computed from now on wait for these batches, on the device and not here."""
+        stream = self._module.current_stream(self.torch_device)
+        with self._lock:
+            for batch in batches:
+                if (upload := self._uploads.get(id(batch))) is not None:
+                    stream.wait_event(upload.event)
+                # Its memory is of the other stream, which would use it again while this one still reads it.
+                batch.record_stream(stream)
+            self._release()
+
+    def wait(self) -> None:
+        """Block until everything has run and has been copied."""
+        super().wait()
+        with self._lock:
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the uploads that have ended."""
+        self._uploads = {key: upload for key, upload in self._uploads.items() if not upload.event.query()}

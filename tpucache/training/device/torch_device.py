@@ -1,0 +1,61 @@
+"""What plain torch does in the same way on every device."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class TorchDevice:
+    """The part of a device that does not depend on whether it runs beside the host or is the host."""
+
+    name = "torch"
+    cores = 1
+    pin_memory = False
+    layout: torch.memory_format = torch.channels_last
+
+    def __init__(self, torch_device: torch.device, compiles: bool = False) -> None:
+        """Take a torch device that is there; `compiles` is whether models are compiled by torch.compile."""
+        self.torch_device = torch_device
+        self._compiles = compiles
+        self._received_bytes = 0
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Send the weights and give them their layout; compile the model in place, so that their names stay."""
+        model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
+        if self._compiles:
+            # Every batch has the same shape.
+            model.compile(dynamic=False)  # type: ignore[no-untyped-call]  # torch does not type it
+        return model
+
+    def to_layout(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the images in the layout of the weights."""
+        return images.contiguous(memory_format=self.layout)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor: there is one core."""
+        return tensor
+
+    def autocast(self, enabled: bool) -> AbstractContextManager[object]:
+        """Return torch's own context."""
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16, enabled=enabled)
+
+    @contextlib.contextmanager
+    def profile(self, folder: Path) -> Iterator[None]:
+        """Trace with torch's own profiler, into `trace.json` for Perfetto or chrome://tracing."""
+        with torch.profiler.profile() as profiler:
+            yield
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # imported with the first torch.compile, for seconds
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
