@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.progress import Progress
 from tpucache.warmup.sources.archives.tars import list_tar, read_tar
 from tpucache.warmup.sources.archives.zips import list_zip, read_zip
 from tpucache.warmup.sources.base import Member
@@ -45,24 +47,28 @@ class ArchiveFiles:
         for an archive that is broken, has a name twice or one that leads out of it, or has nothing inside.
         """
         files: dict[str, Member] = {}
-        for archive in find_files(self.root, self.pattern):
-            path, name = self.root / archive, archive.as_posix()
-            _check_name(path)
-            members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name)
-            prefix = f"{name}/" if self.is_several else ""
-            plain = [_plain(member.name, path) for member in members]
-            twice = [text for text, count in Counter(plain).items() if count > 1]
-            if twice:
-                raise SourceError(f"{path} has {twice[0]!r} more than once: make the archive anew, with each file once")
-            start = f"{self.inside}/" if self.inside else ""
-            files |= {
-                prefix + text[len(start) :]: member
-                for text, member in zip(plain, members, strict=True)
-                if text.startswith(start)
-            }
+        with Progress(None, "list", "files", is_brief=True) as progress:
+            for archive in find_files(self.root, self.pattern):
+                files |= self._files_of(archive.as_posix(), progress.advance)
         if not files:
             raise SourceError(f"{self} holds no files")
         return files
+
+    def _files_of(self, name: str, advance: Callable[[int], None]) -> dict[str, Member]:
+        path = self.root / name
+        _check_name(path)
+        members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name, advance)
+        prefix = f"{name}/" if self.is_several else ""
+        plain = [_plain(member.name, path) for member in members]
+        twice = [text for text, count in Counter(plain).items() if count > 1]
+        if twice:
+            raise SourceError(f"{path} has {twice[0]!r} more than once: make the archive anew, with each file once")
+        start = f"{self.inside}/" if self.inside else ""
+        return {
+            prefix + text[len(start) :]: member
+            for text, member in zip(plain, members, strict=True)
+            if text.startswith(start)
+        }
 
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content. Raises SampleError, with `path`, when it is not read as it was listed."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Member, Sample
 from tpucache.warmup.sources.cells import to_number
@@ -63,7 +64,11 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     if not groups:
         raise SourceError(f"{where} holds no samples")
     samples = [_sample(number, group, files) for number, group in enumerate(groups.values())]
-    found = [_listed_metadata(sample, read) for sample in samples]
+    found = []
+    with Progress(len(samples), "list", "samples", is_brief=True) as progress:
+        for sample in samples:
+            found.append(_listed_metadata(sample, read))
+            progress.advance(1)
     names = list(dict.fromkeys(name for metadata in found for name in metadata))
     columns = {name: [metadata.get(name) for metadata in found] for name in names}
     labels, classes, used = _labels(columns, options.label_cols, where)

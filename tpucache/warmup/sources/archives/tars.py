@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +19,10 @@ _BROKEN: Final = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexEr
 _AGAIN: Final = "copy it again"
 
 
-def list_tar(path: Path, archive: str) -> list[Member]:
+def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
     """Return all files of a tar in their order; `archive` is what its members call it. Links are the files they name.
+
+    `advance` is called with the number of entries found.
 
     Raises SourceError when it is compressed, broken or cut short, or has sparse files or links out of it.
     """
@@ -35,7 +37,7 @@ def list_tar(path: Path, archive: str) -> list[Member]:
                 )
             file.seek(0)
             with tarfile.open(fileobj=file, mode="r:") as tar:
-                entries = _entries(tar)
+                entries = _entries(tar, advance)
                 end = tar.offset
             _check_end(path, end)
     except OSError as error:
@@ -58,7 +60,7 @@ def read_tar(descriptor: int, member: Member, path: str) -> bytes:
     return whole[_BLOCK:]
 
 
-def _entries(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
+def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tarfile.TarInfo]:
     entries = []
     end = -1
     while (entry := tar.next()) is not None:
@@ -66,6 +68,7 @@ def _entries(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
             raise tarfile.ReadError(f"the size of {entry.name!r} is wrong")
         end = tar.offset
         entries.append(entry)
+        advance(1)
         tar.members.clear()  # type: ignore[attr-defined]  # no entry is kept twice; typeshed lacks the attribute
     return entries
 

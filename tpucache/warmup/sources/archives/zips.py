@@ -7,6 +7,7 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +23,10 @@ _MOST_EXPANSION: Final = 1032
 _BROKEN: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
 
 
-def list_zip(path: Path, archive: str) -> list[Member]:
+def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
     """Return all files of a zip in the order of its directory; `archive` is what its members call it.
+
+    `advance` is called with their number.
 
     Raises SourceError when it is broken, or when an entry is encrypted, packed otherwise than by deflate, lies over
     another one, or claims to be larger than it can be.
@@ -35,6 +38,7 @@ def list_zip(path: Path, archive: str) -> list[Member]:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     except _BROKEN as error:
         raise SourceError(f"{path} is no whole .zip file: {error}. Copy it again") from error
+    advance(len(entries))
     for entry in entries:
         if problem := _problem(entry):
             raise SourceError(f"{path}: entry {entry.filename!r} {problem}")

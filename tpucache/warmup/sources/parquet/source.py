@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Sample, SourceKind
 from tpucache.warmup.sources.folder import read_file
@@ -56,14 +57,16 @@ class ParquetSource:
         light = (*roles.labels, *roles.kept, *([self._options.fold_col] if self._options.fold_col else []))
         values: dict[str, list[Any]] = {name: [] for name in light}
         samples: list[Sample] = []
-        for name in names:
-            rows = open_rows(self._root / name)
-            if self._roles(name) != roles:
-                raise SourceError(f"{self._root / name} has other columns than {names[0]}: give files of one kind")
-            for column, found in rows.read_columns(light).items():
-                values[column] += found
-            first, sizes = len(samples), rows.sizes(roles.heavy)
-            samples += [Sample(first + row, f"{name}#{row}", None, size) for row, size in enumerate(sizes)]
+        with Progress(None, "list", "rows", is_brief=True) as progress:
+            for name in names:
+                rows = open_rows(self._root / name)
+                if self._roles(name) != roles:
+                    raise SourceError(f"{self._root / name} has other columns than {names[0]}: give files of one kind")
+                for column, found in rows.read_columns(light).items():
+                    values[column] += found
+                first, sizes = len(samples), rows.sizes(roles.heavy)
+                samples += [Sample(first + row, f"{name}#{row}", None, size) for row, size in enumerate(sizes)]
+                progress.advance(len(sizes))
         where = str(self._root / self._pattern)
         if not samples:
             raise SourceError(f"{where} holds no rows")

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.progress import Progress
 from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.patterns import find_files, has_wildcard, split_pattern
 from tpucache.warmup.sources.table import TableOptions
@@ -25,6 +27,11 @@ _NAMES: Final = re.compile(r"(\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?|-\d{5}-
 # A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
 _HEADER: Final = 12
 _FRAME: Final = 16
+
+_MOST_WALKED: Final = 64
+#: The bounds of files by path, size and time of change, the latest last.
+_walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
+_lock: Final = threading.Lock()  # a Dask worker has several threads
 
 
 class TFRecordSource:
@@ -43,12 +50,13 @@ class TFRecordSource:
         Raises SourceError naming file and offset for a file that is broken or cut off, DependencyError.
         """
         samples: list[Sample] = []
-        for name in _find(self._root, self._pattern):
-            bounds = _bounds_of(self._root / name).tolist()
-            samples += [
-                Sample(len(samples) + record, f"{name}#{record}", None, end - start - _FRAME)
-                for record, (start, end) in enumerate(itertools.pairwise(bounds))
-            ]
+        with Progress(None, "list", "records", is_brief=True) as progress:
+            for name in _find(self._root, self._pattern):
+                bounds = _bounds_of(self._root / name, progress.advance).tolist()
+                samples += [
+                    Sample(len(samples) + record, f"{name}#{record}", None, end - start - _FRAME)
+                    for record, (start, end) in enumerate(itertools.pairwise(bounds))
+                ]
         if not samples:
             raise SourceError(f"{self._root / self._pattern} holds no records")
         return Listing(samples, self._classes(samples))
@@ -100,18 +108,26 @@ def _find(root: Path, pattern: str) -> list[str]:
     return [name.as_posix() for name in names]
 
 
-def _bounds_of(path: Path) -> npt.NDArray[np.int64]:
-    """Return where each record of a file begins, and where the last ends: int64 (records + 1,). Raises SourceError."""
+def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
+    """Return where each record of a file begins, and where the last ends: int64 (records + 1,). Raises SourceError.
+
+    A file is walked through once a process, as long as it does not change; `advance` is called with each record then.
+    """
     try:
         status = path.stat()
-        return _bounds(path, status.st_size, status.st_mtime_ns)
+        key = (path, status.st_size, status.st_mtime_ns)
+        with _lock:
+            if key not in _walked:
+                _walked[key] = _walk(path, status.st_size, advance)
+                while len(_walked) > _MOST_WALKED:
+                    del _walked[next(iter(_walked))]
+            return _walked[key]
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
 
 
-@functools.lru_cache(maxsize=64)
-def _bounds(path: Path, size: int, changed: int) -> npt.NDArray[np.int64]:
-    """Walk a file from length to length. The size and time of change are part of the cache's key."""
+def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
+    """Walk through a file from length to length."""
     bounds = [0]
     with path.open("rb") as file:
         while (start := bounds[-1]) < size:
@@ -123,6 +139,7 @@ def _bounds(path: Path, size: int, changed: int) -> npt.NDArray[np.int64]:
             if len(header) < _HEADER or end > size:
                 raise SourceError(f"{path}, offset {start}: the record is cut off: bring the whole file of it")
             bounds.append(end)
+            advance(1)
     return np.array(bounds, np.int64)
 
 
