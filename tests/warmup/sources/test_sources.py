@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,29 @@ def test_folds_train_on_variants_and_validate_on_the_clean_one(table: Path, tmp_
     run = "--valid fold=2 --backend eager --model cnn --epochs 1 --batch-size 16 --lr 0.01"
     assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
     assert main(["train", str(cache), "--run", str(tmp_path / "run"), "--valid", "fold=7"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_images_of_class_folders_train_a_step_wherever_they_lie(kind: str, tmp_path: Path) -> None:
+    for number in range(8):
+        path = tmp_path / "photos" / ("dark", "light")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (200 * (number % 2), 30, 9 * number)).save(path)
+    source = tmp_path / "photos"
+    if kind != "folder":
+        source = Path(shutil.make_archive(str(source), kind, source))
+    build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
+    model = torch.nn.Linear(3 * 8 * 8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    losses = []
+    for _ in range(2):
+        images, labels = next(iter(CachedLoader(CachedDataset(tmp_path / "cache"), 8)))
+        loss = torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels)
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[1] < losses[0]
 
 
 def test_tokens_of_a_dataset_are_cached_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

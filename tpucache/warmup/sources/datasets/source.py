@@ -14,6 +14,7 @@ import numpy as np
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
+from tpucache.store.fields import IMAGE
 from tpucache.warmup.sources.base import Item, Items, Listing, Sample, SourceKind
 from tpucache.warmup.sources.datasets.items import LABELS, to_item, to_label
 from tpucache.warmup.sources.names import unique
@@ -94,15 +95,20 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
 
 
 def _undecoded(dataset: Any) -> Any:
-    """Return a dataset of Hugging Face with its images as the bytes of their files, which are decoded as files are."""
+    """Return a dataset of Hugging Face with its images as the bytes of their files, which are decoded as files are.
+
+    A single column of images is the image, whatever it is called.
+    """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
         return dataset
     if getattr(dataset, "format", {}).get("type") is not None:  # the user transforms the items
         return dataset
-    for name, feature in features.items():
-        if type(feature).__name__ == "Image":
-            dataset = dataset.cast_column(name, type(feature)(decode=False))
+    images = {name: type(feature) for name, feature in features.items() if type(feature).__name__ == "Image"}
+    for name, kind in images.items():
+        dataset = dataset.cast_column(name, kind(decode=False))
+    if len(images) == 1 and IMAGE not in features:
+        dataset = dataset.rename_column(*images, IMAGE)
     return dataset
 
 

@@ -1,0 +1,94 @@
+"""A dataset of Hugging Face is a source; without its library, so are the rows that it would give."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
+from tpucache.errors import SampleError
+
+NAMES = ["ant", "bee"]
+COUNT = 10
+
+needs_datasets = pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs datasets")
+
+
+def _png(number: int) -> bytes:
+    target = io.BytesIO()
+    Image.new("RGB", (9, 9), (number * 9, 80, 30)).save(target, "PNG")
+    return target.getvalue()
+
+
+def _rows(broken: int | None = None, key: str = "image") -> list[dict[str, Any]]:
+    """Return rows as the library gives them with undecoded images; one image may be cut short."""
+    images = [_png(number)[: 40 if number == broken else None] for number in range(COUNT)]
+    return [
+        {key: {"bytes": data, "path": f"{number}.png"}, "label": number % 2, "age": number / 2}
+        for number, data in enumerate(images)
+    ]
+
+
+def _dataset(rows: list[dict[str, Any]]) -> Any:
+    import datasets
+
+    key = next(iter(rows[0]))
+    features = datasets.Features(
+        {key: datasets.Image(), "label": datasets.ClassLabel(names=NAMES), "age": datasets.Value("float32")}
+    )
+    return datasets.Dataset.from_list(rows, features=features)
+
+
+def _invert(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"image": [255 - np.asarray(image) for image in rows["image"]], "label": rows["label"]}
+
+
+KINDS = [pytest.param(_dataset, marks=needs_datasets, id="datasets.Dataset"), pytest.param(list, id="rows")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_become_a_cache_that_trains_a_step(kind: Callable[..., Any], tmp_path: Path) -> None:
+    manifest = build_cache(kind(_rows()), tmp_path, Recipe(size=8), jobs=1)
+    assert manifest.statistics.class_counts == (5, 5)
+    data = CachedDataset(tmp_path)
+    assert [int(data[number][0][0, 0, 0]) for number in range(COUNT)] == [number * 9 for number in range(COUNT)]
+    assert np.asarray(data.table["age"]).tolist() == [number / 2 for number in range(COUNT)]
+    model = torch.nn.Linear(3 * 8 * 8, 2)
+    images, labels = next(iter(CachedLoader(data, COUNT)))
+    torch.nn.functional.cross_entropy(model(images.flatten(1) / 255), labels).backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_that_is_cut_short_is_named_or_listed(kind: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match="3"):
+        build_cache(kind(_rows(broken=3)), tmp_path / "fails", Recipe(size=8), jobs=1)
+    manifest = build_cache(kind(_rows(broken=3)), tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+    assert [skip.path for skip in manifest.skipped] == ["3"]
+
+
+@needs_datasets
+def test_names_of_classes_and_the_choice_of_rows_are_those_of_the_dataset(tmp_path: Path) -> None:
+    chosen = _dataset(_rows(key="img")).shuffle(seed=1).filter(lambda row: row["label"] == 1).select(range(3))
+    manifest = build_cache(chosen, tmp_path, Recipe(size=8), jobs=1)
+    assert manifest.classes == tuple(NAMES)
+    data = CachedDataset(tmp_path)
+    assert data.labels is not None
+    assert data.labels.tolist() == [1, 1, 1]
+    assert np.asarray(data.table["age"]).tolist() == chosen["age"][:]
+    assert int(data[0][0][0, 0, 0]) == chosen["age"][0] * 2 * 9
+
+
+@needs_datasets
+def test_items_that_the_user_transforms_are_taken_as_they_come(tmp_path: Path) -> None:
+    build_cache(_dataset(_rows()).with_transform(_invert), tmp_path, Recipe(size=9), jobs=1)
+    assert [int(image[0, 0, 0]) for image, _ in CachedDataset(tmp_path)] == [255 - n * 9 for n in range(COUNT)]
