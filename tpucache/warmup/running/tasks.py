@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 import zlib
@@ -33,6 +34,8 @@ from tpucache.warmup.work.folder import disk_failure
 from tpucache.warmup.work.lock import is_held
 from tpucache.warmup.work.receipts import BuiltShard, save_receipt
 
+#: Just below the largest piece of memory that glibc adapts to.
+_LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
 #: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
 _CHECK_SECONDS: Final = 0.05
 
@@ -62,6 +65,7 @@ def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
     SampleError when a sample cannot be used and errors are not skipped, BuildError when its clean record differs from
     the one that the cache has, or when the disk fails.
     """
+    _keep_freed_memory()
     info, records = _resume(context, chunk)
     first = len(info.numbers) + len(info.skipped)
     done = _add_samples(context, chunk, first, info, records)
@@ -208,6 +212,15 @@ def _write_records(
                 writer.append(number, record, crc)
         _check_run(context)
         return writer.finish()
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Make this process use freed memory again, rather than give every array back to the system and fetch it anew.
+
+    glibc keeps pieces as large as the largest that it has seen freed. This one is never touched, so it takes no memory.
+    """
+    bytearray(_LARGEST_PIECE)
 
 
 def _check_run(context: BuildContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections import Counter
@@ -60,7 +61,7 @@ class FolderSource:
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
-        return Item({IMAGE: read_file(self._root / sample.path, sample.path)})
+        return Item({IMAGE: read_file(os.path.join(self._root, sample.path), sample.path)})
 
 
 def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
@@ -104,12 +105,13 @@ def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
     )
 
 
-def read_file(path: Path, name: str) -> bytes:
+def read_file(path: str | Path, name: str) -> bytes:
     """Return the bytes of the file of the sample called `name`. Raises SampleError when they cannot be read."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe would wait for ever
             raise SampleError(name, "is no regular file")
-        return path.read_bytes()
+        with io.FileIO(path) as file:
+            return file.readall()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SampleError(name, f"cannot be read: {reason}") from error

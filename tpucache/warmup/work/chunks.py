@@ -64,7 +64,7 @@ class ChunkInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return this as JSON values."""
-        return dataclasses.asdict(self)
+        return {**vars(self), "skipped": [dataclasses.asdict(skipped) for skipped in self.skipped]}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> ChunkInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import time
 import uuid
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ def hold(work: Path) -> Iterator[str]:
 def is_held(work: Path, run: str) -> bool:
     """Return whether a run still holds its work folder: not when it was killed, nor when another one continues it."""
     try:
-        with (work / _NAME).open() as file:
-            return file.read() == run and not _take(file.fileno(), fcntl.LOCK_SH)
+        with io.FileIO(work / _NAME) as file:
+            return file.readall() == run.encode() and not _take(file.fileno(), fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
 
