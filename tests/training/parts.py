@@ -83,6 +83,19 @@ def not_finite(shape: tuple[int, ...]) -> torch.Tensor:
     return added
 
 
+def scores(device: Device) -> dict[str, Any]:
+    """How often the device compiled for the scores of one batch of masks after another."""
+    rng, task, compiles = np.random.default_rng(4), make_task("mask", 3), []
+    for _ in range(3):
+        outputs = device.put(torch.from_numpy(rng.random((BATCH, 3, 4, 5), np.float32)))
+        labels = device.put(torch.from_numpy(rng.integers(0, 3, (BATCH, 4, 5), np.uint8)))
+        kept = device.all_gather(task.scores(outputs, labels))
+        device.step_end()
+        compiles.append(device.counters().compiles)
+        del kept
+    return {"compiles": compiles}
+
+
 def models(device: Device) -> dict[str, Any]:
     """What a small U-Net gives, with sides that do not halve."""
     torch.manual_seed(0)
@@ -141,7 +154,7 @@ def train(device: Device, kind: str) -> dict[str, Any]:
 
 def run(device: Device) -> dict[str, Any]:
     """Return everything, on the host."""
-    made = {"augment": augment(device), "tasks": tasks(device), "models": models(device)}
+    made = {"augment": augment(device), "tasks": tasks(device), "scores": scores(device), "models": models(device)}
     made |= {kind: train(device, kind) for kind in ("sgd", "adamw")}
     host: dict[str, Any] = _to_host(made)
     return host

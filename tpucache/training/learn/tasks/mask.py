@@ -129,8 +129,9 @@ class Mask:
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
         """Return whether the largest of every pixel's outputs is finite."""
-        # Not by the maximum: XLA's ignores NaN, and begins at the lowest finite number.
-        has_none = predictions.isneginf().all(1) | (predictions.isnan() | predictions.isposinf()).any(1)
+        # Not by the maximum: XLA's ignores NaN, and begins at the lowest finite number. Nor by isneginf and isposinf,
+        # which PyTorch/XLA does not have: it would read the outputs back and compile a graph for them in each batch.
+        has_none = (predictions == -torch.inf).all(1) | (predictions.isnan() | (predictions == torch.inf)).any(1)
         return ~has_none.flatten(1).any(1)
 
     def collect(self, scores: Array) -> Array:
