@@ -110,8 +110,8 @@ def run_command(kind: str, moment: int, run: Path, words: list[str]) -> None:
         else:
             os.kill(os.getpid(), signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
 
-    def open_counting(backend: str, cores: int) -> Device:
-        opened = open_device(backend, cores)
+    def open_counting(*choice: Any) -> Device:
+        opened = open_device(*choice)
         step_end = opened.step_end
         opened.step_end = lambda: (step_end(), count("batches"))
         return opened
