@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -92,6 +93,24 @@ def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_tra
     with (tmp_path / "out.csv").open() as file:
         found = np.float32([row[4:] for row in list(csv.reader(file))[1:]])
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+@pytest.mark.parametrize("cores", [1, 8])
+def test_losses_and_predictions_on_xla_are_those_of_plain_torch(dataset, python, tmp_path, cores):
+    words = ["-m", "tpucache", "train", dataset.directory, "--valid", dataset.directory, "--model", SETTINGS.model]
+    words += ["--inputs", "age,sex", "--epochs", 2, "--batch-size", 16, "--lr", "0.3"]
+    reports = {}
+    for backend, count in (("eager", 1), ("xla", cores)):
+        run, device = tmp_path / backend, ("--backend", backend, "--cores", count)
+        done = python(*words, "--run", run, *device, devices=count)
+        assert done.returncode == 0, done.stderr
+        reports[backend] = json.loads((run / "report.json").read_text())
+    assert reports["xla"]["losses"] == pytest.approx(reports["eager"]["losses"], abs=1e-4)
+    assert reports["xla"]["pace"]["compiles"] == 0
+    for row, expected in zip(*(reports[backend]["epochs"] for backend in ("xla", "eager")), strict=True):
+        assert row == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_run_is_resumed_with_the_same_columns_alone(dataset, photos, tmp_path):

@@ -37,13 +37,14 @@ def folds(cache, tmp_path_factory):
     return folder / "0", folder / "1"
 
 
-def plain(run, dataset):
-    """Probabilities by nothing but torch and what best.pt holds."""
+def plain(run, dataset, mirrored=False):
+    """Probabilities by nothing but torch and what best.pt holds, of images as they are or mirrored left to right."""
     best = torch.load(run / "best.pt", weights_only=True)
     model = tiny_models.tiny(best["outputs"])
     model.load_state_dict(best["model"])
     mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
     images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
+    images = images.flip(3) if mirrored else images
     with torch.no_grad():
         return model.eval()((images - mean) / std).softmax(1).numpy()
 
@@ -90,6 +91,8 @@ for count in {counts}:
     dataset = CachedDataset(cache, 0, np.arange(count) * 7 % 150)
     found[str(count)] = predict_values(predictor, [dataset], 8, 2, Progress(count, "predict", "images"))
     compiles.append(device.counters().compiles)
+both, dataset = Predictor([Path(run)], device, flip=True), CachedDataset(cache)
+found["flipped"] = predict_values(both, [dataset], 8, 2, Progress(len(dataset), "predict", "images"))
 np.savez(output, compiles=compiles, **found)
 """
 
@@ -104,6 +107,9 @@ def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, 
     assert set(found["compiles"]) == {found["compiles"][0]}
     for count in COUNTS:
         np.testing.assert_allclose(found[str(count)], plain(folds[0], many(cache, count)), atol=1e-5)
+    both = [plain(folds[0], CachedDataset(cache), mirrored) for mirrored in (False, True)]
+    assert np.abs(both[0] - both[1]).max() > 1e-4
+    np.testing.assert_allclose(found["flipped"], np.mean(both, 0), atol=1e-5)
 
 
 def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
