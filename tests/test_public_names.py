@@ -50,7 +50,9 @@ ERRORS += [
 ]
 #: What users import from the other public modules; these have more besides.
 PROMISED = {
-    "tpucache.training": "train TrainSettings AugmentSettings RunOptions predict open_device find_lr",
+    "tpucache.training": (
+        "train TrainSettings AugmentSettings RunOptions predict open_device find_lr open_all_folds train_folds"
+    ),
     "tpucache.warmup": "build_cache repair_cache Recipe open_source FolderSource TableSource TableOptions",
     "tpucache.ondevice": "decoder Augment Normalise AugmentSettings",
 }

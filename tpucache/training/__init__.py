@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpucache.training.evaluation import compute_rows, evaluate
     from tpucache.training.feed.feeder import Feeder
     from tpucache.training.fitting import TrainResult, train
+    from tpucache.training.folds import open_all_folds, train_folds
     from tpucache.training.learn.ema import Ema
     from tpucache.training.learn.learner import Learner
     from tpucache.training.learn.models import build_model
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tpucache.training.predictions import PredictReport, predict
     from tpucache.training.predictor import Predictor
     from tpucache.training.run.checkpoint import load_checkpoint, save_checkpoint
+    from tpucache.training.run.folds import FoldsReport
     from tpucache.training.run.history import Watcher
     from tpucache.training.run.report import TrainReport
     from tpucache.training.settings import TrainSettings
@@ -43,6 +45,7 @@ _HOMES: Final = {
     "DeviceBatch": "tpucache.training.device.tensors",
     "Ema": "tpucache.training.learn.ema",
     "Feeder": "tpucache.training.feed.feeder",
+    "FoldsReport": "tpucache.training.run.folds",
     "Learner": "tpucache.training.learn.learner",
     "Normalise": "tpucache.ondevice.modules",
     "PredictReport": "tpucache.training.predictions",
@@ -65,11 +68,13 @@ _HOMES: Final = {
     "make_optimizer": "tpucache.training.learn.optimizers",
     "make_schedule": "tpucache.training.learn.schedule",
     "make_task": "tpucache.training.learn.tasks.find",
+    "open_all_folds": "tpucache.training.folds",
     "open_device": "tpucache.training.device",
     "predict": "tpucache.training.predictions",
     "save_checkpoint": "tpucache.training.run.checkpoint",
     "set_rates": "tpucache.training.learn.optimizers",
     "train": "tpucache.training.fitting",
+    "train_folds": "tpucache.training.folds",
 }
 
 __all__ = [
@@ -80,6 +85,7 @@ __all__ = [
     "DeviceBatch",
     "Ema",
     "Feeder",
+    "FoldsReport",
     "Learner",
     "Normalise",
     "PredictReport",
@@ -102,11 +108,13 @@ __all__ = [
     "make_optimizer",
     "make_schedule",
     "make_task",
+    "open_all_folds",
     "open_device",
     "predict",
     "save_checkpoint",
     "set_rates",
     "train",
+    "train_folds",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__)

@@ -1,0 +1,62 @@
+"""The commands and the code on the page about training work as shown, on a small cache and with plain torch."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpucache.cli import main
+from tpucache.training.feed import idle
+from tpucache.training.watch import curves
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+SMALL = ["--backend", "torch", "--cores", "1", "--epochs", "1", "--batch-size", "32", "--model", "cnn"]
+
+
+@pytest.fixture
+def page(cache, tmp_path, monkeypatch):
+    """A folder with the caches that the page names, and the page's blocks as (language, text)."""
+    (tmp_path / "cache").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / "cache" / name).symlink_to(cache)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(curves, "save_figure", lambda *_: None)  # it takes most of the time, as does measuring rates
+    monkeypatch.setattr(idle, "_REPLAY_SECONDS", 0.0)
+    return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_work_one_after_another(page, tmp_path):
+    (step,) = [text for _, text in page if "def step(" in text]
+    (tmp_path / "simclr.py").write_text(step)
+    try:
+        for text in (text for language, text in page if language == "sh"):
+            for line in text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line)[3:]
+                if "timm:" not in line:  # which may not be installed
+                    assert main([*words, *(SMALL if words[0] == "train" else [])]) == 0, line
+    finally:
+        sys.modules.pop("simclr", None)
+    with Path("predictions.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 150
+    assert "Confusion" in Path("run.html").read_text()
+
+
+@pytest.mark.slow
+def test_training_from_python_and_a_model_of_columns_work_as_shown(page):
+    from tpucache.training import build_model
+
+    (columns,) = [text for _, text in page if "def age_and_image(" in text]
+    (python,) = [text for _, text in page if "train(\n" in text]
+    space = {"my_model": lambda outputs: build_model("cnn", outputs)}
+    exec(compile(columns, PAGE.name, "exec"), space)
+    assert space["age_and_image"](2, 3).head.in_features == 19
+    exec(compile(python.replace("epochs=10", "epochs=1"), PAGE.name, "exec"), space)
+    assert len(space["result"].history) == 1
+    assert Path("runs/mine/best.pt").exists()
