@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,9 +55,9 @@ def test_training_from_python_and_a_model_of_columns_work_as_shown(page):
 
     (columns,) = [text for _, text in page if "def age_and_image(" in text]
     (python,) = [text for _, text in page if "train(\n" in text]
-    space = {"my_model": lambda outputs: build_model("cnn", outputs)}
+    space: dict[str, Any] = {"my_model": lambda outputs: build_model("cnn", outputs)}
     exec(compile(columns, PAGE.name, "exec"), space)
     assert space["age_and_image"](2, 3).head.in_features == 19
-    exec(compile(python.replace("epochs=10", "epochs=1"), PAGE.name, "exec"), space)
+    exec(compile(python.replace("epochs=10", "epochs=1, batch_size=32"), PAGE.name, "exec"), space)
     assert len(space["result"].history) == 1
     assert Path("runs/mine/best.pt").exists()

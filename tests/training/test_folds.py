@@ -138,6 +138,13 @@ def test_killed_anywhere_it_ends_in_the_same_files_and_trains_nothing_twice(fold
     assert rest.count < whole[2] or share == 0.1
 
 
+def predicting_seconds(report, run):
+    """Seconds that are in none of the folds' runs: in all, and the sum of the parts."""
+    runs = [json.loads(path.read_text()) for path in run.glob("fold-*/report.json")]
+    (wall, parts), *others = ((each["wall_seconds"], sum(each["seconds"].values())) for each in (report, *runs))
+    return wall - sum(other[0] for other in others), parts - sum(other[1] for other in others)
+
+
 @pytest.mark.parametrize("share", [0.2, 0.7, 0.95])
 def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_path, share):
     moment = Moment(device := EagerDevice(), int(share * whole[2]))
@@ -149,7 +156,13 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
     assert [fold["finished"] for fold in report["folds"]] == {0.2: [False], 0.7: [True, False], 0.95: [True, True]}[
         share
     ]
+    before = predicting_seconds(report, tmp_path)
+    assert before[0] == pytest.approx(before[1], abs=1e-3)
+    assert (before[0] > 0) == (share == 0.95)
     run_all(folded, tmp_path)
+    after = predicting_seconds(json.loads((tmp_path / "report.json").read_text()), tmp_path)
+    assert after[0] == pytest.approx(after[1], abs=1e-3)
+    assert after[0] > before[0]
     assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
 
 

@@ -90,8 +90,9 @@ def train_folds(
 ) -> FoldsReport:
     """Train the model of each fold in turn, then let each predict its fold; write predictions and a report.
 
-    Each fold is the run that `train` makes of it. A run that is resumed continues in the fold where it was; finished
-    folds are not trained again. `watch` gives the watchers of each fold's run. Raises as `train` and `predict` do.
+    Each fold is the run that `train` makes of it. What `open_all_folds` lets resume continues in the fold where it was;
+    finished folds are not trained again. `watch` gives the watchers of each fold's run. Raises as `train` and
+    `predict` do.
     """
     options = options or RunOptions()
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
@@ -101,9 +102,11 @@ def train_folds(
         has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
         report = read_report(folds.run)
         if has_trained or report is None or not report.finished:
-            write_report(folds.run, _make_report(folds, device))
             # What came before the first fold, such as staging, is in the account of its run.
-            report = _predict_all(folds, device, stop, Account() if has_trained else account)
+            account = Account() if has_trained else account
+            account.add_earlier(*_prediction_seconds(folds, report))
+            write_report(folds.run, _make_report(folds, device, account))
+            report = _predict_all(folds, device, stop, account)
             write_report(folds.run, report)
     except Stopped as stopped:
         raise stop.to_error(stopped) from None
@@ -124,7 +127,7 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
                 options.stop.check(f"after {number} of {len(folds.folds)} folds")
         profile = None if options.profile is None else Path(options.profile) / fold.run.name
         with watch(fold.run) as watchers:
-            of_fold = replace(options, profile=profile, watchers=watchers)
+            of_fold = replace(options, resume=True, profile=profile, watchers=watchers)
             try:
                 train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
             except (UnfinishedError, KeyboardInterrupt):
@@ -136,14 +139,31 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
 
 
 def _predict_all(folds: Folds, device: Device, stop: StopRequest, account: Account) -> FoldsReport:
-    """Let each fold's model predict its samples, and return the report of the finished run."""
+    """Let each fold's model predict its samples, and return the report of the finished run.
+
+    When it has to stop, the report of the run has the seconds so far.
+    """
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")
     output = folds.run / OUT_OF_FOLD_NAME
     parts = ((Predictor([fold.run], device), fold.valid_set) for fold in folds.folds)
-    with stop.on_signals():
-        metrics = predict_parts(parts, folds.dataset, output, lambda: stop.check("in the out-of-fold predictions"))
+    try:
+        with stop.on_signals():
+            metrics = predict_parts(parts, folds.dataset, output, lambda: stop.check("in the out-of-fold predictions"))
+    except Stopped:
+        write_report(folds.run, _make_report(folds, device, account))
+        raise
     return _make_report(folds, device, account, metrics)
+
+
+def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[str, float], float]:
+    """Return the seconds of a report, by part and in all, that are in none of the folds' runs: earlier predictions."""
+    if report is None:
+        return {}, 0.0
+    runs = [run for fold in folds.folds if (run := fold.report) is not None]
+    seconds = {part: spent - sum(run.seconds.get(part, 0.0) for run in runs) for part, spent in report.seconds.items()}
+    wall = report.wall_seconds - sum(run.wall_seconds for run in runs)
+    return {part: max(0.0, spent) for part, spent in seconds.items()}, max(0.0, wall)
 
 
 def _make_report(
