@@ -59,3 +59,4 @@ def test_a_sample_error_names_the_sample_and_the_reason() -> None:
     error = errors.SampleError("a\n.png", "is cut short")
     assert (error.path, error.reason) == ("a\n.png", "is cut short")
     assert str(error) == "'a\\n.png': is cut short"
+    assert errors.SampleError("a.png", "is broken:\nat 7\n").reason == "is broken: at 7"

@@ -50,6 +50,7 @@ class SampleError(SourceError):
     """One sample cannot be used; `path` names it and `reason` says why."""
 
     def __init__(self, path: str, reason: str) -> None:
+        reason = " ".join(reason.split("\n")).strip()  # of libraries' errors, some have several lines
         super().__init__(path, reason)
         self.path = path
         self.reason = reason

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tpucache import Recipe, build_cache
 from tpucache.cli import main
@@ -114,8 +115,6 @@ def test_a_killed_build_counts_nothing_twice(tmp_path: Path, failing_rename: Any
 
 
 def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
-
     (tmp_path / "images").mkdir()
     Image.new("RGB", (40, 20)).save(tmp_path / "images" / "a.png")
     box = {"image_id": 1, "category_id": 1}
@@ -140,3 +139,17 @@ def test_counts_that_are_none_are_not_shown(saved: Any, tmp_path: Path) -> None:
     manifest = build_cache(Wide(2), tmp_path, Recipe(size=20, max_boxes=5), jobs=1)
     content = {**json.loads(manifest.to_json()), "source": {**manifest.source, "annotations": saved}}
     assert not any("view" in line for line in describe_lines(Manifest.from_json(json.dumps(content))))
+
+
+def test_masks_that_lost_their_numbers_as_jpeg_are_warned_of(
+    tmp_path: Path, encode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Photographed(Wide):
+        def load(self, sample: Sample) -> Item:
+            mask = Image.fromarray(np.kron(np.eye(5, dtype=np.uint8) * 255, np.ones((4, 8), np.uint8)))
+            return Item({"image": encode(Image.new("RGB", (40, 20))), "mask": encode(mask)})
+
+    build_cache(Photographed(2), tmp_path / "scaled", Recipe(size=8, mask_values="scale"), jobs=1)
+    assert "JPEG" not in caplog.text
+    build_cache(Photographed(2), tmp_path / "kept", Recipe(size=8), jobs=1)
+    assert "the first mask is a JPEG, which changes numbers of classes" in caplog.text

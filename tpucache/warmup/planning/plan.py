@@ -32,6 +32,7 @@ from tpucache.warmup.versions import version_differences
 
 _log: Final = logging.getLogger("tpucache")
 _WHITE: Final = 255
+_JPEG: Final = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True)
@@ -167,9 +168,15 @@ def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> 
 
 
 def _warn_of_white_masks(first: Item, recipe: Recipe) -> None:
-    """Warn of a mask of black and white whose numbers would be taken as classes."""
+    """Warn of a mask of black and white, or of a JPEG, whose numbers would be taken as classes."""
     mask = first.fields.get(MASK)
     if mask is None or IMAGE not in first.fields or recipe.mask_values == "scale":
+        return
+    if isinstance(mask, bytes) and mask.startswith(_JPEG) and recipe.mask_colours is None:
+        _log.warning(
+            "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
+            "--mask-values scale where they are black and white"
+        )
         return
     try:
         values = set(np.unique(decode_mask(mask, "", recipe)).tolist())

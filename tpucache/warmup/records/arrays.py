@@ -117,7 +117,7 @@ def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: s
             clean[MASK], counts[MASK] = _mask(value, view, recipe, path)
         elif field.name == BOXES:
             boxes = _numbers(field.name, value, path)
-            clean[BOXES], counts[BOXES] = _boxes(boxes, view, recipe, path), len(boxes)
+            clean[BOXES], counts[BOXES] = _boxes(boxes, item.boxes_size, view, recipe, path), len(boxes)
         elif field.name == KEYPOINTS:
             points = _numbers(field.name, value, path)
             clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
@@ -259,8 +259,10 @@ def _coordinates(view: View, recipe: Recipe, path: str) -> Coordinates:
     return recipe.coordinates or "stored"
 
 
-def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 4) or (n, 5) in view, as rows of the record."""
+def _boxes(
+    boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, view: View, recipe: Recipe, path: str
+) -> npt.NDArray[np.float32]:
+    """Return boxes (n, 4) or (n, 5) in view, of an image of this (width, height), as rows of the record."""
     most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)
@@ -270,6 +272,10 @@ def _boxes(boxes: npt.NDArray[np.float64], view: View, recipe: Recipe, path: str
     if wrong.size:
         raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
     coordinates = _coordinates(view, recipe, path)
+    if size is not None and not view.is_of(size, coordinates):
+        raise SampleError(
+            path, f"its boxes are of an image of {size[0]} x {size[1]} pixels, and it has others: scale them"
+        )
     corners = np.stack([view.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
     classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
     kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), view.area)

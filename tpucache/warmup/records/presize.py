@@ -63,6 +63,11 @@ class View:
         """Return the (width, height) of the source's image, as stored or as displayed."""
         return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
 
+    def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
+        """Return whether the source's image has this (width, height), but for a pixel."""
+        own = self.stored_as(coordinates)
+        return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
+
     def least(self) -> tuple[int, int]:
         """Return the (width, height) that the whole image must at least be decoded at."""
         shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])

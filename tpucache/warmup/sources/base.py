@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError
+from tpucache.errors import SampleError, SourceError
 
 Array = npt.NDArray[Any]
 
@@ -58,7 +59,8 @@ class Listing:
 
     `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
     samples table as they are, one item a sample. `left_out` counts files that are no samples, by their name's suffix.
-    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given.
+    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given. Raises
+    SourceError for two classes of one name.
     """
 
     samples: Sequence[Sample]
@@ -66,6 +68,11 @@ class Listing:
     columns: Mapping[str, Column] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        twice = [name for name, count in Counter(self.classes).items() if count > 1]
+        if twice:
+            raise SourceError(f"two classes are called {twice[0]!r}: give each a name of its own")
 
 
 @dataclass(frozen=True)
@@ -78,17 +85,19 @@ class Item:
     arrays of any other name, kept as they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
     image as displayed or as stored, which the recipe's `coordinates` states. `label` and `columns` are what is known
     only once the sample is read. `mask_runs` are the mask in place of a field: rows of class, first pixel and length,
-    int64 (n, 3), down the columns of the image.
+    int64 (n, 3), down the columns of the image. `boxes_size` is the (width, height) of the image that the boxes are of,
+    where the source states it.
     """
 
     fields: Mapping[str, bytes | Array]
     label: Label = None
     columns: Mapping[str, str | int | float] = field(default_factory=dict)
     mask_runs: Array | None = None
+    boxes_size: tuple[int, int] | None = None
 
     def sha256(self, *labels: Label) -> str:
-        """Return a hash of the fields and run lengths, and of these labels."""
-        digest = hashlib.sha256(repr(labels).encode())
+        """Return a hash of the fields, run lengths and size of boxes, and of these labels."""
+        digest = hashlib.sha256(repr((labels, self.boxes_size)).encode())
         for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
             kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
             digest.update(f"\n{name} {kind} {len(value) if isinstance(value, bytes) else value.nbytes}\n".encode())

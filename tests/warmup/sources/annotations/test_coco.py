@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tpucache import CachedLoader
-from tpucache.errors import SourceError
+from tpucache.errors import SampleError, SourceError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
@@ -89,6 +89,26 @@ def test_boxes_that_leave_the_image_are_reported_and_counted(tmp_path: Path, cap
     assert np.asarray(CachedDataset(tmp_path / "cache").table["boxes_outside"]).tolist() == [1, 0]
 
 
+def test_boxes_of_crowds_are_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = coco()
+    content["annotations"][0] |= {"iscrowd": 1, "segmentation": {"counts": [0, 9, 791], "size": [20, 40]}}
+    with caplog.at_level(logging.WARNING):
+        build(tmp_path, content)
+    assert "1 boxes of crowds are left out" in caplog.text
+    assert (CachedDataset(tmp_path / "cache")[0]["boxes"][:, 4] >= 0).sum() == 1
+
+
+@pytest.mark.parametrize(("width", "fails"), [(40, False), (39, False), (20, True), (0, False), (None, False)])
+def test_boxes_of_an_image_of_another_size_are_refused(width: Any, fails: bool, tmp_path: Path) -> None:
+    content = coco()
+    content["images"][0]["width"] = width
+    if not fails:
+        build(tmp_path, content)
+        return
+    with pytest.raises(SampleError, match=r"a\.png.*boxes are of an image of 20 x 20 pixels"):
+        build(tmp_path, content)
+
+
 def test_a_cache_with_boxes_is_repaired_with_them(tmp_path: Path) -> None:
     manifest = build(tmp_path, coco())
     shard = tmp_path / "cache" / manifest.shards[0].name
@@ -124,6 +144,12 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "no left, top"),
         (coco(images=[{"id": 7, "file_name": "x.png"}], annotations=[]), "lists none of the samples"),
         (coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]), "lists a file twice"),
+        (coco(images=[{"id": 7, "file_name": f"{n}.png"} for n in "ab"]), "the id 7 is there twice among the images"),
+        (coco(categories=[{"id": 3, "name": n} for n in "ab"]), "the id 3 is there twice among the categories"),
+        (
+            coco(categories=[{"id": n, "name": "a"} for n in (3, 18)]),
+            "the name 'a' is there twice among the categories",
+        ),
     ],
 )
 def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:

@@ -114,6 +114,11 @@ def test_paths_and_classes_that_cannot_be_meant_are_refused(make: Make, attribut
         make(IMAGE, IMAGE, **attributes).list()
 
 
+def test_two_classes_of_one_name_are_refused(make: Make) -> None:
+    with pytest.raises(SourceError, match="two classes are called 'a'"):
+        make((IMAGE, 0), classes=["a", "b", "a"]).list()
+
+
 @pytest.mark.parametrize(
     ("created", "reason"),
     [(lambda: {}[1], "raised KeyError"), (lambda: iter([1]), "returned a list_iterator"), (lambda: {1}, "a set")],

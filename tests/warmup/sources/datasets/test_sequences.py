@@ -118,6 +118,18 @@ def test_a_dataset_itself_becomes_a_cache_that_is_extended_and_repaired(tmp_path
     assert verify_cache(cache) == []
 
 
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("kind", [int, float])
+def test_an_empty_sequence_has_the_dtype_of_the_others(at, kind, tmp_path):
+    items = [([kind(number + 1)] * 3, number % 2) for number in range(4)]
+    items[at] = ([], 1)
+    manifest = build_cache(Reviews(*items), tmp_path / "cache", jobs=1)
+    assert manifest.samples == 4
+    batch = next(iter(CachedLoader(CachedDataset(tmp_path / "cache"), 4)))
+    assert batch["input_ids"].is_floating_point() == (kind is float)
+    assert batch["attention_mask"].sum(1).tolist() == [0 if number == at else 3 for number in range(4)]
+
+
 def test_a_dataset_that_cannot_be_sent_to_workers_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"the Reviews cannot be sent to workers .*: give module:callable"):
         build_cache(Reviews(lambda: 1), tmp_path / "cache")

@@ -23,16 +23,23 @@ from tpucache.warmup.sources.base import Item, Listing, Sample, Source
 #: The column of how many boxes of a sample reach beyond its image, in the samples table.
 OUTSIDE: Final = "boxes_outside"
 _UNLISTED: Final = "(not in the JSON)"
+_LARGEST: Final = 1 << 31  # what no image's side has
 
 _log: Final = logging.getLogger("tpucache")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Boxes:
-    """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class; how many reach beyond the image."""
+    """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class.
+
+    `outside` is how many of them reach beyond the image, `crowds` how many there are beside them of crowds, and `size`
+    is the image's (width, height), None where the file does not state it.
+    """
 
     boxes: npt.NDArray[np.float64]
     outside: int
+    crowds: int
+    size: tuple[int, int] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +68,8 @@ class BoxSource:
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
     A sample is found by its path, or else by its file's name where that is unique in both. Classes are the file's
-    categories in the order of their ids, and are named so where the other source has no labels.
+    categories in the order of their ids, and are named so where the other source has no labels. A box of a crowd,
+    `iscrowd`, is of no single object and is left out.
     """
 
     source: Source
@@ -91,6 +99,9 @@ class BoxSource:
                 "%s: %d boxes of %d images reach beyond their image, such as of %s: they are clipped, and "
                 "counted in the column %s", self.path, outside.sum(), (outside > 0).sum(), worst, OUTSIDE,
             )  # fmt: skip
+        crowds = sum(each.crowds for each in found)
+        if crowds:
+            _log.warning("%s: %d boxes of crowds are left out", self.path, crowds)
         missing = len(coco.images) - len(kept)
         if missing:
             _log.warning("%s lists %d images that the source does not have", self.path, missing)
@@ -123,7 +134,8 @@ class BoxSource:
         name = coco.find(sample.path)
         if name is None:
             raise SampleError(sample.path, f"is no longer in {self.path}: bring it back as it was")
-        return dataclasses.replace(item, fields={**item.fields, BOXES: coco.images[name].boxes})
+        found = coco.images[name]
+        return dataclasses.replace(item, fields={**item.fields, BOXES: found.boxes}, boxes_size=found.size)
 
 
 def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
@@ -150,19 +162,26 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     """Read a COCO JSON file. Its size and time of change are part of the cache's key. Raises SourceError."""
     try:
         content = json.loads(path.read_bytes())
+        _check_ids(content)
         categories = {item["id"]: str(item["name"]) for item in content["categories"]}
         numbers = {key: number for number, key in enumerate(sorted(categories))}
         images = {item["id"]: item for item in content["images"]}
         rows: dict[Any, list[list[float]]] = {key: [] for key in images}
+        crowds = dict.fromkeys(images, 0)
         for item in content["annotations"]:
             left, top, width, height = (float(value) for value in item["bbox"])
             if not all(map(math.isfinite, (left, top, width, height))) or width < 0 or height < 0:
                 raise ValueError(f"the box {item['bbox']} is no left, top, width, height")
-            rows[item["image_id"]].append([left, top, left + width, top + height, numbers[item["category_id"]]])
+            row = [left, top, left + width, top + height, numbers[item["category_id"]]]
+            if item.get("iscrowd"):
+                crowds[item["image_id"]] += 1
+            else:
+                rows[item["image_id"]].append(row)
         found = {}
         for key, item in images.items():
             boxes = np.array(rows[key], np.float64).reshape(-1, 5)
-            found[str(item["file_name"])] = _Boxes(boxes, _count_outside(boxes, item.get("width"), item.get("height")))
+            size = _image_size(item)
+            found[str(item["file_name"])] = _Boxes(boxes, _count_outside(boxes, size), crowds[key], size)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
     except KeyError as error:
@@ -176,9 +195,25 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     return _Coco(found, tuple(categories[key] for key in sorted(categories)), plain)
 
 
-def _count_outside(boxes: npt.NDArray[np.float64], width: Any, height: Any) -> int:
-    """Return how many boxes reach more than a pixel beyond an image; 0 where the file does not say how large it is."""
-    if not isinstance(width, (int, float)) or not isinstance(height, (int, float)):
+def _check_ids(content: Mapping[str, Any]) -> None:
+    """Raise ValueError for an id or a class that is there twice: boxes would come to another image or class."""
+    for part, name in (("images", "id"), ("categories", "id"), ("categories", "name")):
+        twice = [value for value, count in Counter(item[name] for item in content[part]).items() if count > 1]
+        if twice:
+            raise ValueError(f"the {name} {twice[0]!r} is there twice among the {part}")
+
+
+def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the (width, height) of an image; None where the file does not state it."""
+    width, height = item.get("width"), item.get("height")
+    if not all(isinstance(side, (int, float)) and 1 <= side <= _LARGEST for side in (width, height)):
+        return None
+    return int(item["width"]), int(item["height"])
+
+
+def _count_outside(boxes: npt.NDArray[np.float64], size: tuple[int, int] | None) -> int:
+    """Return how many boxes reach more than a pixel beyond an image; 0 where it is not known how large it is."""
+    if size is None:
         return 0
     low = (boxes[:, :2] < -1).any(axis=1)
-    return int((low | (boxes[:, 2] > width + 1) | (boxes[:, 3] > height + 1)).sum())
+    return int((low | (boxes[:, 2:4] > np.array(size) + 1).any(axis=1)).sum())

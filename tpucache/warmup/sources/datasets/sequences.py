@@ -71,52 +71,58 @@ class PaddedSource:
         names, length = self._shape
         if not names:
             return item
-        main = item.fields.get(names[0])
+        first = next(iter(names))
+        main = item.fields.get(first)
         if not isinstance(main, np.ndarray) or main.ndim != 1:
-            raise SampleError(sample.path, f"has no sequence {names[0]!r}, as other samples have")
+            raise SampleError(sample.path, f"has no sequence {first!r}, as other samples have")
         if len(main) > length and not self.truncate:
             raise SampleError(
                 sample.path,
-                f"{names[0]!r} has {len(main):,} numbers: give --pad {len(main)}, or cut with --truncate",
+                f"{first!r} has {len(main):,} numbers: give --pad {len(main)}, or cut with --truncate",
             )
         fields = dict(item.fields)
-        for name in names:
-            fields[name] = _padded(item, name, len(main), length, sample.path)
+        for name, dtype in names.items():
+            padded = _padded(item, name, len(main), length, sample.path)
+            fields[name] = padded if len(main) else padded.astype(dtype)  # an empty list has no dtype of its own
         if not {ATTENTION, MASK} & set(fields):
             fields[ATTENTION] = (np.arange(length) < len(main)).astype(np.uint8)
         name = column_names([*item.columns, LENGTH])[LENGTH] if LENGTH not in item.columns else f"{LENGTH}_"
         return dataclasses.replace(item, fields=fields, columns={**item.columns, name: len(main)})
 
     @functools.cached_property
-    def _shape(self) -> tuple[tuple[str, ...], int]:
-        """The names of the sequences, the main one first, and their length; no names where nothing is padded.
+    def _shape(self) -> tuple[dict[str, str], int]:
+        """The dtypes of the sequences by name, the main one first, and their length; none where nothing is padded.
 
         It is found once, when the source is listed, and sent to the workers with it.
         """
         return self._find_shape(self.source.list().samples)
 
-    def _find_shape(self, samples: Sequence[Sample]) -> tuple[tuple[str, ...], int]:
+    def _find_shape(self, samples: Sequence[Sample]) -> tuple[dict[str, str], int]:
         names = self._find_names(samples)
         if not names or self.pad is not None:
             return names, self.pad or 0
         lengths = set()
         for sample in samples:
             with contextlib.suppress(SampleError):
-                value = self.source.load(sample).fields.get(names[0])
+                value = self.source.load(sample).fields.get(next(iter(names)))
                 if isinstance(value, np.ndarray) and value.ndim == 1:
                     lengths.add(len(value))
-        return (names, max(lengths)) if len(lengths) > 1 else ((), 0)
+        return (names, max(lengths)) if len(lengths) > 1 else ({}, 0)
 
-    def _find_names(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+    def _find_names(self, samples: Sequence[Sample]) -> dict[str, str]:
+        found: dict[str, str] = {}
         for sample in samples[:_TRIED]:
             with contextlib.suppress(SampleError):
                 fields = self.source.load(sample).fields
-                lengths = {name: len(value) for name, value in fields.items() if np.ndim(value) == 1}
-                if IMAGE in fields or not lengths:
-                    return ()
-                main = next((name for name in _MAIN if name in lengths), next(iter(lengths)))
-                return main, *(name for name in lengths if name != main and lengths[name] == lengths[main])
-        return ()
+                arrays = {n: value for n, value in fields.items() if isinstance(value, np.ndarray) and value.ndim == 1}
+                if IMAGE in fields or not arrays:
+                    return {}
+                main = next((name for name in _MAIN if name in arrays), next(iter(arrays)))
+                names = (main, *(name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])))
+                found = {name: arrays[name].dtype.str for name in names}
+                if len(arrays[main]):  # those of empty lists say little
+                    break
+        return found
 
 
 def _padded(item: Item, name: str, own: int, length: int, path: str) -> Array:

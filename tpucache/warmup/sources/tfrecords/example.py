@@ -79,8 +79,9 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
         if MASK in texts:
             fields[MASK] = _one(texts.pop(MASK), MASK, path)
     label = _label(texts, numbers, options.label_cols, path)
+    size = None
     if image is not None and LEFT in numbers:
-        fields[BOXES] = read_boxes(numbers, path)
+        fields[BOXES], size = read_boxes(numbers, path)
         texts = {name: values for name, values in texts.items() if not name.startswith(OBJECTS)}
         numbers = {name: values for name, values in numbers.items() if not name.startswith(OBJECTS)}
     several = [name for name, values in numbers.items() if len(values) > 1 and options.is_kept(name)]
@@ -99,7 +100,7 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
         if values and options.is_kept(name)
     }
     safe = column_names(sorted(columns))
-    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())})
+    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())}, boxes_size=size)
 
 
 def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:

@@ -18,10 +18,11 @@ _CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
 _SIZE: Final = ("image/width", "image/height")
 
 
-def read_boxes(numbers: Mapping[str, Array], path: str) -> Array:
+def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
     """Return boxes in pixels: float64 (n, 5) of left, top, right, bottom and class, or (n, 4) where there is no class.
 
-    The schema has corners as parts of the image's width and height. Raises SampleError where parts are missing.
+    Behind them: the (width, height) of the image that they are of. The schema has corners as parts of these. Raises
+    SampleError where parts are missing.
     """
     missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
     if missing:
@@ -34,4 +35,4 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> Array:
     width, height = (int(numbers[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
     boxes[:, :4] *= (width, height, width, height)
-    return boxes
+    return boxes, (width, height)
