@@ -43,14 +43,17 @@ class Way:
 class OnTheFly(Dataset[Sample]):
     """Original photographs, decoded, resized and augmented anew each time they are asked for."""
 
-    def __init__(self, files: Sequence[Path], labels: Sequence[int]) -> None:
-        self.files, self.labels = files, labels
-        self.augmentation = resolve(RECIPE.augment, RECIPE.height, RECIPE.width)
+    def __init__(self, files: Sequence[Path], labels: Sequence[int], recipe: Recipe = RECIPE) -> None:
+        self.files, self.labels, self.recipe = files, labels, recipe
+        self.augmentation = resolve(recipe.augment, recipe.height, recipe.width)
+
+    def __len__(self) -> int:
+        return len(self.files)
 
     def __getitem__(self, index: int) -> Sample:
-        image = presize(self.files[index].read_bytes(), RECIPE, str(self.files[index]))
+        image = presize(self.files[index].read_bytes(), self.recipe, str(self.files[index]))
         variant = int(torch.randint(1 << 31, ()))
-        image = augment(image, self.augmentation, RECIPE.seed, index, variant)
+        image = augment(image, self.augmentation, self.recipe.seed, index, variant)
         return torch.from_numpy(image), self.labels[index]
 
 

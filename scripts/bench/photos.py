@@ -48,16 +48,21 @@ def prepare_data(
     work: Path, source: Path | None, size: int = SIZE, kinds: Sequence[str] = ("raw", "jpeg")
 ) -> tuple[Path, int]:
     """Build the caches and the array of one source, unless they exist; return their folder and the number of images."""
-    source = source or make_up_photographs(work / "photos")
+    data = prepare_caches(work, source or make_up_photographs(work / "photos"), size, kinds)
+    dataset = CachedDataset(data / "cache-raw")
+    _export(dataset, data, size)
+    return data, len(dataset)
+
+
+def prepare_caches(work: Path, source: Path, size: int, kinds: Sequence[str]) -> Path:
+    """Build the caches of one source, unless they exist; return their folder."""
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
     data = work / (f"data-{name}" if size == SIZE else f"data-{name}-{size}")
     for kind in kinds:
         codec, quality = KINDS[kind]
         say(f"tpucache: building the {kind} cache")
         build_cache(source, data / f"cache-{kind}", Recipe(size=size, codec=codec, quality=quality), on_error="skip")
-    dataset = CachedDataset(data / "cache-raw")
-    _export(dataset, data, size)
-    return data, len(dataset)
+    return data
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:

@@ -105,11 +105,11 @@ def report(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Show what this machine has for tpucache (cores, memory, TPU, versions, mounts), and what to fix."""
+    """Show what this machine has for tpucache (cores, memory, devices, versions, mounts), and what to fix."""
     from tpucache.report.doctor.diagnosis import diagnose
 
     if not options.no_xla:
-        print("starting XLA to ask what it finds, for 90 s at most; --no-xla leaves it out", file=sys.stderr)
+        print("asking XLA and torch what they find, for 90 s at most each; --no-xla leaves it out", file=sys.stderr)
     found = diagnose(xla=not options.no_xla)
     show(options, found.to_dict(), found.lines())
     return 0
@@ -149,7 +149,7 @@ def add(commands: Any) -> None:
     )
     command = add_command(commands, doctor, "--json")
     add_json(command)
-    command.add_argument("--no-xla", action="store_true", help="do not start XLA in another process to ask it")
+    command.add_argument("--no-xla", action="store_true", help="do not ask XLA and torch, in other processes")
 
 
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:

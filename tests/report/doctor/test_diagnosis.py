@@ -14,7 +14,7 @@ import pytest
 
 from tpucache.machine import Cores, Memory, Space, Tpu
 from tpucache.report.doctor import libraries
-from tpucache.report.doctor.accelerator import Xla, ask_xla
+from tpucache.report.doctor.accelerator import TorchDevices, Xla, ask_torch, ask_xla
 from tpucache.report.doctor.advice import advise
 from tpucache.report.doctor.diagnosis import Diagnosis, diagnose
 from tpucache.report.doctor.facts import Facts, Roots
@@ -144,6 +144,39 @@ def test_xla_is_asked_in_a_process_without_what_breaks_it():
     code = "import os; print('noise'); print('found', '[\"%s\", 8]' % os.environ.get('TPU_PROCESS_ADDRESSES'))"
     found = ask_xla({**os.environ, "TPU_PROCESS_ADDRESSES": "local"}, command=(sys.executable, "-c", code))
     assert (found.device, found.cores, found.error) == ("None", 8, "")
+
+
+def test_a_tpu_may_be_that_of_torch_tpu():
+    assert advise(facts(without("torch_xla", "libtpu", torch_tpu="0.2.0"), xla=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("torch", "line"),
+    [
+        (None, "not asked"),
+        (TorchDevices(("cuda: NVIDIA T4", "cpu")), "cuda: NVIDIA T4, cpu"),
+        (TorchDevices((), "no driver\x1b"), r"does not start: no driver\x1b"),
+    ],
+)
+def test_the_devices_of_torch_are_named(torch, line):
+    assert f"torch        {line}" in Diagnosis(facts(torch=torch), ()).lines()
+    assert "torch        not installed" in Diagnosis(facts(without("torch"), torch=torch), ()).lines()
+
+
+TORCH = """
+from types import SimpleNamespace as Names
+is_here = lambda: {here}
+cuda = Names(is_available=is_here, device_count=lambda: 2, get_device_name=lambda number: f"NVIDIA T{{number}}")
+accelerator = Names(is_available=is_here, device_count=lambda: 8, current_accelerator=lambda: Names(type="tpu"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("here", "expected"), [(True, ("cuda: NVIDIA T0", "cuda: NVIDIA T1", "tpu: 8 chips", "cpu")), (False, ("cpu",))]
+)
+def test_torch_is_asked_for_all_its_devices(tmp_path, here, expected):
+    (tmp_path / "torch.py").write_text(TORCH.format(here=here))
+    assert ask_torch({**os.environ, "PYTHONPATH": str(tmp_path)}) == TorchDevices(expected)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,19 @@ def test_the_loop_never_runs_more_than_two_executions_ahead(module):
     assert left == [1, 2, 2, 2, 2, 2]
 
 
+def test_an_execution_counts_from_its_first_step_to_its_end():
+    world = SimpleNamespace(now=0.0)
+    device = AcceleratorDevice(CPU, StandIn(lambda: world.now))
+    for _ in range(3):
+        for _ in range(2):
+            device.step_begin(0)
+            world.now += STEP
+        device.step_end()
+        world.now += 7.0
+    device.wait()
+    assert device.counters().execute_seconds == pytest.approx(3 * 2 * STEP)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.6, 0.95])
 def test_all_three_figures_tell_the_share_that_a_slow_loader_costs(monkeypatch, share):
     world = SimpleNamespace(now=0.0, waited_seconds=0.0)

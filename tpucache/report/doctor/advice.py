@@ -48,7 +48,7 @@ def _torch(facts: Facts) -> Iterator[Advice]:
     torch, xla = facts.version("torch"), facts.version("torch_xla")
     if torch is None:
         yield Advice("torch is not installed: caches cannot be read or trained on", "`pip install 'tpucache[train]'`")
-    if facts.tpu is not None and xla is None:
+    if facts.tpu is not None and xla is None and facts.version("torch_tpu") is None:
         yield Advice("there is a TPU, but torch_xla is not installed", "`pip install 'tpucache[xla]'`")
     if facts.tpu is not None and xla is not None and facts.version("libtpu") is None:
         yield Advice("there is a TPU, but libtpu is not installed", f"`pip install 'torch_xla[tpu]=={xla}'`")

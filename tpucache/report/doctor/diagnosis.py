@@ -48,7 +48,7 @@ class Diagnosis:
 
 
 def diagnose(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
-    """Gather what this machine has and say what to fix; with `xla`, start XLA in a separate process to ask it, too.
+    """Gather what this machine has and say what to fix; with `xla`, ask XLA and torch in separate processes, too.
 
     `roots` and `environ` are where to look instead of the machine's own files and environment.
     """
@@ -65,6 +65,7 @@ def _machine_lines(facts: Facts) -> list[str]:
         f"disk here    {_space(facts.disk)}",
         f"TPU          {_tpu(facts)}",
         f"XLA          {_xla(facts)}",
+        f"torch        {_torch(facts)}",
     ]
     names = [f"{name}={value}" for name, value in facts.environment.items()]
     return [*lines, f"environment  {printable(', '.join(names)) or 'none of the variables that XLA reads is set'}"]
@@ -115,6 +116,16 @@ def _tpu(facts: Facts) -> str:
     if facts.tpu is None:
         return "none on the PCI bus"
     return f"{facts.tpu.chips} chips, {facts.tpu.generation}, by {', '.join(facts.tpu.devices) or 'no device files'}"
+
+
+def _torch(facts: Facts) -> str:
+    if facts.version("torch") is None:
+        return "not installed"
+    if facts.torch is None:
+        return "not asked"
+    if facts.torch.error:
+        return f"does not start: {printable(facts.torch.error)}"
+    return printable(", ".join(facts.torch.devices))
 
 
 def _xla(facts: Facts) -> str:

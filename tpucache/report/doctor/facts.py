@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.machine import Cores, Memory, Space, Tpu, count_cores, find_tpu, measure_memory, measure_space
-from tpucache.report.doctor.accelerator import Xla, ask_xla
+from tpucache.report.doctor.accelerator import TorchDevices, Xla, ask_torch, ask_xla
 from tpucache.report.doctor.libraries import Library, find_decoders, find_libraries
 from tpucache.report.doctor.mounts import USUAL, Mount, look_into
 from tpucache.version import __version__
@@ -40,7 +40,7 @@ class Roots:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine, its libraries and its mounts. `xla` is None where it was not asked."""
+    """A machine, its libraries and its mounts. `xla` and `torch` are None where they were not asked."""
 
     tpucache: str
     python: str
@@ -55,6 +55,7 @@ class Facts:
     libraries: tuple[Library, ...]
     decoders: Mapping[str, str]
     mounts: tuple[Mount, ...]
+    torch: TorchDevices | None = None
 
     def version(self, name: str) -> str | None:
         """Return a library's version, None where it is not installed."""
@@ -62,7 +63,7 @@ class Facts:
 
 
 def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Facts:
-    """Gather the facts of this machine; with `xla`, what XLA finds, too, where it is installed (seconds)."""
+    """Gather the facts of this machine; with `xla`, what XLA and torch find where they are installed, too (seconds)."""
     roots = roots or Roots()
     environ = os.environ if environ is None else environ
     libraries = find_libraries()
@@ -82,4 +83,5 @@ def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None,
         libraries=libraries,
         decoders=find_decoders(),
         mounts=tuple(mount for mount in found if mount is not None),
+        torch=ask_torch(environ) if xla and "torch" in installed else None,
     )

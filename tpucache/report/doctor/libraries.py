@@ -12,6 +12,7 @@ _USES: Final = {
     "torch": "reading and training",
     "torch_xla": "training on a TPU",
     "libtpu": "reaching a TPU",
+    "torch_tpu": "",
     "pillow": "warmup, preview, report, PNG records",
     "simplejpeg": "decoding JPEG fast",
     "cykooz-resizer": "resizing fast in warmup",
