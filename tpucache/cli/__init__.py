@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
-import gc
 import signal
 import sys
 import threading
@@ -34,11 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     escape_unprintable()
     try:
         options = make_parser().parse_args(arguments)
-        # Of the command itself all its time counts, of a call within another program that of the call.
-        options.began = process_began() if arguments is None else time.monotonic()
-        if arguments is None:
-            # The end of Python would look for cycles in all of torch's objects, which takes a second of no account.
-            atexit.register(gc.freeze)
+        options.is_program = arguments is None  # and not a call within another program
+        # Of the command itself all its time counts, of a call that of the call.
+        options.began = process_began() if options.is_program else time.monotonic()
         return _run(options)
     except TpucacheError as error:
         return complain(error, next(status for kind, status in _STATUS if isinstance(error, kind)))
