@@ -24,6 +24,7 @@ from tpucache.warmup.planning.blocks import Block, Chunk
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import presize
+from tpucache.warmup.running import tasks
 from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.tasks import build_chunk, install_shard, seal_shard, write_shard
 from tpucache.warmup.sources import FolderSource, Sample
@@ -114,7 +115,11 @@ def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -
     assert files(context) == before
 
 
-def test_sums_are_exact_over_the_clean_images(context: BuildContext, block: Block) -> None:
+@pytest.mark.parametrize("together", [1, 2, 1000])
+def test_sums_are_exact_over_the_clean_images(
+    context: BuildContext, block: Block, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "_ADDED_BYTES", together * 16 * 16 * 3)
     note = build(context, block)[0].info
     loaded = [
         presize(context.encoder.source.load(s).fields["image"], context.encoder.recipe, s.path) for s in block.samples

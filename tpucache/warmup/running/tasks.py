@@ -8,7 +8,9 @@ import uuid
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy.typing as npt
 
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.fields import IMAGE
@@ -34,8 +36,12 @@ from tpucache.warmup.work.folder import disk_failure
 from tpucache.warmup.work.lock import is_held
 from tpucache.warmup.work.receipts import BuiltShard, save_receipt
 
+Array = npt.NDArray[Any]
+
 #: Just below the largest piece of memory that glibc adapts to.
 _LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
+#: Of images that are added up together: right after its decode, each alone would take longer.
+_ADDED_BYTES: Final = 2 << 20
 #: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
 _CHECK_SECONDS: Final = 0.05
 
@@ -89,6 +95,7 @@ def _add_samples(
 ) -> int:
     """Add a chunk's samples from the `first` on to `info` and `records`; return where the deadline stopped it."""
     totals: Moments = (info.sums, info.squares)
+    images: list[Array] = []  # whose moments are still to be added
     done, checked = first, -_CHECK_SECONDS
     for sample in chunk.samples[first:]:
         if time.monotonic() - checked >= _CHECK_SECONDS:
@@ -112,12 +119,22 @@ def _add_samples(
         for variant, record in zip(chunk.variants, encoded.records, strict=True):
             records[variant].append(record)
         if IMAGE in encoded.clean:
-            totals = add_moments(totals, moments(encoded.clean[IMAGE]))
+            images.append(encoded.clean[IMAGE])
+            if len(images) * images[0].nbytes >= _ADDED_BYTES:
+                totals = _add_images(totals, images)
         info.add(sample.number, encoded.item)
         for place, counts in zip((IN_SOURCE, *map(str, chunk.variants)), encoded.counts, strict=True):
             info.count(place, counts)
-    info.sums[:], info.squares[:] = totals
+    info.sums[:], info.squares[:] = _add_images(totals, images)
     return done
+
+
+def _add_images(totals: Moments, images: list[Array]) -> Moments:
+    """Return the sums with those of images added, and empty the list."""
+    for image in images:
+        totals = add_moments(totals, moments(image))
+    images.clear()
+    return totals
 
 
 def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | None:
