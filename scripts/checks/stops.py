@@ -110,8 +110,8 @@ def run_command(kind: str, moment: int, run: Path, words: list[str]) -> None:
         else:
             os.kill(os.getpid(), signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL)
 
-    def open_counting(*choice: Any) -> Device:
-        opened = open_device(*choice)
+    def open_counting(*choice: Any, **more: Any) -> Device:
+        opened = open_device(*choice, **more)
         step_end = opened.step_end
         opened.step_end = lambda: (step_end(), count("batches"))
         return opened
