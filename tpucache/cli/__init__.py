@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tpucache.cli import inspecting, predicting, publishing, training, warming
+from tpucache.cli.ending import end_soon
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.machine import process_began
@@ -32,9 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     escape_unprintable()
     try:
         options = make_parser().parse_args(arguments)
-        options.is_program = arguments is None  # and not a call within another program
-        # Of the command itself all its time counts, of a call that of the call.
-        options.began = process_began() if options.is_program else time.monotonic()
+        # Of the command itself all its time counts, of a call within another program that of the call.
+        options.began = process_began() if arguments is None else time.monotonic()
+        if arguments is None:
+            atexit.register(end_soon)  # it is called after all that is registered later; no account has its seconds
         return _run(options)
     except TpucacheError as error:
         return complain(error, next(status for kind, status in _STATUS if isinstance(error, kind)))

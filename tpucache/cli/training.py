@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,10 +91,6 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
         folds = open_all_folds(run, train_set, data, options.resume)
         run, train_set = folds.folds[0].run, folds.folds[0].train_set  # what a learning rate for all is found with
     device = open_device(options.backend, options.cores, options.device, compile=options.compile)
-    if options.is_program:
-        # The end of Python would look through all that torch has made by now, for a second that no account has. What
-        # comes later, such as open files of the user's code, is closed as ever.
-        gc.freeze()
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
         with account.part("range_test"):
