@@ -34,8 +34,8 @@ def main() -> None:
     shutil.rmtree(ROOT, ignore_errors=True)
     photos, cache, run = ROOT / "digits", ROOT / "cache", ROOT / "run"
     print(f"{write_digits(photos):,} scanned digits written to {photos}, a folder a class")
-    backend = "xla" if importlib.util.find_spec("torch_xla") else "eager"
-    if backend == "eager":
+    backend = "xla" if importlib.util.find_spec("torch_xla") else "torch"
+    if backend == "torch":
         print("torch_xla has no release for this machine: training on plain torch instead")
     os.environ.setdefault("PJRT_DEVICE", "CPU")
 

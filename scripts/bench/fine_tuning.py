@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--first-epochs", type=int, default=8, help="of the other classes")
     parser.add_argument("--epochs", type=int, default=20, help="of the two")
     options = parser.parse_args()
-    device, quick = open_device("eager"), RunOptions(replay=False)
+    device, quick = open_device("torch"), RunOptions(replay=False)
     settings = TrainSettings(
         model=options.model,
         epochs=options.first_epochs,

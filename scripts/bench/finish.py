@@ -190,7 +190,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("caches", nargs="+", type=Path, metavar="CACHE", help="a cache that warmup built")
-    parser.add_argument("--backend", choices=["eager", "xla"], default="xla", help="(%(default)s)")
+    parser.add_argument("--backend", choices=["torch", "xla"], default="xla", help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, help="images a batch (%(default)s)")
     parser.add_argument("--times", type=int, default=10, help="that a round finishes the batch (%(default)s)")
     parser.add_argument("--steps", action="store_true", help="compare with training steps of a ResNet-50")

@@ -36,7 +36,7 @@ from scripts.commands import say
 
 _RAW, _JPEG, _PLANES = "ffcv raw", "ffcv jpeg90", "slipstream yuv420"
 _PASSES: Final = 16
-_BACKENDS: Final = ("eager", "xla")
+_BACKENDS: Final = ("torch", "xla")
 
 
 def main() -> None:

@@ -133,14 +133,14 @@ def compare_rates(
 
 def slow_down(cache: Path, settings: TrainSettings, shares: Sequence[float]) -> list[dict[str, float]]:
     """Return the idle figures of runs whose device has to wait a known share of its time."""
-    eager = open_device("eager")
+    plain = open_device("torch", device="cpu")
     settings = replace(settings, model="scripts.bench.train:Sleeper")
-    free = harness(SlowedDataset(cache, in_memory=True), settings, eager)
+    free = harness(SlowedDataset(cache, in_memory=True), settings, plain)
     found = []
     for share in shares:
         say(f"slowed to {share:.0%}")
         SlowedDataset.interval = free.step_seconds / (1 - share) if share else 0.0
-        pace = harness(SlowedDataset(cache, in_memory=True), settings, eager, replay=True)
+        pace = harness(SlowedDataset(cache, in_memory=True), settings, plain, replay=True)
         figures = {"waited": pace.waited, "device_idle": pace.device_idle, "ceiling_idle": pace.ceiling_idle or 0.0}
         found.append({"share": share, **figures})
     return found
@@ -168,7 +168,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, help="a cache that warmup built")
-    parser.add_argument("--backend", choices=["eager", "xla"], default="xla", help="(%(default)s)")
+    parser.add_argument("--backend", choices=["torch", "xla"], default="xla", help="(%(default)s)")
     parser.add_argument("--cores", type=int, default=1, help="of the backend (%(default)s)")
     parser.add_argument("--model", default="cnn", help="as `train` takes it (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="images a batch (%(default)s)")

@@ -22,7 +22,7 @@ from tpucache import Recipe, build_cache
 
 _RAW: Final = "raw"
 _OPTIONS: Final = (
-    "--backend eager --valid 0.25 --batch-size 32 --lr 0.05 --weight-decay 1e-3 --smoothing 0.1 --ema 0.99 "
+    "--backend torch --valid 0.25 --batch-size 32 --lr 0.05 --weight-decay 1e-3 --smoothing 0.1 --ema 0.99 "
     "--flip --shift 4"
 )
 

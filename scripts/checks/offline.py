@@ -170,7 +170,7 @@ def check(place: Path, cache: Path) -> None:
 
     run = runner("offline", "numpy", "torch")
     run("-c", READ)
-    options = ["--backend", "eager", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2"]
+    options = ["--backend", "torch", "--model", "cnn", "--epochs", "1", "--batch-size", "16", "--valid", "0.2"]
     run("-m", "tpucache", "train", f"kaggle:ann/{SLUG}", "--run", place / "run", *options)
     run("-m", "tpucache", "verify", f"kaggle:{SLUG}")
     if find_spec("jax") is None:

@@ -1,6 +1,6 @@
 """Stops a small run at every single step, resumes it, and compares what it leaves with an uninterrupted run.
 
-    python -m scripts.checks.stops --backend eager xla
+    python -m scripts.checks.stops --backend torch xla
 
 Every stop is a process of its own: by a time limit (the clock jumps at the step), by SIGTERM, and by SIGKILL; each
 after every batch that the device runs, of training and of evaluation. SIGKILL also comes before every file is synced.
@@ -33,7 +33,7 @@ from tpucache.cli import main as main_of_cli
 from tpucache.training import device, interrupt, loop
 from tpucache.training.device import Device, open_device
 
-CORES = {"eager": 1, "xla": 8}
+CORES = {"torch": 1, "xla": 8}
 STATUS = {"time limit": 3, "SIGTERM": 3, "SIGKILL": -signal.SIGKILL, "SIGKILL at a write": -signal.SIGKILL}
 OPTIONS = (
     "--model small_model:small --epochs 2 --batch-size 16 --valid 0.4 --lr 0.05 --ema 0.9 --flip --mixup 0.3 --resume"

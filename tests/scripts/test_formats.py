@@ -16,7 +16,7 @@ RATES = {
     "ffcv jpeg90 2": [100.0, 400.0, 1000.0],
 }
 READERS = {name: {"name": name, "rates": rates} for name, rates in RATES.items()}
-FINISH = {"eager": {"dct-lz4": 1.25}, "xla": {}}
+FINISH = {"torch": {"dct-lz4": 1.25}, "xla": {}}
 SIZES = {"tpucache dct-lz4": 24_055.3, "ffcv jpeg90": 25_000.0}
 
 

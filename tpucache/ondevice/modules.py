@@ -104,4 +104,6 @@ def image_field(dataset: HasFields) -> Field:
 
 
 def _torch_on(device: torch.device) -> ArrayLibrary:
-    return ArrayLibrary(torch, lambda constant: torch.from_numpy(constant).to(device))
+    # CUDA takes a copy of such memory before it returns. Blocking, it would also wait for all steps before this one.
+    is_cuda = device.type == "cuda"
+    return ArrayLibrary(torch, lambda constant: torch.from_numpy(constant).to(device, non_blocking=is_cuda))

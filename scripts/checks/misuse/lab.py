@@ -50,7 +50,7 @@ def tiny(outputs):
 """
 TRAIN: Final = (
     "--backend",
-    "eager",
+    "torch",
     "--model",
     "lab_module:tiny",
     "--batch-size",

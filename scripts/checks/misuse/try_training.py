@@ -17,7 +17,7 @@ from scripts.checks.misuse.outcome import Outcome, correct, equal, refused, succ
 from scripts.checks.misuse.rows import row
 from scripts.checks.misuse.try_tables import rows
 
-EAGER = ("--backend", "eager")
+PLAIN = ("--backend", "torch")
 
 
 @row
@@ -210,7 +210,7 @@ def predicting_caches_of_other_classes_or_sizes(lab: Lab) -> Outcome:
     succeeded(lab.warmup(write_photos(lab.folder / "p", 6, ("x", "y", "z")), lab.folder / "others"))
     succeeded(lab.command("warmup", lab.shared.photos(), lab.folder / "small", "--size", 8, "--jobs", 1))
     for cache in ("others", "small"):
-        done = lab.command("predict", lab.shared.run(), lab.folder / cache, "-o", lab.folder / "p.csv", *EAGER)
+        done = lab.command("predict", lab.shared.run(), lab.folder / cache, "-o", lab.folder / "p.csv", *PLAIN)
         outcome = refused(done, "class|16, 16", status=done.status if done.status in (1, 2) else 2)
         true("no predictions are left", not (lab.folder / "p.csv").exists())
     return outcome
@@ -222,7 +222,7 @@ def damaged_weights(lab: Lab) -> Outcome:
         run = lab.copy(lab.shared.run(), f"run{number}")
         whole = (run / "best.pt").read_bytes()
         (run / "best.pt").write_bytes(whole[: len(whole) // 2] if data is None else data)
-        done = lab.command("predict", run, lab.shared.cache(), "-o", lab.folder / "p.csv", *EAGER)
+        done = lab.command("predict", run, lab.shared.cache(), "-o", lab.folder / "p.csv", *PLAIN)
         outcome = refused(done, "best.pt", status=done.status if done.status in (1, 2) else 1)
     return outcome
 
@@ -238,14 +238,14 @@ class Evil:
 def weights_that_would_run_code(lab: Lab) -> Outcome:
     run = lab.copy(lab.shared.run(), "run")
     torch.save({"model": Evil(), "classes": ["ant"]}, run / "best.pt")
-    done = lab.command("predict", run, lab.shared.cache(), "-o", lab.folder / "p.csv", *EAGER)
+    done = lab.command("predict", run, lab.shared.cache(), "-o", lab.folder / "p.csv", *PLAIN)
     true("the code was not run", not Path("owned").exists())
     return refused(done, "best.pt", status=done.status if done.status in (1, 2) else 1)
 
 
 @row
 def runs_and_variants_that_are_not_there(lab: Lab) -> Outcome:
-    words = ("-o", lab.folder / "p.csv", *EAGER)
+    words = ("-o", lab.folder / "p.csv", *PLAIN)
     refused(lab.command("predict", lab.folder / "nowhere", lab.shared.cache(), *words), "nowhere")
     refused(lab.command("predict", lab.shared.run(), lab.shared.cache(), *words, "--variants", "7"), "7", status=2)
     return refused(
@@ -270,7 +270,7 @@ def numbers_to_regress_with_a_missing_one(lab: Lab) -> Outcome:
 def predict(lab: Lab, run: Path, cache: Path, *words: object) -> None:
     """Write p.csv; a second time it has to be the same."""
     before = (lab.folder / "p.csv").read_bytes() if (lab.folder / "p.csv").exists() else None
-    succeeded(lab.command("predict", run, cache, "-o", lab.folder / "p.csv", *EAGER, *words))
+    succeeded(lab.command("predict", run, cache, "-o", lab.folder / "p.csv", *PLAIN, *words))
     if before is not None:
         old, new = (
             [line.split(",")[:4] for line in text.decode().splitlines()]
