@@ -9,6 +9,14 @@ from typing import Any, Final, TextIO
 
 _LINE_SECONDS: Final = 10.0
 
+#: Whether another process shows the progress of the work that this one takes part in.
+_hidden: list[bool] = []
+
+
+def hide() -> None:
+    """Show no progress of this process from now on."""
+    _hidden.append(True)
+
 
 class Progress:
     """Counts towards a total and shows it on standard error.
@@ -53,7 +61,7 @@ class Progress:
         """Show the last state and end the bar."""
         if self._bar is not None:
             self._bar.close()
-        elif self._done > self._initial and not (self._is_brief and self._shown == self._start):
+        elif not _hidden and self._done > self._initial and not (self._is_brief and self._shown == self._start):
             self._print()
 
     def advance_to(self, done: int, note: str = "") -> None:
@@ -67,11 +75,11 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(units)
-        elif time.monotonic() - self._shown >= _LINE_SECONDS:
+        elif not _hidden and time.monotonic() - self._shown >= _LINE_SECONDS:
             self._print()
 
     def _make_bar(self) -> Any:
-        if not self._stream.isatty():
+        if _hidden or not self._stream.isatty():
             return None
         try:
             from tqdm.auto import tqdm

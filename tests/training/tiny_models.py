@@ -23,6 +23,13 @@ def tiny_grey(classes: int) -> nn.Module:
     return tiny(classes, channels=1)
 
 
+def layer_norm(classes: int) -> nn.Module:
+    """A network whose outputs for a sample depend on no other sample of the batch."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.Flatten(), nn.LayerNorm(256), nn.GELU(), nn.Linear(256, classes),
+    )  # fmt: skip
+
+
 def no_model(classes: int) -> str:
     """Something that is no model."""
     return "no model"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,21 +43,27 @@ FIND: Final = "find"
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
     from tpucache.errors import UnfinishedError, UsageError
+    from tpucache.training.device.processes import current, is_launched
     from tpucache.training.interrupt import StopRequest
 
     if options.folds and options.valid is not None:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
+    if options.folds and is_launched():
+        raise UsageError("--folds trains in one process: without torchrun, or give --valid fold=N, one fold a command")
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
         report = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
-        report = _stopped_report(options, account)
+        if current().world_size > 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when the first process has ended
+        report = _stopped_report(options, account) if current().is_main else None
         if options.json and report is not None:
             show(options, report.to_dict(), report.lines())
         raise
-    show(options, report.to_dict(), report.lines())
+    if current().is_main:
+        show(options, report.to_dict(), report.lines())
     return 0
 
 
@@ -76,27 +84,31 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
+    from tpucache.training.device.processes import ALONE, is_launched
     from tpucache.training.folds import no_watchers, open_all_folds, train_folds
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import find_lr
 
-    settings = _settings(options)
-    memory = in_memory(options)
+    open_it = functools.partial(open_device, options.backend, options.cores, options.device, compile=options.compile)
+    # A device comes last, because it takes seconds to start; but only with it do processes know of each other.
+    processes = open_it().processes if is_launched() else ALONE
+    settings, memory = _settings(options, options.cores * processes.world_size), in_memory(options)
     with account.part("staging"):
-        cache = staged(options, lambda: stop.check(f"while copying to {options.stage}"))
+        cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
     data = CachedDataset(cache, in_memory=memory)
     train_set, valid_set = _split(data, options.valid, options.seed, memory)
     run, folds = options.run, None
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
         run, train_set = folds.folds[0].run, folds.folds[0].train_set  # what a learning rate for all is found with
-    device = open_device(options.backend, options.cores, options.device, compile=options.compile)
+    device = open_it()
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
         with account.part("range_test"):
             settings = find_lr(run, settings, train_set, device, options.resume, stop)
-        note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
-    watch = _tensorboard if options.tensorboard else no_watchers
+        if processes.is_main:
+            note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
+    watch = _tensorboard if options.tensorboard and processes.is_main else no_watchers
     run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, curves=True)
     if folds is not None:
         return train_folds(folds, settings, device, run_options, watch)
@@ -112,13 +124,16 @@ def _tensorboard(run: Path) -> Iterator[Sequence[Watcher]]:
         yield [board]
 
 
-def _settings(options: argparse.Namespace) -> TrainSettings:
-    """Return the settings that the options make; the learning rate keeps its default until it is found."""
+def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
+    """Return the settings that the options make, on so many cores of all processes.
+
+    The learning rate keeps its default until it is found.
+    """
     others: dict[str, Any] = {"augment": from_options(AugmentSettings, options)}
     if options.lr == FIND:
         others["lr"] = TrainSettings.lr
     if options.per_core:
-        others["batch_size"] = options.batch_size * options.cores
+        others["batch_size"] = options.batch_size * cores
     return from_options(TrainSettings, options, **others)
 
 

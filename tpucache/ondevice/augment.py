@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,9 @@ from tpucache.ondevice.normalise import BatchNormalise
 from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, split, tilt_reach, tilted
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, MASK
+
+#: Moves the rows of a batch by a number of rows, the last ones to the front.
+Roll = Callable[[Array, int], Array]
 
 _BYTES: Final = "|u1"
 
@@ -106,16 +109,18 @@ class BatchAugment:
         moved = self._move(masks[:, None], _by_view(draws), nearest=True)
         return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
-    def mix(self, images: Array, targets: Array, draws: Array) -> tuple[Array, Array]:
+    def mix(self, images: Array, targets: Array, draws: Array, roll: Roll | None = None) -> tuple[Array, Array]:
         """Mix each image with one of the sample before it in the batch, and its float targets in the same proportion.
 
         Targets are (batch, outputs), or (batch, outputs, height, width), which are cut where their images are. Mix-up:
-        Zhang et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899.
+        Zhang et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899. Where the batch is a part of a larger
+        one, `roll` moves the rows of that one by a number of rows, and returns the part.
         """
         if not self.settings.mixes:
             return images, targets
         draws = _by_view(draws)
-        others, other_targets = (self._functions.roll(each, self.settings.views, 0) for each in (images, targets))
+        roll = roll or (lambda each, rows: self._functions.roll(each, rows, 0))
+        others, other_targets = (roll(each, self.settings.views) for each in (images, targets))
         # The share of the own image: 1 in a batch that is cut, and outside the cut in every batch.
         share = number(draws, drawn.SHARE)
         if self.settings.cutmix:

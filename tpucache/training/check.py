@@ -56,10 +56,12 @@ def check_fit(
             f"{len(train_set)} training samples do not make one execution of {settings.steps_per_execution} x {batch}: "
             "give a smaller --batch-size or --steps-per-execution"
         )
-    if part % device.cores:
-        share = device.cores * settings.accumulate
+    processes = device.processes.world_size
+    if part % (device.cores * processes):
+        share = device.cores * processes * settings.accumulate
+        over = f"{processes} processes" if processes > 1 else f"{device.cores} cores"
         raise UsageError(
-            f"a batch of {batch} does not divide over {device.cores} cores in {settings.accumulate} parts: "
+            f"a batch of {batch} does not divide over {over} in {settings.accumulate} parts: "
             f"give --batch-size {-(-batch // share) * share}"
         )
 

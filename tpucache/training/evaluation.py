@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,8 +40,8 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
     """Return `samples`, the mean `loss` over them, and the metrics of the task and of the user.
 
     The averaged weights are evaluated where there are any. Sums are taken on the host in float64, so that nothing
-    depends on the batch or on the number of cores. `check` is called between batches; what it raises ends the
-    evaluation, and the learner is as it was.
+    depends on the batch, or on the number of cores or processes. `check` is called between batches; what it raises ends
+    the evaluation, and the learner is as it was.
 
     Raises TrainingError when the loss is not finite.
     """
@@ -63,8 +64,14 @@ class Scores:
 
 
 def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> Scores:
-    """Return losses and scores of all samples, on the host; see `evaluate`."""
-    task, labels = learner.task, dataset.labels.numpy()
+    """Return losses and scores of all samples, on the host; see `evaluate`.
+
+    Each process evaluates its share of the samples. The main process has the scores of all, the others have none.
+    """
+    processes, task, part_size = learner.device.processes, learner.task, learner.part_size
+    share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
+    dataset = dataset if processes.world_size == 1 else dataset.select(range(len(dataset))[share])
+    labels = dataset.labels.numpy()
     losses, errors, values = [], [], []
     maps: list[tuple[float, int, Array]] = []
     done = 0
@@ -78,17 +85,26 @@ def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = 
             errors.append(np.nan_to_num(task.errors(value, labels[done : done + len(part)]), nan=np.inf))
             values.append(task.collect(value))
             for found in shown:
-                more = ((float(error), done + row, found[row]) for row, error in enumerate(errors[-1]))
+                first = share.start + done
+                more = ((float(error), first + row, found[row]) for row, error in enumerate(errors[-1]))
                 maps = heapq.nlargest(_SHOWN, [*maps, *more], key=operator.itemgetter(0))
             done += len(part)
             progress.advance(len(part))
             check()
-    kept = {position: found for _, position, found in maps}
-    return Scores(np.concatenate(losses), np.concatenate(errors), np.concatenate(values), kept)
+        for _ in range(-(-most // part_size) - len(losses)):
+            check()  # as often in all processes
+    gathered = [_joined(processes.gather(part)) for part in (losses, errors, values)]
+    all_maps = itertools.chain.from_iterable(processes.gather(maps))
+    kept = {position: of for _, position, of in heapq.nlargest(_SHOWN, all_maps, key=operator.itemgetter(0))}
+    return Scores(gathered[0], gathered[1], gathered[2], kept)
 
 
 def measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[str, float]:
-    """Return the metrics of a dataset's scores; see `evaluate`."""
+    """Return the metrics of a dataset's scores, which the main process has, on all processes; see `evaluate`."""
+    return learner.device.processes.on_main(lambda: _measure(learner, dataset, scores))
+
+
+def _measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[str, float]:
     loss = float(scores.losses.astype(np.float64).mean())
     if not math.isfinite(loss):
         raise TrainingError(
@@ -99,6 +115,12 @@ def measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[st
     return {"samples": len(dataset), "loss": loss, **learner.task.metrics(scores.values, labels), **own}
 
 
+def _joined(parts: Sequence[Sequence[Array]]) -> Array:
+    """Return the arrays of each process one after another; an empty one where there are none."""
+    arrays = [*itertools.chain.from_iterable(parts)]
+    return np.concatenate(arrays) if arrays else np.empty(0)
+
+
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
     """Evaluate a few samples, to compile all graphs and to raise errors in them now, not after an epoch.
 
@@ -106,7 +128,7 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
     """
     if dataset is None:
         return
-    batch = learner.settings.part_size
+    batch = learner.part_size
     rows = 1 if learner.settings.loss is None else min(len(dataset), batch + len(dataset) % batch)
     for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
         pass
@@ -118,9 +140,8 @@ def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generat
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
 
-    settings = learner.settings
     with learner.evaluated():
-        yield from compute_rows(dataset, learner.device, settings.part_size, settings.threads, compute)
+        yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute)
 
 
 def compute_rows(
@@ -150,7 +171,7 @@ def compute_rows(
 
 def _score(learner: Learner, samples: int) -> Reduce:
     """Return the function that gives each sample's loss, the scores for its metrics, and its map of classes if any."""
-    rows = iter(_batch_rows(samples, learner.settings.part_size))
+    rows = iter(_batch_rows(samples, learner.part_size))
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         maps = (outputs.argmax(1).to(torch.uint8),) if learner.task.form == "maps" else ()

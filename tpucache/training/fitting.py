@@ -84,7 +84,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(run or folder)
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))
-        weights = load_checkpoint(kept / BEST_NAME)["model"]
+        weights = device.processes.on_main(lambda: load_checkpoint(kept / BEST_NAME)["model"])
     outputs = find_task(settings, train_set).outputs
     (train_set,) = add_columns(settings, train_set)
     best = model_for(train_set, settings.model, outputs, build).to("cpu")

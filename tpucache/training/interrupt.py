@@ -16,6 +16,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # The part of a time limit that is kept for saving and exiting.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
+# Why to stop; of several reasons the larger one counts.
+_LATE, _SIGNALLED = 1, 2
 
 
 class Stopped(UnfinishedError):
@@ -32,21 +34,33 @@ class StopRequest:
         if time_limit is not None:
             self._deadline = clock() + time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit)
         self._is_signalled = False
+        self._largest: Callable[[int], float] = lambda reason: reason
+        self._agreed = 0
+
+    def share(self, largest: Callable[[int], float]) -> None:
+        """Stop where any process has to: `largest` gives the largest of the numbers of all of them.
+
+        They all have to ask equally often from then on.
+        """
+        self._largest = largest
 
     @property
     def is_due(self) -> bool:
         """Whether the run has to stop now."""
-        return self._is_signalled or (self._deadline is not None and self._clock() >= self._deadline)
+        is_late = self._deadline is not None and self._clock() >= self._deadline
+        own = _SIGNALLED if self._is_signalled else _LATE if is_late else 0
+        self._agreed = int(self._largest(own))
+        return bool(self._agreed)
 
     def check(self, where: str) -> None:
         """Raise Stopped when the run has to stop now; `where` says where the run is."""
         if self.is_due:
-            reason = "interrupted" if self._is_signalled else "the time limit was reached"
+            reason = "interrupted" if self._agreed == _SIGNALLED else "the time limit was reached"
             raise Stopped(f"{reason} {where}: run the same command with --resume to continue")
 
     def to_error(self, stopped: Stopped) -> BaseException:
         """Return what the caller of a run is to see: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
-        return KeyboardInterrupt(str(stopped)) if self._is_signalled else UnfinishedError(str(stopped))
+        return KeyboardInterrupt(str(stopped)) if self._agreed == _SIGNALLED else UnfinishedError(str(stopped))
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpucache.loading.dataset import CachedDataset
@@ -57,32 +57,38 @@ def train(
     Raises UsageError when data, settings and device do not fit together, TrainingError when the loss is not finite, and
     UnfinishedError when the time limit came first. SIGINT and SIGTERM end in a checkpoint and KeyboardInterrupt.
     An error while reading data in the middle of an epoch is raised here.
+
+    Of several processes each calls this, and reads its slice of every batch. The main one alone uses the folder. All
+    stop after the same step when one has to; when one ends, the others raise TrainingError.
     """
-    run, options = Path(run), options or RunOptions()
+    run, options, processes = Path(run), options or RunOptions(), device.processes
+    if not processes.is_main:
+        options = replace(options, watchers=(), curves=False, profile=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
+    stop.share(processes.largest)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
     data, plan = RunData(train_set, valid_set), make_plan(settings, len(train_set))
-    state, saved = open_run(run, settings, data, options.resume)
-    if plan.is_finished(state) and (earlier := finished_report(run)) is not None:
+    state, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
+    if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
         return earlier
-    account.add_earlier(*read_account(run))
-    initial = initial_weights(run, settings) if saved is None else None
+    account.add_earlier(*processes.on_main(lambda: read_account(run)))
+    initial = processes.on_main(lambda: initial_weights(run, settings)) if saved is None else None
     learner = Learner(settings, train_set, task, device, initial, custom)
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
-    write_info(run, learner, data)
-    losses = Losses(state.losses, options.watchers)
+    processes.on_main(lambda: write_info(run, learner, data))
+    losses = Losses(state.losses, options.watchers, processes.mean)
     with stop.on_signals():
         with drawn_curves(run if options.curves else None, plan, state), BackgroundWriter() as writer:
             pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses, account, writer))
         report = make_report(learner, train_set, plan, state, pace, account)
-        write_report(run, report)
+        processes.on_main(lambda: write_report(run, report))
     if stopped is not None:
         raise stop.to_error(stopped)
     return report
@@ -112,8 +118,10 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
     learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
-    batches = parts(settings, data.train_set, state.steps, plan.epochs, pin_memory=device.pin_memory)
-    first = state.steps * settings.accumulate
+    processes, first = device.processes, state.steps * settings.accumulate
+    batches = parts(
+        settings, data.train_set, state.steps, plan.epochs, pin_memory=device.pin_memory, processes=processes
+    )
     images = settings.batch_size * settings.steps_per_execution
     execution: Execution = []
     stopped = None
@@ -126,7 +134,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     compile_validation()  # errors in it are raised now, not after the first epoch
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
-        Feeder(batches, device, draw=drawer(settings, data.train_set), first=first) as feeder,
+        Feeder(batches, device, draw=drawer(settings, data.train_set, processes), first=first) as feeder,
         Progress(plan.steps * settings.batch_size, "train", "images", state.steps * settings.batch_size) as progress,
     ):
         # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
@@ -190,7 +198,8 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     metrics, scores = _evaluate(run, data.valid_set)
     row = run.plan.epoch_row(state, metrics)
     state.rows.append(row)
-    if state.keep_best(learner.watched.value(metrics)):
+    is_best = state.keep_best(learner.watched.value(metrics))
+    if is_best and learner.device.processes.is_main:
         with run.account.part("checkpoints"):
             run.writer.submit(snapshot_best(run.folder, learner, data))
             if data.valid_set is not None and scores is not None:
@@ -216,6 +225,8 @@ def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, flo
 def _save(run: _Run) -> None:
     """Copy the checkpoint that the run can continue from, its history and its account; they are written meanwhile."""
     run.losses.settle()
+    if not run.learner.device.processes.is_main:
+        return
     with run.account.part("checkpoints"):
         run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
         seconds, wall = run.account.seconds(), run.account.wall_seconds()

@@ -25,7 +25,7 @@ from tpucache.progress import Progress
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files.atomic import write_atomically
 from tpucache.training.check import add_columns, check_fit, find_task
-from tpucache.training.device import Device
+from tpucache.training.device import Device, Processes
 from tpucache.training.device.tensors import to_host
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.stream import drawer, parts
@@ -58,17 +58,26 @@ def find_lr(
     folder has a run that is not to be resumed, TrainingError when no rate lets the loss fall, and UnfinishedError when
     a time limit came first: the test has to be repeated then.
     """
-    run = Path(run)
-    if (run / LAST_NAME).exists():
-        if not resume:
-            raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
-        return replace(settings, lr=load_checkpoint(run / LAST_NAME)["settings"]["lr"])
+    run, processes = Path(run), device.processes
+    known = processes.on_main(lambda: _known_rate(run, resume))
+    if known is not None:
+        return replace(settings, lr=known)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, None, device)
     (train_set,) = add_columns(settings, train_set)
-    found = range_test(Learner(settings, train_set, task, device, initial_weights(run, settings)), train_set, stop=stop)
-    _write(run, found)
+    weights = processes.on_main(lambda: initial_weights(run, settings))
+    found = range_test(Learner(settings, train_set, task, device, weights), train_set, stop=stop)
+    processes.on_main(lambda: _write(run, found))
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale))
+
+
+def _known_rate(run: Path, resume: bool) -> float | None:
+    """Return the rate of the run in a folder, None where there is no run; raises as `find_lr` does."""
+    if not (run / LAST_NAME).exists():
+        return None
+    if not resume:
+        raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
+    return float(load_checkpoint(run / LAST_NAME)["settings"]["lr"])
 
 
 def range_test(
@@ -131,13 +140,13 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
     """Return the losses of steps at these rates, up to the one at which they have diverged."""
-    settings, device = learner.settings, learner.device
+    settings, device, processes = learner.settings, learner.device, learner.device.processes
+    stop.share(processes.largest)
+    batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
     pending: deque[Any] = deque()
     losses: list[float] = []
     with (
-        Feeder(
-            parts(settings, train_set, pin_memory=device.pin_memory), device, draw=drawer(settings, train_set)
-        ) as feeder,
+        Feeder(batches, device, draw=drawer(settings, train_set, processes)) as feeder,
         Progress(len(rates), "find rate", "steps") as progress,
     ):
         stream = iter(feeder)
@@ -147,16 +156,16 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
             pending.append(learner.step(batch, constant(0, 1, rate), number))
             device.step_end()
             progress.advance(1)
-            if len(pending) > _LAG and not _read(losses, pending.popleft()):
+            if len(pending) > _LAG and not _read(losses, pending.popleft(), processes):
                 return losses
-        while pending and _read(losses, pending.popleft()):
+        while pending and _read(losses, pending.popleft(), processes):
             continue
     return losses
 
 
-def _read(losses: list[float], loss: Any) -> bool:
+def _read(losses: list[float], loss: Any, processes: Processes) -> bool:
     """Append a loss; return whether to continue: it is finite, and not far above the least."""
-    value = float(loss.cpu())
+    (value,) = processes.mean([float(loss.cpu())])
     if not math.isfinite(value):
         return False
     losses.append(value)

@@ -42,6 +42,8 @@ class Predictor:
 
         Raises TrainingError where there is none, UsageError for runs that do not fit or cannot be mirrored.
         """
+        if device.processes.world_size > 1:
+            raise UsageError("predictions are made by one process: start it without torchrun")
         folders = [folder for run in runs for folder in run_folders(Path(run))]
         contents = [_load_best(run) for run in folders]
         first = contents[0]

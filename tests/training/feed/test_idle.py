@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tpucache.training.device import Counters, EagerDevice
+from tpucache.training.device import Counters, EagerDevice, Processes
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
 
@@ -24,6 +24,7 @@ class World:
     executed: float = 0.0
     compiles: int = 0
     waited_seconds: float = 0.0
+    processes = Processes()
 
     def wait_for_data(self, seconds):
         self.now += seconds

@@ -6,12 +6,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.training.device.base import Counters, Device
+from tpucache.training.device.processes import Processes, open_processes
 
 if TYPE_CHECKING:
     from tpucache.training.device.cpu import CpuDevice
     from tpucache.training.device.cpu import CpuDevice as EagerDevice
 
-__all__ = ["BACKENDS", "DEVICES", "Counters", "CpuDevice", "Device", "EagerDevice", "backend_name", "open_device"]
+__all__ = [
+    "BACKENDS",
+    "DEVICES",
+    "Counters",
+    "CpuDevice",
+    "Device",
+    "EagerDevice",
+    "Processes",
+    "backend_name",
+    "open_device",
+]
 
 _HELP: Final = {"xla": "PyTorch/XLA", "torch": "plain PyTorch"}
 BACKENDS: Final = tuple(_HELP)
@@ -51,6 +62,7 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
     if cores != 1:
         raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla")
     kind = choose_device(device)
+    open_processes(kind)  # each takes the device with its own number on the host
     return CpuDevice(compile) if kind == "cpu" else open_accelerator(kind, compile)
 
 

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tpucache.training.device.processes import Processes
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -22,10 +24,11 @@ class Counters(NamedTuple):
 
 
 class Device(Protocol):
-    """An accelerator, or all of a host's at once, behind one `torch.device`."""
+    """An accelerator, or all of a host's at once, behind one `torch.device`; `processes` are those that train on it."""
 
     name: str
     cores: int
+    processes: Processes
     torch_device: torch.device
     #: Whether batches are sent faster from page-locked memory.
     pin_memory: bool

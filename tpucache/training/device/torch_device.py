@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tpucache.training.device.processes import open_processes
+
 
 class TorchDevice:
     """The part of a device that does not depend on whether it runs beside the host or is the host."""
@@ -22,6 +24,7 @@ class TorchDevice:
 
     def __init__(self, torch_device: torch.device, compiles: bool = False) -> None:
         """Take a torch device that is there; `compiles` is whether models are compiled by torch.compile."""
+        self.processes = open_processes(torch_device.type)
         self.torch_device = torch_device
         self._compiles = compiles
         self._received_bytes = 0

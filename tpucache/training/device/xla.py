@@ -20,6 +20,7 @@ from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.training.device.base import Counters
+from tpucache.training.device.processes import ALONE, is_launched
 
 # XLA's C++ code logs warnings at every compile; its errors are still shown.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -49,12 +50,19 @@ class XlaDevice:
     pin_memory = False
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or all. Must come before anything else touches XLA. Raises UsageError for another number."""
+        """Take 1 core, or all. Must come before anything else touches XLA.
+
+        Raises UsageError for another number, and where there is more than one process.
+        """
+        if is_launched():
+            raise UsageError(
+                "--backend xla uses all cores of a host from one process: start it without torchrun, with --cores"
+            )
         if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
             # Kaggle's image sets it although there are no peers.
             del os.environ["TPU_PROCESS_ADDRESSES"]
             _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
-        self.cores = cores
+        self.cores, self.processes = cores, ALONE
         self._mesh: Any = None
         with _explained_errors():
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
@@ -71,6 +79,11 @@ class XlaDevice:
                         "XLA's CPU client has as many as CPU_NUM_DEVICES says"
                     )
                 self._mesh = xs.Mesh(np.arange(cores), (cores,), ("data",))
+            if xr.process_count() > 1:
+                raise UsageError(
+                    f"this is one of {xr.process_count()} processes of a TPU pod, and --backend xla trains in one: use "
+                    "a TPU of one host"
+                )
             self.torch_device = torch_xla.device()
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -45,6 +45,21 @@ class Pace:
         """Return the pace with the rate of a replay."""
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
+
+    @staticmethod
+    def slowest(paces: Sequence[Pace]) -> Pace:
+        """Return the pace of several processes that took the same steps: each figure of the one where it is worst."""
+        ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
+        pace = replace(
+            paces[0],
+            images_per_second=min(each.images_per_second for each in paces),
+            step_seconds=max(each.step_seconds for each in paces),
+            waited=max(each.waited for each in paces),
+            device_idle=max(each.device_idle for each in paces),
+            compiles=max(each.compiles for each in paces),
+            received_bytes=sum(each.received_bytes for each in paces),
+        )
+        return pace.with_ceiling(min(ceilings)) if ceilings else pace
 
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
         """Return one sentence: what limits the run, and which settings that it does not use yet would help.
@@ -156,7 +171,9 @@ def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: f
     execute()
     device.wait()
     began, done = time.perf_counter(), 0
-    while done < _REPLAYS or time.perf_counter() - began < min(seconds, _REPLAY_SECONDS):
+    limit = min(seconds, _REPLAY_SECONDS)
+    # As often in all processes.
+    while device.processes.largest(done < _REPLAYS or time.perf_counter() - began < limit):
         execute()
         done += 1
         if not done % _REPLAYS:

@@ -80,7 +80,7 @@ class Learner:
         self.settings, self.task, self.device = settings, task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         self._custom = custom or Custom()
-        model = model_for(dataset, settings.model, task.outputs, self._custom.build)
+        model = device.processes.norms(model_for(dataset, settings.model, task.outputs, self._custom.build))
         #: What was taken over of the weights given.
         self.matched: MatchedWeights | None = None
         if weights is not None:
@@ -103,27 +103,30 @@ class Learner:
         self.model = device.place(model)
         self._train_mode()
         self.optimizer = self._make_optimizer()
+        self._shared_loss = device.processes.replicate(self.model, self._loss_of)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
         device.wait()  # otherwise the first graph would also contain the making of weights, and be used only once
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
 
-        The step is only recorded; `device.step_end` sends it, alone or together with others.
+        The step is only recorded; `device.step_end` sends it, alone or together with others. With several processes
+        the parts and the loss are this process's, and all learn from those of all.
         """
-        self._steps = number + 1
-        self.device.step_begin(step_seed(self.settings.seed, number))
+        self._steps, processes = number + 1, self.device.processes
+        self.device.step_begin(step_seed(self.settings.seed, number, processes.rank))
         set_rates(self.optimizer, rates)
         total: torch.Tensor | None = None
-        for batch in batches:
+        for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
             if not len(batch.labels):
                 raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
-            loss = self._loss_of(self._finish(batch)) / len(batches)
-            with user_code(f"the gradient of {model_name(self.settings)}", batch.fields):
+            loss = self._shared_loss(self._finish(batch), left == 0) / len(batches)
+            with user_code(f"the gradient of {model_name(self.settings)}", batch.fields), processes.explained():
                 loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise UsageError("a step needs a batch")
+        processes.synchronise(self.model)
         if self.settings.clip is not None:
             clip_gradients(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
@@ -136,6 +139,11 @@ class Learner:
         """Return the model's outputs for a batch whose images are finished: float32, the batch first."""
         normalise = None if self._augment is None else self._augment.plain
         return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
+
+    @property
+    def part_size(self) -> int:
+        """How many samples this process sends to its device at once."""
+        return self.settings.part_size // self.device.processes.world_size
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
         """Return the loss of each sample, float32 (batch,), given outputs and labels of which the first `rows` count.
@@ -261,7 +269,7 @@ class Learner:
         labels = self.task.labels(inputs, given)
         targets = self.task.targets(labels, settings.smoothing) if self._is_soft else labels
         if augment is not None and draws is not None:
-            images, targets = augment.mix(inputs[IMAGE], targets, draws)
+            images, targets = augment.mix(inputs[IMAGE], targets, draws, self.device.processes.roll)
             inputs[IMAGE] = self.device.to_layout(images)
         return inputs, given, targets
 
@@ -281,9 +289,9 @@ def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
     return task.weights("balanced", counts)
 
 
-def step_seed(seed: int, number: int) -> int:
-    """Return the seed of the device's generator for one step."""
-    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+def step_seed(seed: int, number: int, rank: int = 0) -> int:
+    """Return the seed of the device's generator for one step, another one in each process."""
+    return int(np.random.SeedSequence((seed, number, *([rank] if rank else []))).generate_state(1)[0])
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:

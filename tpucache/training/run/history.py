@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -39,9 +39,15 @@ class Watcher(Protocol):
 class Losses:
     """The loss of every step, read from the device some steps after it was computed."""
 
-    def __init__(self, values: list[float], watchers: Sequence[Watcher] = ()) -> None:
-        """Continue the losses of a run: new ones are appended to `values`."""
+    def __init__(
+        self,
+        values: list[float],
+        watchers: Sequence[Watcher] = (),
+        mean: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
+    ) -> None:
+        """Continue the losses of a run: new ones are appended to `values`, as the `mean` of all processes'."""
         self.values = values
+        self._mean = mean
         self._watchers = watchers
         self._pending: deque[torch.Tensor] = deque()
 
@@ -54,8 +60,8 @@ class Losses:
     def settle(self, keep: int = 0) -> None:
         """Read all but the newest `keep`. Raises TrainingError when one is not finite."""
         first = len(self.values)
-        while len(self._pending) > keep:
-            value = float(self._pending.popleft().cpu())
+        read = [float(self._pending.popleft().cpu()) for _ in range(len(self._pending) - keep)]
+        for value in self._mean(read):
             if not math.isfinite(value):
                 raise TrainingError(
                     f"the loss is {value} in step {len(self.values) + 1:,}: "

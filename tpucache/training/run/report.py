@@ -33,7 +33,8 @@ class TrainReport:
     The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
     `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
     `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
-    such as cpu or cuda; "" is not known.
+    such as cpu or cuda; "" is not known. With several `processes`, the pace is that of the slowest, the host's memory
+    that of all together, and the rest the main process's.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -60,6 +61,7 @@ class TrainReport:
     wall_seconds: float = 0.0
     unit: str = "images"
     device: str = ""
+    processes: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -79,7 +81,7 @@ class TrainReport:
             *(_epoch_line(row) for row in self.epochs),
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
-            f"backend    {describe_device(self.backend, self.device, self.cores)}",
+            f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
             f"rate       {pace.images_per_second:,.0f} {self.unit}/s",
             f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
             f"waited     {pace.waited:.1%} of that time for data",
@@ -91,6 +93,9 @@ class TrainReport:
             *([self._dropped_line()] if self.dropped_samples else []),
             self.advice,
         ]
+
+    def _in_processes(self) -> str:
+        return f" in each of {self.processes} processes" if self.processes > 1 else ""
 
     def _best_line(self) -> str:
         early = f"; stopped early after epoch {self.epochs[-1]['epoch']}" if self.stopped_early else ""
@@ -119,16 +124,32 @@ def describe_device(backend: str, device: str, cores: int) -> str:
 def make_report(
     learner: Learner, train_set: CachedDataset, plan: StepPlan, state: RunState, pace: Pace, account: Account
 ) -> TrainReport:
-    """Return the report of a run in this state."""
+    """Return the report of a run in this state, of all processes and on all of them."""
+    processes = learner.device.processes
+    gathered = processes.gather((pace, host_peak_bytes(), learner.device.peak_bytes()))
+    return processes.on_main(lambda: _merged_report(learner, train_set, plan, state, account, gathered))
+
+
+def _merged_report(
+    learner: Learner,
+    train_set: CachedDataset,
+    plan: StepPlan,
+    state: RunState,
+    account: Account,
+    gathered: Sequence[tuple[Pace, int, int | None]],
+) -> TrainReport:
+    """Return the report, given of each process its pace and the most memory of its host and device in use."""
     settings, device, samples = learner.settings, learner.device, len(train_set)
+    paces, host_peaks, device_peaks = zip(*gathered, strict=True)
+    pace = Pace.slowest(paces)
     return TrainReport(
         backend=device.name,
         cores=device.cores,
         losses=state.losses,
         epochs=state.rows,
         pace=pace,
-        host_peak_bytes=host_peak_bytes(),
-        device_peak_bytes=device.peak_bytes(),
+        host_peak_bytes=sum(host_peaks),
+        device_peak_bytes=max((peak for peak in device_peaks if peak is not None), default=None),
         advice=pace.advice(settings, in_memory=train_set.reading.way != "stream"),
         finished=plan.is_finished(state),
         steps=plan.steps,
@@ -142,6 +163,7 @@ def make_report(
         unit="images" if IMAGE in train_set.names else "samples",
         device=device.torch_device.type,
         dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
+        processes=device.processes.world_size,
     )
 
 

@@ -1,0 +1,222 @@
+"""All processes of a torch process group: what they exchange. The only file with torch.distributed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tpucache import progress
+from tpucache.errors import TpucacheError, TrainingError, UsageError
+from tpucache.training.device.processes import Loss, Processes, Result
+from tpucache.training.device.tensors import DeviceBatch
+
+#: What exchanges tensors between the processes, for each type of device.
+_EXCHANGES: Final = {"cpu": "gloo", "cuda": "nccl", "tpu": "tpu_dist"}
+#: What errors of lost connections name.
+_CONNECTIONS: Final = ("gloo", "nccl", "connection", "tpu_dist")
+#: How long a process may wait for another, which may copy a cache; lost ones are noticed by their connections.
+_PATIENCE: Final = timedelta(days=1)
+_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class ProcessGroup(Processes):
+    """All processes of a torch process group, on devices of one type."""
+
+    def __init__(self, device: str) -> None:
+        """Join the processes that torchrun has started, unless the program has joined them already.
+
+        Raises UsageError where this host has fewer devices than processes.
+        """
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._device = device
+        with _stdout_to_stderr():
+            if not dist.is_initialized():
+                if device != "cpu":
+                    _take_device(getattr(torch, device), device, self.local_rank)
+                dist.init_process_group(_EXCHANGES[device], timeout=_PATIENCE if device == "cpu" else None)
+                atexit.register(dist.destroy_process_group)
+            is_gloo = dist.get_backend() == "gloo"
+            # Numbers of the host are exchanged without waiting for the device.
+            self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if not self.is_main:
+            progress.hide()
+            _log.setLevel(logging.ERROR)  # the main process says the same
+
+    def largest(self, value: float) -> float:
+        """Reduce on the hosts; see Processes."""
+        return self._reduce([value], dist.ReduceOp.MAX)[0]
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """Reduce on the hosts in float64; see Processes."""
+        return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
+
+    def gather(self, value: Result) -> list[Result]:
+        """Exchange pickles; see Processes."""
+        found: list[Any] | None = [None] * self.world_size if self.is_main else None
+        with self.explained():
+            dist.gather_object(value, found, dst=0, group=self._group)
+        return found or []
+
+    def on_main(self, call: Callable[[], Result]) -> Result:
+        """Exchange pickles; see Processes."""
+        result, error = _attempt(call) if self.is_main else (None, None)
+        sent = [(result, _portable(error))]
+        with self.explained():
+            dist.broadcast_object_list(sent, src=0, group=self._group)
+        if error is not None:
+            raise error
+        value, failure = sent[0]
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[return-value]  # None only after an error
+
+    def on_each_host(self, call: Callable[[], Result]) -> Result:
+        """Let the first processes of all hosts call at the same time, then all others; see Processes."""
+        result: Result | None = None
+        for is_first in (True, False):
+            error = None
+            if (self.local_rank == 0) == is_first:
+                result, error = _attempt(call)
+            failures: list[Exception | None] = [None] * self.world_size
+            with self.explained():
+                dist.all_gather_object(failures, _portable(error), group=self._group)
+            for failure in (error, *failures):
+                if failure is not None:
+                    raise failure
+        return result  # type: ignore[return-value]  # each process has called
+
+    def replicate(self, model: nn.Module, compute: Loss) -> Callable[[DeviceBatch, bool], torch.Tensor]:
+        """Wrap the loss, not the model, so that nobody sees another model than without torchrun; see Processes."""
+        with self.explained():
+            parallel = nn.parallel.DistributedDataParallel(_Loss(model, compute), broadcast_buffers=False)
+
+        def loss(batch: DeviceBatch, is_last: bool) -> torch.Tensor:
+            with contextlib.nullcontext() if is_last else parallel.no_sync():
+                found: torch.Tensor = parallel(batch)
+            return found
+
+        return loss
+
+    def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
+        """Exchange the last rows; see Processes."""
+        last = part[-rows:].contiguous()
+        all_last = [torch.empty_like(last) for _ in range(self.world_size)]
+        with self.explained():
+            dist.all_gather(all_last, last)
+        return torch.cat([all_last[self.rank - 1], part[:-rows]])
+
+    def synchronise(self, model: nn.Module) -> None:
+        """Broadcast the buffers of each dtype at once; see Processes."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise UsageError(
+                    f"the parameter {name!r} got no gradient in a step, which several processes cannot average: leave "
+                    f"it out of the training with --freeze {name}, or train in one process"
+                )
+        buffers: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            buffers.setdefault(buffer.dtype, []).append(buffer)
+        for alike in buffers.values():
+            flat = torch.cat([buffer.reshape(-1) for buffer in alike])
+            with self.explained():
+                dist.broadcast(flat, src=0)
+            for buffer, values in zip(alike, torch.split(flat, [buffer.numel() for buffer in alike]), strict=True):
+                buffer.copy_(values.view_as(buffer))
+
+    def norms(self, model: nn.Module) -> nn.Module:
+        """Use SyncBatchNorm, which torch has for accelerators alone; see Processes."""
+        if not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
+            return model
+        if self._device == "cuda":
+            converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch
+            return converted
+        _log.warning(
+            "BatchNorm normalises the part of a batch that a process has by that part's own statistics, and running "
+            "statistics are the main process's: torch synchronises it on CUDA only"
+        )
+        return model
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Tell lost connections by what torch's errors name; see Processes."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(name in str(error).lower() for name in _CONNECTIONS):
+                raise
+            raise TrainingError(
+                f"another process of the run has ended, so that process {self.rank} of {self.world_size} ends as well: "
+                "see what that one said, and run the same command with --resume to continue"
+            ) from error
+
+    def _reduce(self, values: Sequence[float], how: Any) -> list[float]:
+        if not values:
+            return []
+        reduced = torch.tensor(values, dtype=torch.float64)
+        with self.explained():
+            dist.all_reduce(reduced, how, group=self._group)
+        found: list[float] = reduced.tolist()
+        return found
+
+
+class _Loss(nn.Module):
+    """A model's loss as a module, which is what DistributedDataParallel takes."""
+
+    def __init__(self, model: nn.Module, compute: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._compute = compute
+
+    def forward(self, batch: DeviceBatch) -> torch.Tensor:
+        return self._compute(batch)
+
+
+def _take_device(module: Any, device: str, number: int) -> None:
+    """Make the device with a number on this host the current one, given torch's module for such devices."""
+    count = module.device_count()
+    if number >= count:
+        raise UsageError(
+            f"this host has {count} of the devices {device!r}, one process each: start it with --nproc-per-node "
+            f"{count}, or with --device cpu"
+        )
+    module.set_device(number)
+
+
+def _attempt(call: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    try:
+        return call(), None
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on all processes
+        return None, error
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return an error as it is raised on other processes."""
+    if error is None or isinstance(error, TpucacheError):
+        return error
+    return TrainingError(f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send to standard error what libraries in C++ write to standard output, where a command's report goes."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,113 @@
+"""The processes that train one model together: this one alone, or all that torchrun has started.
+
+Each is a rank: it reads its slice of every global batch, and computes the gradients of that; DistributedDataParallel
+averages them, so that all ranks take the same steps. The main process, rank 0, alone writes files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tpucache.loading.samples.sampler import rank_slice
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tpucache.training.device.tensors import DeviceBatch
+
+Result = TypeVar("Result")
+Loss = Callable[["DeviceBatch"], "torch.Tensor"]
+
+
+class Processes:
+    """This process alone: nothing is exchanged, and nothing costs anything.
+
+    What is said of all processes below holds for one. Every process has to make the same calls in the same order.
+    """
+
+    rank = 0
+    world_size = 1
+    #: The number of this process among those of its host.
+    local_rank = 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and shows progress."""
+        return self.rank == 0
+
+    def share(self, size: int) -> slice:
+        """Return which of `size` consecutive rows are this process's: equally many, to within one, in rank order."""
+        return rank_slice(0, size, self.rank, self.world_size)
+
+    def largest(self, value: float) -> float:
+        """Return the largest of all processes' values; cheap enough for every step."""
+        return value
+
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """Return the mean over the processes of each of several values."""
+        return list(values)
+
+    def gather(self, value: Result) -> list[Result]:
+        """Return the values of all processes in rank order on the main process, and none on the others."""
+        return [value]
+
+    def on_main(self, call: Callable[[], Result]) -> Result:
+        """Return on all processes what a call on the main one returns, or raise what it raises."""
+        return call()
+
+    def on_each_host(self, call: Callable[[], Result]) -> Result:
+        """Return what a call returns that the first process of each host makes before the others of that host."""
+        return call()
+
+    def replicate(self, model: nn.Module, compute: Loss) -> Callable[[DeviceBatch, bool], torch.Tensor]:
+        """Return a function that computes the loss, and whose backward pass averages gradients over the processes.
+
+        It takes a batch, and whether it is the last one whose gradients are added up: they are averaged then. The model
+        begins with the main process's weights.
+        """
+        return lambda batch, _: compute(batch)
+
+    def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return this process's part of a batch whose rows have moved by so many, at most those of a part."""
+        return part.roll(rows, 0)
+
+    def synchronise(self, model: nn.Module) -> None:
+        """Take over the main process's buffers after a backward pass. Raises UsageError unless all gradients exist."""
+
+    def norms(self, model: nn.Module) -> nn.Module:
+        """Return the model with norms that see the global batch, where there are such."""
+        return model
+
+    def explained(self) -> AbstractContextManager[object]:
+        """Return a context that raises TrainingError when the connection to another process is lost."""
+        return contextlib.nullcontext()
+
+
+#: This process, where it has not joined others.
+ALONE: Final = Processes()
+
+_joined: list[Processes] = []
+
+
+def current() -> Processes:
+    """Return the processes that this one has joined, or this one alone."""
+    return _joined[0] if _joined else ALONE
+
+
+def is_launched() -> bool:
+    """Return whether torchrun has started this process, together with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def open_processes(device: str) -> Processes:
+    """Join the processes that torchrun has started, if it has, for devices of this type; return all of them."""
+    if is_launched() and not _joined:
+        from tpucache.training.device.process_group import ProcessGroup
+
+        _joined.append(ProcessGroup(device))
+    return current()
