@@ -17,21 +17,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from scripts.bench.loader_ways import lock_microseconds, thread_scaling, way_ratios
 from scripts.bench.race import race, ratio, spread, spread_cell
+from scripts.bench.shared_files import write_huge
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
-from tpucache import CachedDataset, CachedLoader, Manifest
+from tpucache import CachedDataset, CachedLoader
 from tpucache.store.fields import Field
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
-from tpucache.store.manifest import FileEntry, ShardEntry, Statistics
-from tpucache.store.samples import Strings, encode_columns
 
 MILLION = 1_000_000
-SHARD_RECORDS = 850  # 128 MB of 224x224x3
 READ_BYTES = 1 << 20
 FRONT_TO_BACK = "front to back"
 
@@ -72,45 +66,10 @@ def memory_drift_mb(cache: Path, batch: int, epochs: int) -> float:
     return resident_mb() - before
 
 
-def write_huge(directory: Path, records: int) -> None:
-    """Write all of a cache of `records` records but its shards."""
-    rows = np.zeros(records, INDEX_DTYPE)
-    numbers = np.arange(records)
-    rows["shard"] = numbers // SHARD_RECORDS
-    rows["offset"] = numbers % SHARD_RECORDS * 151_552 + 8192
-    rows["length"] = 150_528
-    np.save(directory / INDEX_NAME, rows)
-    paths = Strings(np.zeros(records * 20, np.uint8) + 97, np.arange(20, records * 20 + 20, 20))
-    columns: dict[str, np.ndarray[Any, Any] | Strings] = {
-        "number": numbers.astype(np.uint64),
-        "path": paths,
-        "label": (numbers % 250).astype(np.uint8),
-    }
-    (directory / SAMPLES_NAME).write_bytes(encode_columns(columns))
-    shards = tuple(
-        ShardEntry(
-            name=shard_name(0, block),
-            bytes=1 << 27,
-            sha256="0" * 64,
-            variant=0,
-            block=block,
-            first=first,
-            records=min(SHARD_RECORDS, records - first),
-            records_sha256="0" * 64,
-        )
-        for block, first in enumerate(range(0, records, SHARD_RECORDS))
-    )
-    tables = tuple(FileEntry(name, (directory / name).stat().st_size, "0" * 64) for name in (INDEX_NAME, SAMPLES_NAME))
-    fields = (Field("image", "raw", "|u1", (224, 224, 3)),)
-    classes = tuple(f"class {label}" for label in range(250))
-    empty = Statistics()
-    Manifest(records, (0,), fields, classes, shards, tables, (), empty, "0" * 64, {}, {}, {}).save(directory)
-
-
 def open_huge(records: int, work: Path) -> tuple[float, float]:
     """Return the seconds and the resident MB that opening a cache of `records` records takes."""
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        write_huge(Path(folder), records)
+        write_huge(Path(folder), records, Field("image", "raw", "|u1", (224, 224, 3)))
         gc.collect()
         before, start = resident_mb(), time.perf_counter()
         opened = CachedLoader(CachedDataset(folder), 256, shuffle=True)

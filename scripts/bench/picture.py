@@ -142,6 +142,36 @@ def _draw_group(axes: Any, rate: int, ways: Sequence[dict[str, Any]]) -> None:
     axes.spines[:].set_visible(False)
 
 
+def draw_scale(report: dict[str, Any], path: Path) -> None:
+    """Draw the rate of a host that reads from a shared file system by its threads, a line for each window."""
+    figure = _figure(3.8, dpi=150, w_pad=0.1)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, read_ahead in zip(panels, (True, False), strict=True):
+        rows = [row for row in report["reading"] if row["read_ahead"] == read_ahead]
+        for number, name in enumerate(dict.fromkeys(row["window"] for row in rows)):
+            points = [(row["threads"], row["images_per_second"]) for row in rows if row["window"] == name]
+            style = {"marker": "osD^"[number % 4], "color": f"C{number}"}
+            axes.plot(*zip(*points, strict=True), label=f"window {name}" if "," in name else "no window", **style)
+        axes.axhline(report["device_rate"], color=_LIMIT, linestyle="dashed", linewidth=1.2, zorder=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sorted({row["threads"] for row in rows}))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(lambda value, _: _thousands(value))
+        axes.set_ylim(0, 1.08 * report["device_rate"])
+        axes.set_xlabel("threads")
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(f"reads ahead as it is asked to: {'yes' if read_ahead else 'no'}", fontsize=10)
+    panels[1].legend(fontsize=8, loc="upper left")
+    sharing = report["sharing"]
+    figure.suptitle(
+        f"Images/s of one host of {report['hosts']}; simulated file system: {sharing['latency'] * 1e3:g} ms a request, "
+        f"{sharing['bandwidth'] / 1e9:g} GB/s, {sharing['requests']} requests at once",
+        fontsize=10,
+    )
+    _save(figure, path)
+
+
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

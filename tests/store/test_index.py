@@ -56,6 +56,17 @@ def test_only_blocks_that_are_asked_for_are_read_and_each_once(
     assert len(read) == 2
 
 
+def test_all_blocks_are_asked_for_before_the_first_is_read(
+    large: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, calls = RecordIndex(*large), list[str]()
+    advise, preadv = os.posix_fadvise, os.preadv
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: calls.append("ask") or advise(*call))
+    monkeypatch.setattr(os, "preadv", lambda *call: calls.append("read") or preadv(*call))
+    index[np.array([0, RECORDS - 1])]
+    assert calls == ["ask", "ask", "read", "read"]
+
+
 def test_threads_read_rows_at_once(large: tuple[Path, Manifest]) -> None:
     rows, index = Cache(*large).index.read_all(), RecordIndex(*large)
     orders = [np.random.default_rng(seed).permutation(RECORDS) for seed in range(8)]

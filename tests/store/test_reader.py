@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import resource
+import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import pytest
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.cache import Cache
+from tpucache.store.files.reading import OpenFile
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import Rows, ShardReader
@@ -177,6 +179,24 @@ def test_many_threads_share_a_reader_of_more_files_than_it_keeps(many: tuple[Pat
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(16)))
     assert open_files(directory) == ALL_OPEN
+
+
+def test_threads_do_not_wait_for_each_other_s_files_to_open(
+    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, shards, _ = many
+    reader, meeting = ShardReader(directory, shards), threading.Barrier(3, timeout=30)
+    open_shard = ShardReader._open_shard
+
+    def meet(self: ShardReader, shard: int) -> OpenFile:
+        meeting.wait()
+        return open_shard(self, shard)
+
+    monkeypatch.setattr(ShardReader, "_open_shard", meet)
+    with ThreadPoolExecutor(3) as threads:
+        files = list(threads.map(reader.file, [0, 1, 1]))
+    assert files[1] is files[2] is reader.file(1)
+    assert open_files(directory) == 2
 
 
 def test_a_missing_shard_is_damage_with_its_name(cache: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 Self = TypeVar("Self", bound="ReadingThreads")
 
-_LEAST_ROWS: Final = 8  # of a part of a batch: handing it to another thread costs time, too
+LEAST_ROWS: Final = 8  # of a part of a batch: handing it to another thread costs time, too
 _SPARE: Final = 2  # parts for each thread: none waits while another finishes a batch
 
 
@@ -21,7 +21,7 @@ class ReadingThreads:
         """Start no thread before there is work."""
         self._parts = 1 if threads <= ahead else -(-_SPARE * threads // ahead)
         self._readers = ThreadPoolExecutor(threads, "tpucache-read")
-        self._hints = ThreadPoolExecutor(1, "tpucache-hint")
+        self._hints = ThreadPoolExecutor(threads, "tpucache-hint")
 
     def __enter__(self: Self) -> Self:
         return self
@@ -31,7 +31,7 @@ class ReadingThreads:
         self._readers.shutdown(cancel_futures=True)
 
     def hint(self, work: Callable[[], None]) -> None:
-        """Do something in a thread of its own: a hint may block while the disk is busy."""
+        """Do something in another thread: a hint may block while the disk is busy, or wait for one that is far away."""
         self._hints.submit(work)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
@@ -40,7 +40,7 @@ class ReadingThreads:
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:
         """Do `work(start, stop)` for all rows of a batch, in this thread and in those that have nothing else to do."""
-        parts = min(self._parts, rows // _LEAST_ROWS)
+        parts = min(self._parts, rows // LEAST_ROWS)
         if parts < 2:
             work(0, rows)
             return

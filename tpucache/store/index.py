@@ -5,6 +5,7 @@ Nothing is mapped: a file that is truncated while it is mapped kills the process
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -87,6 +88,10 @@ class RecordIndex:
     def _load(self, table: _Table, blocks: Numbers) -> None:
         """Read blocks of rows. Threads, and forked processes, may write the same bytes into the same place at once."""
         size = _BLOCK * INDEX_DTYPE.itemsize
+        if len(blocks) > 1:  # all are asked for at once, so that a disk far away is waited for once
+            with contextlib.suppress(OSError):
+                for block in blocks.tolist():
+                    os.posix_fadvise(table.file.number, table.offset + block * size, size, os.POSIX_FADV_WILLNEED)
         for block in blocks.tolist():
             part = table.memory[block * size : (block + 1) * size]
             try:

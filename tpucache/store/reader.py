@@ -173,13 +173,16 @@ class ShardReader:
         """Return a shard's open file. Raises DamageError, FormatError, StoreError as `scatter` does."""
         with self._lock:
             descriptor = self._open.get(shard)
-            if descriptor is None:
-                descriptor = self._open[shard] = self._open_shard(shard)
+            if descriptor is not None:
+                self._open.move_to_end(shard)
+                return descriptor
+        opened = self._open_shard(shard)  # threads do not wait for each other's files, which may be far away
+        with self._lock:
+            descriptor = self._open.setdefault(shard, opened)
+            if descriptor is opened:
                 self._proven.discard(shard)
                 if len(self._open) > _MAX_OPEN:
                     self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(shard)
             return descriptor
 
     def _open_shard(self, shard: int) -> OpenFile:
