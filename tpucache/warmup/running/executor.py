@@ -1,6 +1,6 @@
-"""Executor: who runs the tasks. joblib's own workers here, a cluster of Dask, or through joblib one of Ray or Spark.
+"""Executor: who runs the tasks. joblib's own workers here, or a cluster of Dask, Ray or Spark.
 
-Dask is used directly, because joblib 1.6 waits for ever for a task whose workers died (`_dask.py`, `_collect`).
+Clusters are used directly: through joblib 1.6, a run waits for ever for a task whose worker died.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tpucache.warmup.options import WorkerOptions
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: Tasks a worker of Ray or Spark is given at once: their results come back together.
+#: Tasks for each worker in a job of Spark, which gives no result before all of them are done.
 _ROUND: Final = 4
-#: Tasks under way for each worker of Dask, so that it need not wait for the next.
+#: Tasks under way for each worker of Dask or Ray, so that it need not wait for the next.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
@@ -79,7 +79,7 @@ class Executor(WorkerOptions):
                 yield from self._run_local(itertools.chain([task], tasks))
             return
         try:
-            yield from self._run_dask(tasks) if self.backend == "dask" else self._run_rounds(tasks)
+            yield from {"dask": self._run_dask, "ray": self._run_ray, "spark": self._run_spark}[self.backend](tasks)
         except TpucacheError:
             raise
         except Exception as error:  # a cluster's library raises whatever it raises
@@ -118,29 +118,33 @@ class Executor(WorkerOptions):
                 yield future.result()
                 running.update(itertools.islice(submitted, 1))
 
-    def _run_rounds(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Give tasks to joblib a round at a time: its other backends return nothing before everything is done."""
-        import joblib
-
-        jobs = self.jobs or -1
+    def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Keep a few tasks a worker under way. Ray gives a dead worker's tasks to others, a few times."""
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
-                if self.backend == "ray":
-                    import ray
-                    from ray.util.joblib import register_ray
+                import ray
 
+                if not ray.is_initialized():
                     ray.init(address=self.scheduler)
                     stack.callback(ray.shutdown)
-                    register_ray()
-                else:
-                    from joblibspark import register_spark
+            jobs = self.jobs or int(ray.cluster_resources()["CPU"])
+            submit = ray.remote(_outcome).remote
+            submitted = (submit(function, arguments) for function, arguments in tasks)
+            running = list(itertools.islice(submitted, _AHEAD * jobs))
+            while running:
+                done, running = ray.wait(running)
+                yield from map(_result, ray.get(done))
+                running += itertools.islice(submitted, len(done))
 
-                    register_spark()
-            stack.enter_context(joblib.parallel_config(self.backend))
-            size = _ROUND * joblib.effective_n_jobs(jobs)
-            while part := list(itertools.islice(tasks, size)):
-                workers = joblib.Parallel(n_jobs=jobs, batch_size=1)
-                yield from workers(joblib.delayed(function)(*arguments) for function, arguments in part)
+    def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Run a job for each round of tasks. Spark gives a dead worker's tasks to others, as often as it is set to."""
+        with self._reaching_cluster():
+            from pyspark.sql import SparkSession
+
+        context = SparkSession.builder.getOrCreate().sparkContext
+        size = _ROUND * (self.jobs or context.defaultParallelism)
+        while part := list(itertools.islice(tasks, size)):
+            yield from map(_result, context.parallelize(part, len(part)).map(lambda task: _outcome(*task)).collect())
 
     @contextlib.contextmanager
     def _reaching_cluster(self) -> Iterator[None]:
@@ -148,7 +152,7 @@ class Executor(WorkerOptions):
         try:
             yield
         except ImportError as error:
-            package = {"dask": "distributed", "ray": "ray", "spark": "joblibspark"}[self.backend]
+            package = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}[self.backend]
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
             raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
@@ -164,6 +168,28 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a task raised: a cluster's library would raise something else in its place."""
+
+    error: Exception
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a task in a cluster's worker; return its result or its failure."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001  # it is raised again where the run was started
+        return _Failure(error)
+
+
+def _result(outcome: Any) -> Any:
+    """Return a task's result. Raises what the task raised."""
+    if isinstance(outcome, _Failure):
+        raise outcome.error
+    return outcome
 
 
 def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:

@@ -1,0 +1,68 @@
+"""Warmup by a local Ray instance of two workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import Recipe, build_cache
+from tpucache.warmup.running.executor import Executor
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
+
+_MODULE = """
+import os, pathlib, time
+def slowly(image, generator):
+    place = pathlib.Path(os.environ["RAY_WORKERS_BY_TEST"])
+    if place.exists():
+        (place / str(os.getpid())).touch()
+        time.sleep(0.02)
+    return image ^ generator.integers(0, 8, image.shape).astype(image.dtype)
+"""
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Start Ray; the folder has the process numbers of its workers once it is made."""
+    (tmp_path / "ray_slow_by_test.py").write_text(_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("RAY_WORKERS_BY_TEST", str(tmp_path / "workers"))
+    ray.init(num_cpus=2, include_dashboard=False)
+    yield tmp_path / "workers"
+    ray.shutdown()
+
+
+def test_ray_writes_the_bytes_of_a_local_run_also_when_a_worker_dies(
+    write_photos: Any, workers: Path, tmp_path: Path, digests: Callable[[Path], dict[str, str]]
+) -> None:
+    source = write_photos(tmp_path / "photos", 150, size=(80, 70))
+    recipe = Recipe(size=32, variants=1, augment="ray_slow_by_test:slowly")
+    build_cache(source, tmp_path / "local", recipe, jobs=1)
+    cache, killed, stop = tmp_path / "cache", list[int](), threading.Event()
+
+    def kill() -> None:
+        while not killed and not stop.wait(0.01):
+            found = [int(path.name) for path in workers.iterdir() if int(path.name) != os.getpid()]
+            if found and any(cache.glob(".warmup/chunk-*.json")):
+                os.kill(found[0], signal.SIGKILL)
+                killed.append(found[0])
+
+    workers.mkdir()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        build_cache(source, cache, recipe, engine=Executor("ray", jobs=2))
+    finally:
+        stop.set()
+        killer.join()
+    assert killed
+    assert digests(cache) == digests(tmp_path / "local")
