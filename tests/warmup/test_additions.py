@@ -188,6 +188,26 @@ def test_another_source_of_the_same_names_and_sizes_is_refused(
     assert digests(cache) == before
 
 
+def test_a_cache_of_class_numbers_without_names_is_added_to(jitter: str, tmp_path: Path) -> None:
+    class Numbers:
+        def __init__(self, count: int, shift: int = 0) -> None:
+            self.labels = [(number + shift) % 3 for number in range(count)]
+
+        def list(self) -> Listing:
+            return Listing([Sample(number, str(number), label) for number, label in enumerate(self.labels)])
+
+        def load(self, sample: Sample) -> Item:
+            return Item({"image": np.full((8, 8), sample.number, np.uint8)})
+
+    cache = tmp_path / "cache"
+    first = build_cache(Numbers(6), cache, Recipe(size=8), jobs=1)
+    assert build_cache(Numbers(6), cache, Recipe(size=8), jobs=1) == first
+    with pytest.raises(SourceError, match="6 samples have another label"):
+        build_cache(Numbers(6, shift=1), cache, Recipe(size=8), jobs=1)
+    grown = build_cache(Numbers(9), cache, Recipe(size=8, variants=1, augment=jitter), jobs=1)
+    assert (grown.samples, grown.augmented, grown.statistics.class_counts) == (9, 1, (3, 3, 3))
+
+
 def test_few_samples_of_a_finished_cache_are_read(tmp_path: Path) -> None:
     read = list[int]()
 

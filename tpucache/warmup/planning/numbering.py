@@ -162,5 +162,5 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
 def _comparable(label: Any, classes: Sequence[str]) -> Any:
     """Return a label as something that compares equal whatever classes are added."""
     if isinstance(label, int):
-        return classes[label] if label < len(classes) else label
+        return classes[label] if label < len(classes) else str(label)  # as classes without names are called
     return None if label is None else [float(np.float32(value)) for value in label]
