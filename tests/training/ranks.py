@@ -19,6 +19,7 @@ from tpucache.cli import main
 from tpucache.errors import TrainingError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import open_device
+from tpucache.training.feed import idle
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
@@ -99,6 +100,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 def two(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
     """Learn with both optimizers; diverge; stop by a signal to one process; and last, lose that process."""
+    idle._REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     keep(sgd=learn(cache, folder / "sgd", SETTINGS["sgd"], replay=True))
     keep(adamw=learn(cache, folder / "adamw", SETTINGS["adamw"]))
     wild = TrainSettings(model="tiny_models:layer_norm", batch_size=16, lr=1e30)

@@ -139,3 +139,9 @@ def test_plain_torch_is_executing_in_all_steps_of_an_execution(monkeypatch, step
         device.step_end()
         device.step_end()  # an evaluation's batch, which is not counted
     assert device.counters().execute_seconds == pytest.approx(3 * steps * STEP)
+
+
+def test_the_pace_of_several_processes_is_that_of_the_slowest():
+    late = replace(PACE, images_per_second=800.0, waited=0.3, received_bytes=5)
+    pace = Pace.slowest([PACE.with_ceiling(2000.0), late.with_ceiling(1600.0)])
+    assert (pace.images_per_second, pace.waited, pace.received_bytes, pace.ceiling_idle) == (800.0, 0.3, 5, 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -143,10 +144,7 @@ class ProcessGroup(Processes):
         if self._device == "cuda":
             converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch
             return converted
-        _log.warning(
-            "BatchNorm normalises the part of a batch that a process has by that part's own statistics, and running "
-            "statistics are the main process's: torch synchronises it on CUDA only"
-        )
+        _warn_of_batch_norm()
         return model
 
     @contextlib.contextmanager
@@ -182,6 +180,14 @@ class _Loss(nn.Module):
 
     def forward(self, batch: DeviceBatch) -> torch.Tensor:
         return self._compute(batch)
+
+
+@functools.cache
+def _warn_of_batch_norm() -> None:
+    _log.warning(
+        "BatchNorm normalises the part of a batch that a process has by that part's own statistics, and running "
+        "statistics are the main process's: torch synchronises it on CUDA only"
+    )
 
 
 def _take_device(module: Any, device: str, number: int) -> None:
