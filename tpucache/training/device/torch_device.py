@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -33,8 +33,7 @@ class TorchDevice:
         """Send the weights and give them their layout; compile the model in place, so that their names stay."""
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
         if self._compiles:
-            # Every batch has the same shape.
-            model.compile(dynamic=False)  # type: ignore[no-untyped-call]  # torch does not type it
+            model.forward = _compiled(model.forward)
         return model
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
@@ -56,6 +55,18 @@ class TorchDevice:
             yield
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / "trace.json"))
+
+
+def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that torch.compile compiles when it is first called, for batches that all have the same shape.
+
+    torch compiles no function of its own files, such as `nn.Sequential.forward`, unless another one calls it.
+    """
+
+    def called(*inputs: object, **named: object) -> object:
+        return forward(*inputs, **named)
+
+    return torch.compile(called, dynamic=False)
 
 
 def compiled_graphs() -> int:
