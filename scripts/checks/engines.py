@@ -57,9 +57,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as aside:
         environments = Environments(options.work or Path(aside))
         rows = [_try(engine, environments) for engine in ENGINES]
-    print(f"\n{'':<18}{'version':<20}{'same files':<12}{'kept':>5}{'same again':>12}  when a worker is killed")
+    print(f"\n{'':<18}{'version':<22}{'same files':<12}{'kept':>5}{'same again':>12}  when a worker is killed")
     for name, release, is_equal, kept, is_equal_then, then in rows:
-        print(f"{name:<18}{release:<20}{is_equal:<12}{kept:>5}{is_equal_then:>12}  {then}")
+        print(f"{name:<18}{release:<22}{is_equal:<12}{kept:>5}{is_equal_then:>12}  {then}")
     sys.exit(any(row[2:5:2] != ("yes", "yes") for row in rows))
 
 

@@ -83,8 +83,9 @@ class Executor(WorkerOptions):
         except TpucacheError:
             raise
         except Exception as error:  # a cluster's library raises whatever it raises
+            what = " ".join(str(error).split("\n")[:2])  # Spark adds a page of where it was in Java
             raise BuildError(
-                f"the {self.backend} cluster failed: {type(error).__name__}: {error}. What it had finished is kept: "
+                f"the {self.backend} cluster failed: {type(error).__name__}: {what}. What it had finished is kept: "
                 "repair the cluster and run it again."
             ) from error
 
