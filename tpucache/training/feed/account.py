@@ -72,5 +72,5 @@ class Account:
         return {name: earlier.get(name, 0.0) + spent for name, spent in self._seconds.items()}
 
     def wall_seconds(self) -> float:
-        """Return the seconds in all, by the clock."""
-        return self._earlier_wall + self._clock() - self._began
+        """Return the seconds in all, by the clock, up to when the parts' `seconds` were read last."""
+        return self._earlier_wall + self._since - self._began
