@@ -23,6 +23,7 @@ from scripts.commands import ROOT, CommandError, say
 from scripts.environments import Environment, Environments
 
 _PATIENCE_SECONDS: Final = 900
+_NOT_KILLED: Final = "no worker was killed"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def main() -> None:
     print(f"\n{'':<18}{'version':<22}{'same files':<12}{'kept':>5}{'same again':>12}  when a worker is killed")
     for name, release, is_equal, kept, is_equal_then, then in rows:
         print(f"{name:<18}{release:<22}{is_equal:<12}{kept:>5}{is_equal_then:>12}  {then}")
-    sys.exit(any(row[2:5:2] != ("yes", "yes") for row in rows))
+    sys.exit(any(row[2:5:2] != ("yes", "yes") or row[-1] == _NOT_KILLED for row in rows))
 
 
 def _try(engine: Engine, environments: Environments) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ def _try(engine: Engine, environments: Environments) -> tuple[str, ...]:
     if not lines:
         return engine.name, release, "no", "", "", (done.stderr.strip().splitlines() or ["no output"])[-1]
     trial = json.loads(lines[-1])
-    then = trial["then"] if trial.get("killed") else "no worker was killed"
+    then = trial["then"] if trial.get("killed") else _NOT_KILLED
     names = {True: "yes", False: "no"}
     return engine.name, release, names[trial["is_equal"]], str(trial["kept"]), names[trial["is_equal_then"]], then
 

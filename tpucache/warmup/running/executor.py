@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import BuildError, DependencyError, TpucacheError
 from tpucache.warmup.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -112,12 +115,16 @@ class Executor(WorkerOptions):
             client = Client(self.scheduler)
         with client:
             client.wait_for_workers(1, timeout=_PATIENCE_SECONDS)
-            jobs = self.jobs or sum(client.ncores().values())
             submitted = (client.submit(function, *arguments, pure=False) for function, arguments in tasks)
-            running = as_completed(itertools.islice(submitted, _AHEAD * jobs))
+            running = as_completed(itertools.islice(submitted, _AHEAD * self._jobs_of(client)))
             for future in running:
                 yield future.result()
-                running.update(itertools.islice(submitted, 1))
+                room = _AHEAD * self._jobs_of(client) - running.count()  # workers come and go
+                running.update(itertools.islice(submitted, max(1, room)))
+
+    def _jobs_of(self, client: Client) -> int:
+        """Return how many tasks a cluster of Dask is to run at once."""
+        return self.jobs or sum(client.ncores().values())
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Keep a few tasks a worker under way. Ray gives a dead worker's tasks to others, a few times."""
