@@ -498,7 +498,7 @@ def test_the_manifest_is_written_last(
 
 def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
     manifest = Manifest.load(clean)
-    assert {"tpucache", "numpy", "pillow", "libjpeg", "lmdb"} <= manifest.created_by.keys()
+    assert {"tpucache", "numpy", "pillow", "libjpeg", "lmdb", "pillow-heif", "pydicom"} <= manifest.created_by.keys()
     assert Recipe.from_dict(manifest.recipe) == _CLEAN
     assert json.loads(manifest.to_json())["source"]["samples"] == 150
 

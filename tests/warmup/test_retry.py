@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tpucache import (
 from tpucache.cli import main
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.warmup import TableOptions, TableSource, relabel_cache
+from tpucache.warmup import TableOptions, TableSource, relabel_cache, versions
 from tpucache.warmup.planning import blocks
 from tpucache.warmup.records import presize
 from tpucache.warmup.records.encode import SampleEncoder
@@ -156,6 +157,24 @@ def test_only_samples_that_changed_are_tried_again(
     data.recipe = dataclasses.replace(data.recipe, max_pixels=None)
     monkeypatch.setattr(presize, "resizer_versions", lambda: {"cykooz_resizer": "99.0"})
     assert len(retried(retry=True)) == len(BAD)
+    data.recipe = dataclasses.replace(data.recipe, variants=2)
+    retried()  # the manifest names other libraries now than those that skipped samples
+    assert len(retried(retry=True)) == len(BAD)
+    assert retried(retry=True) == {"8.png"}
+
+
+def test_what_other_libraries_skipped_before_a_build_was_continued_is_tried_again(
+    data: Data, tmp_path: Path, failing_rename: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    data.write(0, content=b"\0\0\0\x18ftypheic")
+    with failing_rename("manifest.json", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        data.build(tmp_path / "other")
+    found = versions._library_versions()
+    monkeypatch.setattr(versions, "_library_versions", lambda: {**found, "pillow-heif": "99.0"})
+    assert "pip install pillow-heif" in data.build(tmp_path / "other").skipped[0].reason
+    data.build(tmp_path / "other", retry=True)
+    assert "are as they were" not in caplog.text
 
 
 def test_labels_that_were_wrong_are_read_again(data: Data, tmp_path: Path, digests: Digests) -> None:

@@ -161,7 +161,7 @@ class _Build:
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
-            return finish_cache(context.shards, plan, scheduler.build(self.executor))
+            return finish_cache(context.shards, plan, scheduler.build(self.executor), is_mixed=bool(other))
 
     def _scheduler(self, context: BuildContext) -> Scheduler:
         """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""

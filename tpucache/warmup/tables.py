@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tpucache.warmup.merge import merge_shards
 from tpucache.warmup.planning.listing_check import content_digests
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
 from tpucache.warmup.planning.plan import Plan
+from tpucache.warmup.planning.retrying import is_read_as_before
 from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.sources.base import Listing
 from tpucache.warmup.versions import versions
@@ -33,11 +34,11 @@ from tpucache.warmup.work.receipts import BuiltShard
 Rows = npt.NDArray[Any]
 
 
-def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manifest:
+def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
     """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
 
-    The shards of retried samples lie in the work folder, and are merged with those of the cache. The manifest is
-    written last. Raises SourceError when no sample was usable.
+    The shards of retried samples lie in the work folder, and are merged with those of the cache. `is_mixed` is whether
+    other versions made a part of them. The manifest is written last. Raises SourceError when no sample was usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
@@ -45,7 +46,10 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard]) -> Manif
     kept = set(new.numbers)
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
-    digests = _digests(new, before, {skip.number for skip in skipped})
+    digests = _digests(new, before, plan)
+    if is_mixed:  # what other versions skipped is to be tried again
+        unsure = {str(skip.number) for skip in skipped}
+        digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:
         return _save(cache, dataclasses.replace(before, skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
@@ -107,12 +111,17 @@ def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
     return {**plan.source, **left_out, **asked, **kept, "labels": read}
 
 
-def _digests(new: ChunkInfo, before: Manifest | None, skipped: Collection[int]) -> dict[str, str]:
-    """Return the hashes of content, by number: of skipped samples, and of a few others by their fields alone."""
+def _digests(new: ChunkInfo, before: Manifest | None, plan: Plan) -> dict[str, str]:
+    """Return the hashes of content, by number: of skipped samples, and of a few others by their fields alone.
+
+    Those of skipped samples that were last read by other libraries than the manifest will name are left out.
+    """
     found = {int(number): digest for number, digest in new.digests.items()}
     if before is not None:
-        old = {skip.number for skip in before.skipped}.difference(skipped)  # these are kept now
-        found = {**{at: each for at, each in content_digests(before).items() if at not in old}, **found}
+        gone = {skip.number for skip in before.skipped}
+        if is_read_as_before(before, plan.recipe):
+            gone.intersection_update(new.numbers)  # these are kept now
+        found = {**{at: each for at, each in content_digests(before).items() if at not in gone}, **found}
     return {str(number): found[number] for number in sorted(found) if found[number]}
 
 

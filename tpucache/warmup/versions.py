@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from tpucache.version import __version__
 from tpucache.warmup.records.presize import image_versions
 
 _LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
+#: They read kinds of files that nothing else reads.
+_OPTIONAL: Final = ("pillow-heif", "pydicom")
 
 
 def versions() -> dict[str, str]:
@@ -26,8 +28,14 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def _library_versions() -> dict[str, str]:
-    """Return the installed versions of what is always installed; reading one takes a millisecond."""
-    return {name: version(name) for name in _LIBRARIES}
+    """Return the installed versions, "" for an optional library that is missing; reading one takes a millisecond."""
+    found = {name: version(name) for name in _LIBRARIES}
+    for name in _OPTIONAL:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:

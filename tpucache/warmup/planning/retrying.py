@@ -48,6 +48,11 @@ def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
     return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
 
 
+def is_read_as_before(manifest: Manifest, recipe: Recipe) -> bool:
+    """Return whether a sample that a cache skipped would fail again, unless its content has changed."""
+    return not version_differences(manifest.created_by) and manifest.recipe.get("max_pixels") == recipe.max_pixels
+
+
 def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Recipe) -> frozenset[int]:
     """Return the numbers of the skipped samples that would fail again: those that are read as they were.
 
@@ -55,7 +60,7 @@ def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Re
     as in the cache.
     """
     manifest = cache.manifest
-    if version_differences(manifest.created_by) or manifest.recipe.get("max_pixels") != recipe.max_pixels:
+    if not is_read_as_before(manifest, recipe):
         return frozenset()
     digests = content_digests(manifest)
     found = []

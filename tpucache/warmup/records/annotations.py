@@ -1,6 +1,7 @@
 """How many boxes, keypoints and masks there are: in a source's image, and in what a record shows of it.
 
-A box counts where it has an area, a keypoint where it is visible, and a mask where it masks anything.
+In a record, a box counts where it has an area, a keypoint where it is visible, and a mask where it masks anything. In
+the source, all boxes count, and keypoints inside the image.
 """
 
 from __future__ import annotations

@@ -132,6 +132,8 @@ def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whol
     """Return the metadata of a chunk, or of the beginning of one, that exists with all these variants, or None."""
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
+        if not whole and "annotations" not in content["note"]:
+            return None  # an earlier version made it, and only those of its other samples would be counted
         lengths = {int(variant): values for variant, values in content["lengths"].items()}
         crcs = {int(variant): values for variant, values in content["crcs"].items()}
         if any(_records_path(work, block, chunk, v).stat().st_size != sum(lengths[v]) for v in variants):
