@@ -76,7 +76,16 @@ class StandIn:
         return getattr(self._current, "stream", self.compute)
 
     @contextlib.contextmanager
+    def device(self, device):
+        self._current.device = device
+        try:
+            yield
+        finally:
+            del self._current.device
+
+    @contextlib.contextmanager
     def stream(self, stream):
+        assert hasattr(self._current, "device"), "the stream is of another device than the thread's current one"
         self._current.stream = stream
         try:
             yield

@@ -128,7 +128,8 @@ class CudaDevice(AcceleratorDevice):
 
         The host's batch is kept until then, so that its buffer is not written to meanwhile.
         """
-        with self._module.stream(self._stream):
+        # In a new thread the current device is the first one, and leaving the stream would start that one, too.
+        with self._module.device(self.torch_device), self._module.stream(self._stream):
             sent = torch.empty_like(batch, device=self.torch_device)
             sent.copy_(batch, non_blocking=True)
             event = self._module.Event()
