@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpucache.errors import UnfinishedError
+from tpucache.errors import UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.samples.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
@@ -92,8 +92,10 @@ def train_folds(
 
     Each fold is the run that `train` makes of it. What `open_all_folds` lets resume continues in the fold where it was;
     finished folds are not trained again. `watch` gives the watchers of each fold's run. Raises as `train` and
-    `predict` do.
+    `predict` do, and UsageError in one of several processes.
     """
+    if device.processes.world_size > 1:
+        raise UsageError("all folds are trained by one process: start it without torchrun, or train one fold at a time")
     options = options or RunOptions()
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
