@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tpucache import CachedDataset
 from tpucache.cli import main
@@ -99,11 +100,13 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def two(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
-    """Learn with both optimizers; diverge; stop by a signal to one process; and last, lose that process."""
+    """Learn with both optimizers; fail to save; diverge; stop by a signal to one process; lose that process."""
     idle._REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     keep(sgd=learn(cache, folder / "sgd", SETTINGS["sgd"], replay=True))
     keep(adamw=learn(cache, folder / "adamw", SETTINGS["adamw"]))
     wild = TrainSettings(model="tiny_models:layer_norm", batch_size=16, lr=1e30)
+    with mock.patch.object(Learner, "checked_state", side_effect=TrainingError("not to be saved")):
+        keep(unsaved=error_of(lambda: learn(cache, folder / "unsaved", SETTINGS["sgd"], checkpoint_every=2)))
     keep(diverged=error_of(lambda: learn(cache, folder / "diverged", wild)))
     with signal_one(6, signal.SIGTERM):
         keep(stopped=main(STOPPED.format(cache=cache, folder=folder).split()))
@@ -119,7 +122,8 @@ def four(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
 
 
 def run(what: Callable[..., None], cache: Path, folder: Path) -> None:
-    """Run all of it, and write the results so far whenever there are new ones."""
+    """Run all of it, and write the results so far whenever there are new ones; end when it hangs."""
+    signal.alarm(900)
     results: dict[str, Any] = {}
 
     def keep(**found: Any) -> None:

@@ -172,7 +172,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
             with account.part("replay"):
                 pace = _with_ceiling(run, pace, execution, images)
         account.begin("checkpoints")
-        run.writer.flush()
+        processes.on_main(run.writer.flush)
         account.begin("report")
     return pace, stopped
 
@@ -198,15 +198,9 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     metrics, scores = _evaluate(run, data.valid_set)
     row = run.plan.epoch_row(state, metrics)
     state.rows.append(row)
-    is_best = state.keep_best(learner.watched.value(metrics))
-    if is_best and learner.device.processes.is_main:
+    if state.keep_best(learner.watched.value(metrics)):
         with run.account.part("checkpoints"):
-            run.writer.submit(snapshot_best(run.folder, learner, data))
-            if data.valid_set is not None and scores is not None:
-                kept = scores.values, scores.errors, scores.maps
-                run.writer.submit(snapshot_validation(run.folder, learner, data.valid_set, *kept))
-            if run.options.watchers:
-                run.writer.flush()  # a watcher may read what was written
+            learner.device.processes.on_main(lambda: _submit_best(run, scores))
     for watcher in run.options.watchers:
         # The pace is no part of the history: a resumed run has the same rows.
         watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
@@ -222,15 +216,28 @@ def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, flo
         return measure(run.learner, valid_set, scores), scores
 
 
+def _submit_best(run: _Run, scores: Scores | None) -> None:
+    """Copy the weights that were just evaluated, and what they predict; they are written meanwhile."""
+    learner, data = run.learner, run.data
+    run.writer.submit(snapshot_best(run.folder, learner, data))
+    if data.valid_set is not None and scores is not None:
+        kept = scores.values, scores.errors, scores.maps
+        run.writer.submit(snapshot_validation(run.folder, learner, data.valid_set, *kept))
+    if run.options.watchers:
+        run.writer.flush()  # a watcher may read what was written
+
+
 def _save(run: _Run) -> None:
     """Copy the checkpoint that the run can continue from, its history and its account; they are written meanwhile."""
     run.losses.settle()
-    if not run.learner.device.processes.is_main:
-        return
     with run.account.part("checkpoints"):
-        run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
-        seconds, wall = run.account.seconds(), run.account.wall_seconds()
-        run.writer.submit(lambda: write_account(run.folder, seconds, wall))
+        run.learner.device.processes.on_main(lambda: _submit_state(run))
+
+
+def _submit_state(run: _Run) -> None:
+    run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
+    seconds, wall = run.account.seconds(), run.account.wall_seconds()
+    run.writer.submit(lambda: write_account(run.folder, seconds, wall))
 
 
 def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> Pace:

@@ -85,6 +85,10 @@ def test_a_loss_that_is_not_finite_ends_all_processes_at_the_same_step(two):
     assert first == second
 
 
+def test_what_the_main_process_cannot_save_ends_all_processes_at_the_same_step(two):
+    assert [each["unsaved"] for each in two[1]] == ["not to be saved"] * 2
+
+
 def test_a_signal_to_one_process_stops_all_after_the_same_step(two):
     done, results, folder = two
     assert [each["stopped"] for each in results] == [3, 3]
