@@ -60,7 +60,7 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
     from tpucache.training.device.find import choose_device
 
     if cores != 1:
-        raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla")
+        raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
     kind = choose_device(device)
     open_processes(kind)  # each takes the device with its own number on the host
     return CpuDevice(compile) if kind == "cpu" else open_accelerator(kind, compile)
