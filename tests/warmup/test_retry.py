@@ -163,15 +163,24 @@ def test_only_samples_that_changed_are_tried_again(
     assert retried(retry=True) == {"8.png"}
 
 
-def test_what_other_libraries_skipped_before_a_build_was_continued_is_tried_again(
-    data: Data, tmp_path: Path, failing_rename: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("changed", ["library", "limit"])
+def test_what_was_skipped_otherwise_before_a_build_was_continued_is_tried_again(
+    changed: str,
+    data: Data,
+    tmp_path: Path,
+    failing_rename: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     data.write(0, content=b"\0\0\0\x18ftypheic")
     with failing_rename("manifest.json", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         data.build(tmp_path / "other")
     found = versions._library_versions()
-    monkeypatch.setattr(versions, "_library_versions", lambda: {**found, "pillow-heif": "99.0"})
+    if changed == "library":
+        monkeypatch.setattr(versions, "_library_versions", lambda: {**found, "pillow-heif": "99.0"})
+    else:
+        data.recipe = dataclasses.replace(data.recipe, max_pixels=10_000)
     assert "pip install pillow-heif" in data.build(tmp_path / "other").skipped[0].reason
     data.build(tmp_path / "other", retry=True)
     assert "are as they were" not in caplog.text

@@ -148,7 +148,7 @@ class _Build:
             self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
         work.mkdir(exist_ok=True)
         with hold(work) as run:
-            changed, other = save_or_compare_plan(work, plan)
+            changed, other, is_mixed = save_or_compare_plan(work, plan)
             remove_leftovers(work)
             _warn_of_slow_parts(plan)
             other_versions = tuple(sorted({*context.other_versions, *other}))
@@ -161,7 +161,7 @@ class _Build:
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
-            return finish_cache(context.shards, plan, scheduler.build(self.executor), is_mixed=bool(other))
+            return finish_cache(context.shards, plan, scheduler.build(self.executor), is_mixed)
 
     def _scheduler(self, context: BuildContext) -> Scheduler:
         """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""

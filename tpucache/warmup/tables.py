@@ -38,7 +38,8 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
     """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
 
     The shards of retried samples lie in the work folder, and are merged with those of the cache. `is_mixed` is whether
-    other versions made a part of them. The manifest is written last. Raises SourceError when no sample was usable.
+    other versions or limits made a part of them. The manifest is written last. Raises SourceError when no sample was
+    usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
@@ -47,7 +48,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
     digests = _digests(new, before, plan)
-    if is_mixed:  # what other versions skipped is to be tried again
+    if is_mixed:  # what was skipped so is to be tried again
         unsure = {str(skip.number) for skip in skipped}
         digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:

@@ -45,17 +45,18 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
         return bool(saved["before"] == manifest.identity)
 
 
-def save_or_compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]]:
+def save_or_compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
     """Write a plan and what its source is like, or compare it with the plan that an interrupted run wrote.
 
-    Returns the samples whose size has changed since, and the versions that differ, of which it warns. Raises
-    RecipeError for another recipe, SourceError for another source, BuildError when the cache is another one.
+    Returns the samples whose size has changed since, the versions that differ, of which it warns, and whether these or
+    `max_pixels` do, so that other samples might be skipped. Raises RecipeError for another recipe, SourceError for
+    another source, BuildError when the cache is another one.
     """
     if has_plan(work):
         return _compare_plan(work, plan)
     save_listing(work, plan)
     write_atomically(work / _PLAN_NAME, _encode(plan))
-    return [], ()
+    return [], (), False
 
 
 def save_listing(work: Path, plan: Plan) -> None:
@@ -65,7 +66,7 @@ def save_listing(work: Path, plan: Plan) -> None:
     write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
 
 
-def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]]:
+def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
     saved, now = json.loads((work / _PLAN_NAME).read_bytes()), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
@@ -91,7 +92,8 @@ def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]
         _log.warning("%s was started with other versions, whose records may differ: %s", cache, "; ".join(other))
     sizes: Any = table[SIZE_COLUMN]
     changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
-    return changed, tuple(other)
+    limits = {recipe.get("max_pixels") for recipe in (saved["recipe"], now["recipe"])}
+    return changed, tuple(other), bool(other) or len(limits) > 1
 
 
 def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
