@@ -78,10 +78,10 @@ def classes_that_differ_by_case_only(lab: Lab) -> Outcome:
 @row
 def files_of_other_types_among_the_photographs(lab: Lab) -> Outcome:
     photos = lab.copy(lab.shared.photos(), "photos")
-    for name in ("x.heic", "y.dcm", "z.dcm", "without"):
+    for name in ("x.psd", "y.raw", "z.raw", "without"):
         (photos / "ant" / name).write_bytes(b"data")
     done = succeeded(lab.warmup(photos, lab.folder / "cache"))
-    for words in ("1 '.heic'", "2 '.dcm'", "1 '(no suffix)'"):
+    for words in ("1 '.psd'", "2 '.raw'", "1 '(no suffix)'"):
         true(f"{words} is reported in {done.out!r}", words in done.out)
     return correct(
         "three types are counted; " + check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))

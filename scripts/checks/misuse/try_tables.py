@@ -74,7 +74,7 @@ def a_column_given_for_two_meanings(lab: Lab) -> Outcome:
 
 @row
 def options_of_a_table_for_a_folder(lab: Lab) -> Outcome:
-    return refused(lab.warmup(lab.shared.photos(), "cache", "--label-col", "label"), "csv", status=2)
+    return refused(lab.warmup(lab.shared.photos(), "cache", "--label-col", "label"), "leave it out", status=2)
 
 
 @row
