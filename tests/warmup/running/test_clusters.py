@@ -65,7 +65,7 @@ def local(source: Path, slow: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def cluster(slow: Path) -> Iterator[Any]:
     with distributed.LocalCluster(
-        n_workers=2, processes=True, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        n_workers=2, processes=True, threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as running:
         yield running
 
@@ -134,7 +134,7 @@ def test_a_scheduler_that_is_not_there_is_reported(source: Path, slow: Path, tmp
 
 def test_workers_that_come_later_to_a_dask_cluster_are_used() -> None:
     with distributed.LocalCluster(
-        n_workers=1, processes=False, protocol="tcp://", threads_per_worker=1, dashboard_address=None, silence_logs=50
+        n_workers=1, processes=False, protocol="tcp://", threads_per_worker=1, dashboard_address=":0", silence_logs=50
     ) as growing:
         taken = itertools.count()
         results = Executor("dask", scheduler=growing.scheduler_address).run((abs, (next(taken),)) for _ in range(99))
