@@ -31,9 +31,7 @@ hypothesis.settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the modules that take longest, those of XLA; skip what needs torch_xla where it is not installed."""
-    with_xla = {item.path for item in items if item.get_closest_marker("xla")}
-    items.sort(key=lambda item: item.path not in with_xla)  # or one process would still be at them at the end
+    """Skip what needs torch_xla where it is not installed."""
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
