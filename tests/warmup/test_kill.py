@@ -229,6 +229,18 @@ def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_byte
     assert digests(cache) == digests(expected)
 
 
+@pytest.mark.parametrize("part", [0.2, 0.4, 0.6, 0.8])
+def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
+    part: float, forks: Forks, source: Path, tmp_path: Path, digests: Digests
+) -> None:
+    began = time.monotonic()
+    assert forks.run(tmp_path / "whole", 0) == 0
+    seconds = time.monotonic() - began
+    assert forks.run(tmp_path / "cache", 0, seconds * part) in (0, -9)
+    assert forks.run(tmp_path / "cache", 0) == 0
+    assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
     kind: str, forks: Forks, source: Path, tmp_path: Path, digests: Digests

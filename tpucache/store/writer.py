@@ -7,6 +7,7 @@ import hashlib
 import shutil
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -20,7 +21,8 @@ from tpucache.store.files import pages
 from tpucache.store.files.atomic import rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, encode_key
 
-_BATCH_BYTES: Final = 8 << 20  # of records in one transaction
+#: Of records in one transaction: while a processor's cache has them, LMDB copies and writes them several times faster.
+_BATCH_BYTES: Final = 1 << 20
 _MAP_STEP: Final = 64 << 20
 _RECORD_HEAD: Final = struct.Struct("<QI")
 
@@ -102,6 +104,12 @@ class ShardWriter:
         self._batch_bytes += len(record)
         if self._batch_bytes >= _BATCH_BYTES:
             self._commit()
+
+    def records(self) -> Iterator[tuple[bytes, int]]:
+        """Yield each record so far and its CRC-32, in order; the shard is to be discarded then. Raises BuildError."""
+        self._commit()
+        with self._open_env().begin() as transaction:
+            yield from zip(transaction.cursor().iternext(keys=False), self._crcs, strict=True)
 
     def finish(self) -> ShardInfo:
         """Hash the file and compare every record's place with LMDB's own; the file stays where it is, not yet synced.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,22 @@ from PIL import Image
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
+from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.planning.augmentation import resolve
 from tpucache.warmup.planning.blocks import Block, Chunk
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import presize
-from tpucache.warmup.running import tasks
+from tpucache.warmup.running import samples, tasks
 from tpucache.warmup.running.context import BuildContext
-from tpucache.warmup.running.tasks import build_chunk, install_shard, seal_shard, write_shard
+from tpucache.warmup.running.tasks import (
+    WrittenShard,
+    build_block,
+    build_chunk,
+    install_shard,
+    seal_shard,
+    write_shard,
+)
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item
 from tpucache.warmup.work.chunks import load_chunk, remove_chunks
@@ -119,7 +128,7 @@ def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -
 def test_sums_are_exact_over_the_clean_images(
     context: BuildContext, block: Block, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "_ADDED_BYTES", together * 16 * 16 * 3)
+    monkeypatch.setattr(samples, "_ADDED_BYTES", together * 16 * 16 * 3)
     note = build(context, block)[0].info
     loaded = [
         presize(context.encoder.source.load(s).fields["image"], context.encoder.recipe, s.path) for s in block.samples
@@ -200,6 +209,69 @@ def test_records_torn_by_a_power_cut_are_found_when_sealed_and_made_again(contex
     assert files(context) == before
 
 
+@dataclass(frozen=True)
+class Countdown(Deadline):
+    """A deadline that is past once it was asked about so often."""
+
+    times: list[None] = field(default_factory=list)
+
+    @property
+    def is_past(self) -> bool:
+        return not self.times or self.times.pop() is not None
+
+
+@pytest.fixture
+def clean(block: Block) -> list[Chunk]:
+    return chunks_of(dataclasses.replace(block, variants=(0,)))
+
+
+def whole(written: WrittenShard | None) -> tuple[object, ...]:
+    assert written is not None
+    shard = written.shard
+    return shard.entry, shard.rows.tolist(), shard.info, written.aside.read_bytes()
+
+
+def by_chunks(context: BuildContext, chunks: list[Chunk]) -> WrittenShard | None:
+    for chunk in chunks:
+        if load_chunk(context.work, 2, chunk.number, (0,)) is None:
+            build_chunk(context, chunk)
+    return write_shard(context, Block(2, (), (0,)), 0, len(chunks))
+
+
+def test_a_block_built_whole_is_what_its_chunks_make(
+    context: BuildContext, clean: list[Chunk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = whole(by_chunks(context, clean))
+    remove_chunks(context.work, 2)
+    monkeypatch.setattr(tasks, "save_chunk", None)  # it needs none
+    assert whole(build_block(context, clean)) == expected
+
+
+@pytest.mark.parametrize("done", [0, 3, 4, 7])
+def test_a_block_that_the_deadline_stops_is_continued_by_its_chunks(
+    context: BuildContext, clean: list[Chunk], done: int
+) -> None:
+    late = dataclasses.replace(context, deadline=Countdown(times=[None] * done))
+    assert build_block(late, clean) is None
+    assert not list(context.work.glob("*.lmdb.*"))
+    assert [load_chunk(context.work, 2, number, (0,)) is not None for number in (0, 1)] == [done >= 4, False]
+    continued = whole(by_chunks(context, clean))
+    assert context.encoder.source.loads == dict.fromkeys(range(10, 20), 1)  # type: ignore[attr-defined]  # CountingSource
+    remove_chunks(context.work, 2)
+    assert continued == whole(build_block(context, clean))
+
+
+def test_a_bad_sample_of_a_block_leaves_the_chunks_before_it(context: BuildContext, clean: list[Chunk]) -> None:
+    bad = dataclasses.replace(clean[1], samples=(*clean[1].samples, Sample(20, "cat/gone.jpg", 0)))
+    with pytest.raises(SampleError, match=r"gone\.jpg"):
+        build_block(context, [clean[0], bad])
+    first = load_chunk(context.work, 2, 0, (0,))
+    assert first is not None
+    assert first.info.numbers == [sample.number for sample in clean[0].samples]
+    assert load_chunk(context.work, 2, 1, (0,)) is None
+    assert not list(context.work.glob("*.lmdb.*"))
+
+
 def test_a_shard_is_synced_before_it_gets_its_name(
     context: BuildContext, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +310,7 @@ def test_memory_of_a_chunks_records_is_used_again_for_the_next() -> None:
     """A page fault for every page of every record takes longer than hashing it."""
     script = """
 import resource
-from tpucache.warmup.running.tasks import _keep_freed_memory
+from tpucache.warmup.running.samples import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -246,7 +318,7 @@ def faults():
         [bytes(150_528) for _ in range(48)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-_keep_freed_memory()
+keep_freed_memory()
 faults()
 print(faults())
 """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
 from tpucache.warmup.planning.blocks import Block, Chunk, cut_block
@@ -15,6 +16,7 @@ from tpucache.warmup.running.executor import Executor, Task
 from tpucache.warmup.running.tasks import (
     ChunkResult,
     WrittenShard,
+    build_block,
     build_chunk,
     find_partial_chunk,
     install_shard,
@@ -22,8 +24,11 @@ from tpucache.warmup.running.tasks import (
     write_shard,
 )
 from tpucache.warmup.sources.base import Sample
-from tpucache.warmup.work.chunks import StoredChunk, load_chunk, remove_chunks, stored_bytes
+from tpucache.warmup.work.chunks import ChunkInfo, StoredChunk, load_chunk, remove_chunks, stored_bytes
 from tpucache.warmup.work.receipts import BuiltShard, load_receipt
+
+#: Of a small block's source, at most: it takes some seconds, so that little is lost by a kill.
+_SMALL_BYTES: Final = 48 << 20
 
 
 @dataclass(frozen=True)
@@ -99,9 +104,7 @@ class Scheduler:
 
     def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
         try:
-            for result in executor.run(
-                self._tasks(blocks, _run_seal if executor.is_cluster else _run_write), few=len(blocks) == 1
-            ):
+            for result in executor.run(self._tasks(blocks, executor), few=len(blocks) == 1):
                 self._take(*result)
         except SampleError as error:
             if not self._context.skip_errors:
@@ -110,20 +113,29 @@ class Scheduler:
                 error.path, f"{error.reason}; the cache has it already, so that it cannot be skipped any more"
             ) from error
 
-    def _tasks(self, blocks: Sequence[Block], seal: Callable[..., Any]) -> Iterator[Task]:
-        """Yield what is missing: the chunks of each block, then, behind those of the next block, its shards."""
+    def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
+        """Yield what is missing: small blocks whole, the chunks of each other one, and, behind those of the next, its
+        shards."""
+        small = self._small_blocks(blocks, executor)
+        for block in small:
+            if self._context.deadline.is_past:
+                return
+            yield _run_block, (self._context_for(block), _bare(block), self._chunks[block.number])
+        seal = _run_seal if executor.is_cluster else _run_write
         behind: list[Task] = []
+        whole = {block.number for block in small}
         for block in blocks:
+            if block.number in whole:
+                continue
             for chunk in self._chunks[block.number]:
                 if (block.number, chunk.number) not in self._done:
                     if self._context.deadline.is_past:
                         return
                     yield _run_chunk, (self._context_for(block), chunk)
             yield from behind
-            bare = dataclasses.replace(block, samples=())  # sealing reads the chunks, and workers are sent little
             chunks = len(self._chunks[block.number])
             behind = [
-                (seal, (self._context, bare, variant, chunks))
+                (seal, (self._context, _bare(block), variant, chunks))
                 for variant in block.variants
                 if (block.number, variant) not in self._sealed
             ]
@@ -131,6 +143,20 @@ class Scheduler:
             if self._context.deadline.is_past:
                 return
             yield task
+
+    def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
+        """Return the blocks that a worker is to build whole: small ones of which nothing exists, as many for each."""
+        begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
+        small = [
+            block
+            for block in blocks
+            if block.variants == (0,)
+            and block.number not in begun
+            and all(sample.bytes for sample in block.samples)  # else the size is not known
+            and sum(sample.bytes for sample in block.samples) <= _SMALL_BYTES
+        ]
+        jobs = executor.jobs or os.cpu_count() or 1
+        return [] if executor.is_cluster else small[: len(small) // jobs * jobs]
 
     def _context_for(self, block: Block) -> BuildContext:
         """Return the context of a block's tasks: a sample with records in other variants must not be skipped."""
@@ -153,10 +179,14 @@ class Scheduler:
         if self._is_built(block):
             info = sealed[0].info
             self._remember(info.numbers, {s.entry.variant: s.rows["crc32"].tolist() for s in sealed})
-            for chunk in self._chunks[block.number]:
-                self._done[block.number, chunk.number] = ChunkResult(0, 0, 0)
-            self._done[block.number, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
+            self._count_built(block.number, info)
             remove_chunks(context.work, block.number)
+
+    def _count_built(self, block: int, info: ChunkInfo) -> None:
+        """Count the samples of a block whose shards are all there."""
+        for chunk in self._chunks[block]:
+            self._done[block, chunk.number] = ChunkResult(0, 0, 0)
+        self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
 
     def _find_chunk(self, block: Block, chunk: Chunk) -> None:
         """Find what an earlier run left of a chunk: all of it, or its beginning."""
@@ -189,12 +219,15 @@ class Scheduler:
             self._made += result.bytes
         elif isinstance(result, BuiltShard):
             self._sealed[task.number, result.entry.variant] = result
+            if (task.number, 0) not in self._done:  # it was built whole
+                self._made += int(result.rows["length"].sum())
             if self._is_built(task):
+                self._count_built(task.number, result.info)
                 remove_chunks(self._context.work, task.number)
-        else:  # a chunk was missing: look which of them exist
+        else:  # a chunk was missing, or the deadline stopped a block: look which chunks exist
             for chunk in self._chunks[task.number]:
-                if load_chunk(self._context.work, task.number, chunk.number, task.variants) is None:
-                    self._done.pop((task.number, chunk.number), None)
+                self._done.pop((task.number, chunk.number), None)
+                self._find_chunk(task, chunk)
         self._report(self._progress())
 
     def _is_built(self, block: Block) -> bool:
@@ -212,8 +245,17 @@ def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
     return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
 
 
+def _bare(block: Block) -> Block:
+    """Return a block without its samples, so that workers are sent little."""
+    return dataclasses.replace(block, samples=())
+
+
 def _run_chunk(context: BuildContext, chunk: Chunk) -> tuple[Chunk, ChunkResult]:
     return dataclasses.replace(chunk, samples=()), build_chunk(context, chunk)
+
+
+def _run_block(context: BuildContext, block: Block, chunks: Sequence[Chunk]) -> tuple[Block, WrittenShard | None]:
+    return block, build_block(context, chunks)
 
 
 def _run_seal(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, BuiltShard | None]:

@@ -1,29 +1,23 @@
-"""build_chunk and seal_shard: the two tasks of a build. Each sample is decoded once, for all its variants."""
+"""The tasks of a build: build_chunk and seal_shard, or build_block alone. A sample is decoded once for all variants."""
 
 from __future__ import annotations
 
-import functools
-import time
+import itertools
 import uuid
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy.typing as npt
+from typing import NamedTuple
 
 from tpucache.errors import BuildError, SampleError
-from tpucache.store.fields import IMAGE
 from tpucache.store.format import shard_name
-from tpucache.store.manifest import ShardEntry, Skipped
+from tpucache.store.manifest import ShardEntry
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.planning.blocks import Block, Chunk
-from tpucache.warmup.records.moments import Moments, add_moments, moments
-from tpucache.warmup.running.consistency import check_clean
 from tpucache.warmup.running.context import BuildContext
-from tpucache.warmup.sources.base import content_sha256
+from tpucache.warmup.running.samples import add_samples, check_run, keep_freed_memory
 from tpucache.warmup.work.chunks import (
-    IN_SOURCE,
     ChunkInfo,
     StoredChunk,
     join_infos,
@@ -33,17 +27,7 @@ from tpucache.warmup.work.chunks import (
     save_chunk,
 )
 from tpucache.warmup.work.folder import disk_failure
-from tpucache.warmup.work.lock import is_held
 from tpucache.warmup.work.receipts import BuiltShard, save_receipt
-
-Array = npt.NDArray[Any]
-
-#: Just below the largest piece of memory that glibc adapts to.
-_LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
-#: Of images that are added up together: right after its decode, each alone would take longer.
-_ADDED_BYTES: Final = 2 << 20
-#: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
-_CHECK_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -54,6 +38,13 @@ class ChunkResult:
     skipped: int
     bytes: int
     whole: bool = True
+
+
+class _Record(NamedTuple):
+    """A record that is made, and its checksum."""
+
+    data: bytes
+    crc32: int
 
 
 @dataclass(frozen=True)
@@ -71,70 +62,79 @@ def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
     SampleError when a sample cannot be used and errors are not skipped, BuildError when its clean record differs from
     the one that the cache has, or when the disk fails.
     """
-    _keep_freed_memory()
+    keep_freed_memory()
     info, records = _resume(context, chunk)
     first = len(info.numbers) + len(info.skipped)
-    done = _add_samples(context, chunk, first, info, records)
+
+    def keep(_number: int, made: Sequence[bytes]) -> None:
+        for variant, record in zip(chunk.variants, made, strict=True):
+            records[variant].append(_Record(record, zlib.crc32(record)))
+
+    done = add_samples(context, chunk, first, info, keep)
     whole = done == len(chunk.samples)
+    if whole or done > first:
+        check_run(context)
+        _save_chunk(context, chunk, info, records, whole)
+    made = sum(len(record.data) for of_variant in records.values() for record in of_variant)
+    return ChunkResult(len(info.numbers), len(info.skipped), made, whole)
+
+
+def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
+    """Make the records of a block with one variant and write them straight into its shard, under a temporary name.
+
+    That saves what its chunks on disk would cost: each record is written once and read once. Returns None at the
+    deadline. What was done by then, or before a sample that cannot be used, is kept as chunks. Raises what
+    `build_chunk` and `write_shard` do.
+    """
+    keep_freed_memory()
+    (variant,) = chunks[0].variants
+    infos: list[ChunkInfo] = []
+    aside = _temporary(context, chunks[0].block, variant)
+    with ShardWriter(aside) as writer:
+
+        def keep(number: int, made: Sequence[bytes]) -> None:
+            writer.append(number, made[0])
+
+        try:
+            for chunk in chunks:
+                info = ChunkInfo()
+                done = add_samples(context, chunk, 0, info, keep)
+                infos.append(info)
+                if done < len(chunk.samples):
+                    _keep_chunks(context, chunks, infos, writer)
+                    return None
+        except SampleError:
+            _keep_chunks(context, chunks, infos, writer)
+            raise
+        check_run(context)
+        return _written(aside, chunks[0].block, variant, writer.finish(), infos)
+
+
+def _keep_chunks(
+    context: BuildContext, chunks: Sequence[Chunk], infos: Sequence[ChunkInfo], writer: ShardWriter
+) -> None:
+    """Save the samples that a shard has so far as chunks; the last of them may not be whole."""
+    check_run(context)
+    written = writer.records()
+    for chunk, info in zip(chunks, infos, strict=False):
+        records = {chunk.variants[0]: [_Record(*each) for each in itertools.islice(written, len(info.numbers))]}
+        if info.numbers or info.skipped:
+            _save_chunk(context, chunk, info, records, whole=info.covers(chunk.samples))
+
+
+def _save_chunk(
+    context: BuildContext, chunk: Chunk, info: ChunkInfo, records: Mapping[int, Sequence[_Record]], whole: bool
+) -> None:
     stored = StoredChunk(
         info,
-        {variant: [len(record) for record in parts] for variant, parts in records.items()},
-        {variant: [zlib.crc32(record) for record in parts] for variant, parts in records.items()},
+        {variant: [len(record.data) for record in made] for variant, made in records.items()},
+        {variant: [record.crc32 for record in made] for variant, made in records.items()},
     )
+    parts = {variant: [record.data for record in made] for variant, made in records.items()}
     try:
-        if whole or done > first:
-            _check_run(context)
-            save_chunk(context.work, chunk.block, chunk.number, stored, records, whole)
+        save_chunk(context.work, chunk.block, chunk.number, stored, parts, whole)
     except OSError as error:
         raise disk_failure(context.work, error) from error
-    return ChunkResult(len(info.numbers), len(info.skipped), sum(map(sum, stored.lengths.values())), whole)
-
-
-def _add_samples(
-    context: BuildContext, chunk: Chunk, first: int, info: ChunkInfo, records: dict[int, list[bytes]]
-) -> int:
-    """Add a chunk's samples from the `first` on to `info` and `records`; return where the deadline stopped it."""
-    totals: Moments = (info.sums, info.squares)
-    images: list[Array] = []  # whose moments are still to be added
-    done, checked = first, -_CHECK_SECONDS
-    for sample in chunk.samples[first:]:
-        if time.monotonic() - checked >= _CHECK_SECONDS:
-            _check_run(context)
-            checked = time.monotonic()
-        if context.deadline.is_past:
-            break
-        done += 1
-        try:
-            encoded = context.encoder.encode(sample, chunk.variants)
-        except SampleError as error:
-            if not context.skip_errors:
-                raise
-            info.skipped.append(Skipped(sample.number, sample.path, error.reason))
-            info.digests[str(sample.number)] = content_sha256(context.encoder.source, sample)
-            continue
-        if sample.number in context.compared:
-            info.digests[str(sample.number)] = encoded.item.sha256()
-        if sample.number in chunk.clean:
-            check_clean(context, sample, encoded, chunk.clean[sample.number])
-        for variant, record in zip(chunk.variants, encoded.records, strict=True):
-            records[variant].append(record)
-        if IMAGE in encoded.clean:
-            images.append(encoded.clean[IMAGE])
-            if len(images) * images[0].nbytes >= _ADDED_BYTES:
-                totals = _add_images(totals, images)
-        info.add(sample.number, encoded.item)
-        for place, counts in zip((IN_SOURCE, *map(str, chunk.variants)), encoded.counts, strict=True):
-            info.count(place, counts)
-    info.sums[:], info.squares[:] = _add_images(totals, images)
-    return done
-
-
-def _add_images(totals: Moments, images: list[Array]) -> Moments:
-    """Return the sums with those of images added, and empty the list."""
-    for image in images:
-        totals = add_moments(totals, moments(image))
-    images.clear()
-    return totals
 
 
 def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | None:
@@ -146,19 +146,19 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
     return stored if stored.info.covers(chunk.samples[:done]) else None
 
 
-def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, list[bytes]]]:
+def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, list[_Record]]]:
     """Return the info and the records, by variant, with which a chunk is to be continued."""
-    empty: dict[int, list[bytes]] = {variant: [] for variant in chunk.variants}
+    empty: dict[int, list[_Record]] = {variant: [] for variant in chunk.variants}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
         return ChunkInfo(), empty
     records = dict(empty)
     try:
         for variant in chunk.variants:
-            read = list(read_records(context.work, chunk.block, chunk.number, variant, stored))
-            if any(zlib.crc32(record) != crc for _, record, crc in read):  # torn by a power cut
+            read = read_records(context.work, chunk.block, chunk.number, variant, stored)
+            records[variant] = [_Record(record, crc) for _, record, crc in read]
+            if any(zlib.crc32(record) != crc for record, crc in records[variant]):  # torn by a power cut
                 return ChunkInfo(), empty
-            records[variant] = [record for _, record, _ in read]
     except OSError:
         return ChunkInfo(), empty
     return stored.info, records
@@ -186,12 +186,12 @@ def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) 
 
     Returns None where a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
     """
-    _check_run(context)
+    check_run(context)
     found = [load_chunk(context.work, block.number, chunk, block.variants) for chunk in range(chunks)]
     parts = [stored for stored in found if stored is not None]
     if len(parts) != chunks:
         return None
-    aside = context.work / f"{shard_name(variant, block.number)}.{uuid.uuid4().hex}"
+    aside = _temporary(context, block.number, variant)
     try:
         sealed = _write_records(context, aside, block, variant, parts)
     except FileNotFoundError:
@@ -204,17 +204,25 @@ def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) 
         raise
     if sealed is None:
         return None
+    return _written(aside, block.number, variant, sealed, [stored.info for stored in parts])
+
+
+def _temporary(context: BuildContext, block: int, variant: int) -> Path:
+    return context.work / f"{shard_name(variant, block)}.{uuid.uuid4().hex}"
+
+
+def _written(aside: Path, block: int, variant: int, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
     entry = ShardEntry(
-        name=shard_name(variant, block.number),
+        name=shard_name(variant, block),
         bytes=sealed.bytes,
         sha256=sealed.sha256,
         variant=variant,
-        block=block.number,
+        block=block,
         first=0,  # set in the manifest, once all blocks before this one are known
         records=len(sealed.rows),
         records_sha256=sealed.records_sha256,
     )
-    return WrittenShard(aside, BuiltShard(entry, sealed.rows, join_infos([stored.info for stored in parts])))
+    return WrittenShard(aside, BuiltShard(entry, sealed.rows, join_infos(infos)))
 
 
 def _write_records(
@@ -227,20 +235,5 @@ def _write_records(
                 if context.deadline.is_past:
                     return None
                 writer.append(number, record, crc)
-        _check_run(context)
+        check_run(context)
         return writer.finish()
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Make this process use freed memory again, rather than give every array back to the system and fetch it anew.
-
-    glibc keeps pieces as large as the largest that it has seen freed. This one is never touched, so it takes no memory.
-    """
-    bytearray(_LARGEST_PIECE)
-
-
-def _check_run(context: BuildContext) -> None:
-    """Stop a worker whose run was killed: another one may be working in the same place by now."""
-    if not is_held(context.work, context.run):
-        raise BuildError(f"the run that this worker builds {context.shards} for is gone")
