@@ -33,6 +33,7 @@ from tpucache.warmup.records import resize
 from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.records.resize import resizer_versions
+from tpucache.warmup.running import scheduler
 from tpucache.warmup.running.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item, Listing
@@ -184,7 +185,7 @@ def test_a_bad_sample_stops_the_run_and_a_corrected_source_finishes_it(
     assert caught.value.path == bad.relative_to(source).as_posix()
     assert not (cache / "manifest.json").exists()
     existing = {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}
-    assert len(existing) == 1
+    assert len(existing) == 2
     bad.write_bytes(whole)
     reports: list[int] = []
     build_cache(source, cache, _CLEAN, jobs=1, report=lambda progress: reports.append(progress.samples))
@@ -467,9 +468,12 @@ def test_a_full_disk_is_a_build_error_and_the_next_run_finishes(
     digests: Digests,
     file: str,
     after: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = tmp_path / "cache"
     full = OSError(errno.ENOSPC, "No space left on device")
+    if file.startswith("chunk"):
+        monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     with failing_rename(file, full, after):
         with pytest.raises(BuildError, match="No space left on device"):
             build_cache(photos, cache, _CLEAN, jobs=1)

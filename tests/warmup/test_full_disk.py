@@ -14,6 +14,7 @@ import pytest
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
+from tpucache.warmup.running import scheduler
 
 pytestmark = pytest.mark.slow
 
@@ -90,16 +91,27 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("kilobytes", [40, 300, 900, 1700, 2310])
+@pytest.mark.parametrize(
+    ("small", "kilobytes"),
+    [(scheduler.SMALL_BYTES, size) for size in (40, 900, 1500)] + [(0, size) for size in (40, 300, 900, 1700, 2310)],
+)
 def test_a_disk_that_fills_up_is_reported_and_with_room_again_the_run_continues(
-    source: Path, whole: Path, disk: SmallDisk, kilobytes: int, jobs: int, digests: Digests
+    source: Path,
+    whole: Path,
+    disk: SmallDisk,
+    kilobytes: int,
+    small: int,
+    jobs: int,
+    digests: Digests,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(scheduler, "SMALL_BYTES", small)
     disk.mount(f"size={kilobytes}k")
     cache = disk.path / "cache"
     with pytest.raises(BuildError, match=FULL):
         build_cache(source, cache, _RECIPE, jobs=jobs)
     kept = finished_shards(cache)
-    if (kilobytes, jobs) == (2310, 1):
+    if (kilobytes, jobs) in ((2310, 1), (1500, 1)):
         assert list(kept) == ["v00-00000.lmdb"]
     assert not (cache / "manifest.json").exists()
     disk.mount("remount", "size=16m")

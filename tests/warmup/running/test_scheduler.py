@@ -35,7 +35,7 @@ def test_blocks_built_whole_are_the_same_as_blocks_of_chunks(
     reports: list[BuildProgress] = []
     build_cache(photos, tmp_path / "whole", _RECIPE, jobs=jobs, report=reports.append)
     assert [(reports[-1].samples, reports[-1].bytes)] == [(150, 150 * 16 * 16 * 3)]
-    monkeypatch.setattr(scheduler, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     build_cache(photos, tmp_path / "chunks", _RECIPE, jobs=jobs)
     assert digests(tmp_path / "whole") == digests(tmp_path / "chunks")
 
@@ -50,7 +50,7 @@ def test_one_worker_builds_every_small_block_whole(photos: Path, tmp_path: Path,
 def test_a_large_block_is_shared_by_chunks(
     photos: Path, tmp_path: Path, saved: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "_SMALL_BYTES", 4000)  # less than any block has
+    monkeypatch.setattr(scheduler, "SMALL_BYTES", 4000)  # less than any block has
     build_cache(photos, tmp_path / "cache", _RECIPE, jobs=1)
     assert set(saved) == {0, 1, 2}
 

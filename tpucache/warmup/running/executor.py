@@ -135,7 +135,7 @@ class Executor(WorkerOptions):
                 if not ray.is_initialized():
                     ray.init(address=self.scheduler)
                     stack.callback(ray.shutdown)
-            jobs = self.jobs or int(ray.cluster_resources()["CPU"])
+            jobs = self.jobs or int(ray.cluster_resources().get("CPU", 1))
             submit = ray.remote(_outcome).remote
             submitted = (submit(function, arguments) for function, arguments in tasks)
             running = list(itertools.islice(submitted, _AHEAD * jobs))

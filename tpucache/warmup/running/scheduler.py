@@ -28,7 +28,7 @@ from tpucache.warmup.work.chunks import ChunkInfo, StoredChunk, load_chunk, remo
 from tpucache.warmup.work.receipts import BuiltShard, load_receipt
 
 #: Of a small block's source, at most: it takes some seconds, so that little is lost by a kill.
-_SMALL_BYTES: Final = 48 << 20
+SMALL_BYTES: Final = 48 << 20
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Scheduler:
             if block.variants == (0,)
             and block.number not in begun
             and all(sample.bytes for sample in block.samples)  # else the size is not known
-            and sum(sample.bytes for sample in block.samples) <= _SMALL_BYTES
+            and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
         ]
         jobs = executor.jobs or os.cpu_count() or 1
         return [] if executor.is_cluster else small[: len(small) // jobs * jobs]
