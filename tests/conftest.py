@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # XLA's programs here run for a moment, and making them fast would take longer: torch_xla and JAX both read this.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 import hypothesis
 import numpy as np
@@ -19,6 +22,8 @@ import pytest
 from PIL import Image
 
 from tpucache import Recipe, build_cache
+
+sys.dont_write_bytecode = False  # the same for this process
 
 NEEDS_XLA = pytest.mark.skip(reason="torch_xla is not installed: it has no release for this Python or machine")
 
