@@ -41,7 +41,12 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
 
 def resizer_versions() -> dict[str, str]:
     """Return the version of cykooz_resizer, which pixels depend on; "" where it is not installed."""
-    return {"cykooz_resizer": version("cykooz-resizer") if find_cykooz_resizer() else ""}
+    return {"cykooz_resizer": _cykooz_version() if find_cykooz_resizer() else ""}
+
+
+@functools.cache
+def _cykooz_version() -> str:
+    return version("cykooz-resizer")
 
 
 def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
