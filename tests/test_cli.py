@@ -63,6 +63,7 @@ def test_damage_is_listed_and_ends_with_status_one(cache, tmp_path, capsys):
     assert damage["name"] == "v02-00001.lmdb"
 
 
+@pytest.mark.slow
 def test_a_bad_sample_is_named_or_listed(photos, tmp_path, capsys):
     source = shutil.copytree(photos, tmp_path / "source")
     (source / "bee" / "bad\n.jpg").write_text("no image")
@@ -104,6 +105,7 @@ def test_what_cannot_be_done_ends_in_one_line(arguments, status, tmp_path):
     assert "tpucache" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_with_status_three_and_the_same_command_continues(photos, tmp_path, capsys):
     command = ["warmup", str(photos), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]
     assert main([*command, "--time-limit", "0"]) == 3
@@ -127,6 +129,7 @@ def test_ctrl_c_and_sigterm_end_with_status_three(number, monkeypatch, capsys):
     assert "run the same command again" in line
 
 
+@pytest.mark.slow
 def test_training_stopped_by_a_time_limit_ends_with_status_three(cache, tmp_path, capsys):
     arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--model", "cnn"]
     assert main([*arguments, "--epochs", "1", "--batch-size", "32", "--time-limit", "0"]) == 3
@@ -198,6 +201,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
             assert "\\xfc" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, tmp_path):
     program = "import sys; sys.modules['lmdb'] = None; from tpucache.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"]
@@ -221,6 +225,7 @@ log.file.write("kept")
 """
 
 
+@pytest.mark.slow
 def test_files_that_users_code_leaves_open_are_written_at_the_end(tmp_path):
     subprocess.run([sys.executable, "-c", LEFT_OPEN, tmp_path / "log"], check=True)
     assert (tmp_path / "log").read_text() == "kept"

@@ -120,10 +120,12 @@ def test_importing_tpucache_loads_nothing_heavy() -> None:
     assert loaded_after("import tpucache", "numpy", "torch", "torch_xla", "lmdb", "PIL", "albumentations") == []
 
 
+@pytest.mark.slow
 def test_warmup_leaves_torch_unloaded_and_joblib_until_there_are_workers() -> None:
     assert loaded_after("import tpucache.warmup.build", "torch", "torch_xla", "tpucache.loading", "joblib") == []
 
 
+@pytest.mark.slow
 def test_reading_records_loads_numpy_alone() -> None:
     names = ("numpy", "torch", "lmdb", "PIL", "zstandard", "albumentations", "joblib")
     assert loaded_after("from tpucache import Manifest, Recipe, verify_cache", *names) == ["numpy"]

@@ -33,6 +33,7 @@ def test_predict_tells_what_it_did(cache, run, tmp_path, capsys):
     assert str(output) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [(["--variants", "9"], 2, "variants"), (["--cores", "8"], 2, "1 core"), (["--batch-size", "7"], 0, "")],

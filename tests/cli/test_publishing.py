@@ -34,6 +34,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
     assert main(["publish", str(stored), *WORDS, "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -78,6 +79,7 @@ def test_what_kaggle_would_refuse_is_a_usage_error(stored, words, message, capsy
     assert not stored.with_name("stored.publish").exists()
 
 
+@pytest.mark.slow
 def test_push_and_fetch_tell_what_went_and_came(cache, tmp_path, capsys):
     assert main(["push", str(cache), f"file://{tmp_path}/there"]) == 0
     out, err = capsys.readouterr()

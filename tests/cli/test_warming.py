@@ -23,6 +23,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_verify_needs_none_of_warmups_libraries(cache: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _BARE, "verify", str(cache)], capture_output=True, text=True, check=False
@@ -43,6 +44,7 @@ def test_a_log_tells_how_much_there_is_to_do_how_fast_it_goes_and_what_was_skipp
     assert re.fullmatch(r"warmup: 151 of 151 samples, [\d,]+ a second, 0 MB, 1 skipped", last)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_images_by_their_names_are_reported(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,6 +74,7 @@ def test_the_cache_is_extended_to_the_same_records(
     assert verify_cache(cache) == []
 
 
+@pytest.mark.slow
 def test_the_stopped_run_resumes_to_the_finished_one(tmp_path: Path, command: Callable[..., None]) -> None:
     run = Path(shutil.copytree(DATA / "stopped", tmp_path / "run"))
     options = "--valid 0.25 --model tiny_models:tiny --epochs 2 --batch-size 4 --lr 0.05 --flip --ema 0.9 --resume"

@@ -137,6 +137,7 @@ def test_one_field_of_records_that_are_not_as_their_layout_says_is_damage(tmp_pa
         list(CachedDataset(tmp_path).field_batches("mask"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jpeg", "png", "zstd"])
 def test_every_codec_gives_the_same_images_in_batches_and_one_by_one(photos, tmp_path, name):
     build_cache(photos, tmp_path / "raw", Recipe(size=16), jobs=1)
@@ -153,6 +154,7 @@ def test_every_codec_gives_the_same_images_in_batches_and_one_by_one(photos, tmp
     assert at == 150
 
 
+@pytest.mark.slow
 def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_once(
     photos, tmp_path, monkeypatch, caplog
 ):

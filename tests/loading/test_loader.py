@@ -31,6 +31,7 @@ def read_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tpucache")]
 
 
+@pytest.mark.slow
 @few
 @given(ids, st.integers(1, 40), st.booleans(), st.sampled_from([False, True, "block"]), st.integers(1, 3))
 def test_an_epoch_is_covered_exactly(cache, indices, batch, drop_last, shuffle, threads):
@@ -69,6 +70,7 @@ def test_each_rank_has_its_own_samples_read_ahead_and_no_others(cache, monkeypat
     assert sorted(everything) == list(range(150))
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(1, 8), st.integers(1, 150), st.booleans())
 def test_all_ranks_together_see_the_global_batches(cache, world, samples, drop_last):
@@ -88,6 +90,7 @@ def test_all_ranks_together_see_the_global_batches(cache, world, samples, drop_l
         assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(0, 15), st.integers(1, 4), st.integers(0, 3))
 def test_a_resumed_loader_gives_exactly_what_was_not_seen(cache, stop, world, epoch):
@@ -183,6 +186,7 @@ def test_a_subset_is_read_like_the_dataset_it_is_of(cache):
     assert labels.tolist() == [int(dataset[i][1]) for i in (9, 4, 9)]
 
 
+@pytest.mark.slow
 def test_an_early_break_leaves_no_thread_and_no_open_file(cache):
     gc.collect()
     before = open_files()

@@ -137,6 +137,7 @@ def test_the_chunks_of_a_state_are_kept_where_shards_have_another_size(cache: Pa
     assert other.state_dict()["chunk"] == state["chunk"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [0, 40])
 def test_set_epoch_keeps_the_position_of_the_epoch_that_was_loaded(cache: Path, position: int) -> None:
     dataset = CachedDataset(cache)
@@ -245,6 +246,7 @@ def test_a_state_without_a_digest_continues_with_a_warning(cache: Path, caplog, 
             loader.load_state_dict(early_state(loader, **change))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_a_block_state_without_a_digest_keeps_its_chunks(photos: Path, tmp_path: Path, black: str) -> None:
     build_cache(photos, tmp_path / "cache", Recipe(size=64, codec="png", variants=1, augment=black), jobs=1)

@@ -67,6 +67,7 @@ any_settings = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(any_settings, st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 40))
 def test_draws_follow_from_seed_and_step_and_keep_their_ranges(chosen, seed, step, batch):

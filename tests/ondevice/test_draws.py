@@ -59,6 +59,7 @@ def test_later_settings_are_spread_evenly():
     assert abs(np.corrcoef(tilts, turns)[0, 1]) < 0.05
 
 
+@pytest.mark.slow
 def test_later_settings_are_independent_of_earlier_ones():
     settings = AugmentSettings(**EARLIER, **LATER, views=2)
     # One sample a step: streams with the same beginning would agree there.

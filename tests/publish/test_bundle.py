@@ -47,6 +47,7 @@ def broken_rules(folder):
     ]
 
 
+@pytest.mark.slow
 def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
     made = make_bundle(stored, METADATA)
     assert made.folder == stored.with_name("stored.publish")
@@ -69,6 +70,7 @@ def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
     )
 
 
+@pytest.mark.slow
 def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos, tmp_path, monkeypatch):
     stored = tmp_path / "stored"
     build_cache(photos, stored, Recipe(size=8), jobs=1)
@@ -185,6 +187,7 @@ def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, 
     assert broken_rules(made.folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["png", "jpeg"])
 def test_compressed_caches_have_a_sheet_too(photos, tmp_path, codec):
     build_cache(photos / "ant", tmp_path / "cache", Recipe(size=8, codec=codec), jobs=1)

@@ -18,6 +18,7 @@ METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, tmp_path, caplog):
     """One shard more costs the sheet, two more are refused, and nothing is left that says otherwise."""
     source = tmp_path / "photos"

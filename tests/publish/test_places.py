@@ -165,6 +165,7 @@ def test_of_two_pushes_to_one_place_the_first_gives_up(cache, memory, monkeypatc
         fetch_cache(memory, cache.parent / "nothing")
 
 
+@pytest.mark.slow
 def test_a_cache_that_changes_while_it_is_pushed_is_no_cache_there(source, memory, photos):
     def change(done, total):
         if done == total:

@@ -18,6 +18,7 @@ def bundle(stored):
     return prepare(stored, METADATA)
 
 
+@pytest.mark.slow
 def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
     kaggle.wait(0)
     announced = []
@@ -30,6 +31,7 @@ def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
     assert sum("files" in call for call in kaggle.calls) == pages > 2
 
 
+@pytest.mark.slow
 def test_one_that_exists_gets_a_new_version(bundle, kaggle):
     send(bundle)
     result = send(bundle, PublishOptions(message="more of it", public=True))
@@ -43,17 +45,20 @@ def fingerprint(bundle):
     return Manifest.load(bundle.folder).fingerprint[:12]
 
 
+@pytest.mark.slow
 def test_public_is_asked_for_only_where_wanted(bundle, kaggle):
     send(bundle, PublishOptions(public=True))
     assert f"datasets, create, -p, {bundle.folder}, --public" in kaggle.calls
 
 
+@pytest.mark.slow
 def test_a_file_that_was_left_out_is_named(bundle, kaggle):
     kaggle.mode("partial")
     with pytest.raises(PublishError, match=rf"not what was sent: {max(bundle.files)} is missing\. Look at https"):
         send(bundle)
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_short_is_named(bundle, kaggle):
     kaggle.mode("short")
     size = bundle.files[max(bundle.files)]
@@ -61,11 +66,13 @@ def test_a_file_that_was_cut_short_is_named(bundle, kaggle):
         send(bundle)
 
 
+@pytest.mark.slow
 def test_a_client_that_rounds_sizes_is_believed_the_names(bundle, kaggle):
     kaggle.mode("rounds")
     assert send(bundle).uploaded
 
 
+@pytest.mark.slow
 def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
     kaggle.wait(3)
     assert send(bundle, PublishOptions(patience=60)).uploaded

@@ -108,6 +108,7 @@ def test_a_fetch_that_was_cut_off_continues_in_the_middle_of_a_file(scheme, cach
         assert len(fetched) * 10_000 < total
 
 
+@pytest.mark.slow
 def test_a_fetch_continues_after_its_process_was_killed(cache, tmp_path, served):
     code = (
         "import sys, time\n"
@@ -212,6 +213,7 @@ def test_another_cache_is_never_overwritten(cache, other, memory, tmp_path):
     assert contents(tmp_path / "mine") == contents(cache)
 
 
+@pytest.mark.slow
 def test_what_was_added_to_a_cache_is_added_to_its_copies(photos, memory, tmp_path):
     for variants in (0, 1):
         build_cache(photos, tmp_path / "cache", Recipe(size=8, variants=variants), jobs=1)

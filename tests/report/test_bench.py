@@ -18,6 +18,7 @@ def planes(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> CachedData
     return CachedDataset(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("finish", "handed"), [("host", 16 * 16 * 3), ("device", 16 * 16 * 3 // 2)])
 def test_bytes_are_those_on_disk_and_those_that_the_device_is_handed(planes, finish, handed):
     found = run_bench(planes, batch_size=16, rounds=1, seconds=0.01, finish=finish).to_dict()

@@ -33,6 +33,7 @@ def test_neither_torch_nor_lmdb_is_needed(drawn):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_without_pillow_the_error_names_it(plain):
     code = (
         "import sys; sys.modules['PIL'] = None\n"

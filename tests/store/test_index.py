@@ -83,6 +83,7 @@ def test_a_pickled_index_is_small_and_opens_again(large: tuple[Path, Manifest]) 
     assert np.array_equal(pickle.loads(data).read_all(), index.read_all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 128, 4096, 100_000])
 def test_an_index_cut_short_while_it_is_open_is_damage_and_not_a_crash(
     tmp_path: Path, write_cache: WriteCache, size: int

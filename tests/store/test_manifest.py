@@ -132,6 +132,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     )
 
 
+@pytest.mark.slow
 @QUICK
 @given(manifests())
 def test_a_manifest_comes_back_as_it_went(manifest: Manifest) -> None:
@@ -167,6 +168,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=st.data())
 def test_hostile_mutations_raise_nothing_but_format_errors(data: st.DataObject) -> None:

@@ -167,6 +167,7 @@ def test_one_scatter_keeps_to_256_files_too(
     assert most <= ALL_OPEN
 
 
+@pytest.mark.slow
 def test_many_threads_share_a_reader_of_more_files_than_it_keeps(many: tuple[Path, list[ShardEntry], Rows]) -> None:
     directory, entries, rows = many
     reader = ShardReader(directory, entries)
@@ -355,6 +356,7 @@ def test_an_index_that_no_writer_writes_is_refused(cache: Path, replace_table: R
         opened(cache)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_the_indexs_header_raises_nothing_but_store_errors(cache: Path) -> None:
     path = cache / "index.npy"
     data = path.read_bytes()
@@ -376,6 +378,7 @@ print(sorted({"lmdb", "torch", "PIL"} & {name for name, module in sys.modules.it
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_import_lmdb_reads_every_record(
     cache: Path, run_without_lmdb: Callable[..., str]
 ) -> None:

@@ -90,6 +90,7 @@ def test_strings_have_ends(index: int) -> None:
         Strings.pack(["a", "b", "c"])[index]
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_a_table_comes_back_as_it_went(path: Path, data: st.DataObject) -> None:

@@ -260,6 +260,7 @@ for damage in verify_cache(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_import_lmdb_verifies(
     cache: Path, run_without_lmdb: Callable[..., str], numbers: Numbers
 ) -> None:

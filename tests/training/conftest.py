@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -34,3 +36,9 @@ def python() -> Iterator[Callable[..., Run]]:
 
     yield run
     forks.close()
+
+
+@pytest.fixture(scope="session")
+def sklearn_metrics() -> ModuleType:
+    """scikit-learn's metrics, whose import takes seconds: by the processes alone that compare with them."""
+    return importlib.import_module("sklearn.metrics")

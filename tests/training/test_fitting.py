@@ -22,6 +22,7 @@ def outputs_of(model, dataset):
         return model((images - mean) / std)
 
 
+@pytest.mark.slow
 def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
     torch.manual_seed(SETTINGS.seed)
     module = tiny_models.tiny(len(CachedDataset(cache).classes))

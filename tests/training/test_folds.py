@@ -121,6 +121,7 @@ def kill():
     raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.8, 1])
 def test_killed_anywhere_it_ends_in_the_same_files_and_trains_nothing_twice(folded, whole, tmp_path, share):
     Moment(device := EagerDevice(), int(share * whole[2]), kill)
@@ -217,6 +218,7 @@ def test_the_folder_of_a_fold_is_within_its_run_whatever_its_name(tmp_path):
     assert read_folds(tmp_path) == names
 
 
+@pytest.mark.slow
 def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path, capsys):
     run, dataset = whole[0], CachedDataset(folded)
     for folder, given, words in (
@@ -262,6 +264,7 @@ def test_all_folds_in_one_of_several_processes_are_refused_before_anything_is_wr
     assert sorted(folds.run.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):
     items = [tiny_tasks.squares()[number] for number in range(24)]
     build_cache(items, tmp_path / "plain", Recipe(size=16), jobs=1)

@@ -58,6 +58,7 @@ def read(path):
         return list(csv.reader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_values_are_those_of_plain_torch(cache, folds, tmp_path, count):
     dataset = many(cache, count)
@@ -112,6 +113,7 @@ def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, 
     np.testing.assert_allclose(found["flipped"], np.mean(both, 0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
     output = tmp_path / "out" / "predictions.csv"
     arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--backend", "eager"]

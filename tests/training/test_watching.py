@@ -88,6 +88,7 @@ def test_the_best_epoch_is_that_of_the_watched_metric(cache, tmp_path, watch, be
     assert any(line.startswith(f"best       epoch {best}, by scripted") for line in report.lines())
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_the_same_way_when_it_was_stopped_between(cache, tmp_path):
     values, settings = [1.0, 2.0, 2.0, 1.5, 3.0, 4.0], {"watch": "scripted", "patience": 2}
     whole = run(cache, tmp_path / "whole", values, **settings)

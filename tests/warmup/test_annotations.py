@@ -89,6 +89,7 @@ def shift(write_module: Any) -> str:
     return "shift_by_test:shift"
 
 
+@pytest.mark.slow
 def test_what_is_out_of_view_is_counted_the_same_whatever_way_a_cache_is_built(shift: str, tmp_path: Path) -> None:
     one, three = (Recipe(size=20, max_boxes=5, variants=k, augment=shift) for k in (1, 3))
     whole = build_cache(Wide(), tmp_path / "whole", three, jobs=1)

@@ -54,6 +54,7 @@ def test_a_validation_set_that_lacks_a_class_numbers_the_others_as_training_does
     assert verify_cache(tmp_path / "cache") == []
 
 
+@pytest.mark.slow
 def test_classes_of_the_samples_themselves_are_numbered_as_given(
     tmp_path: Path, write_module: Callable[[str, str], None]
 ) -> None:
@@ -172,6 +173,7 @@ def test_patterns_choose_samples_and_their_classes(photos: Path, tmp_path: Path)
         select_source(FolderSource(photos), include=["*.png"]).list()
 
 
+@pytest.mark.slow
 def test_a_limit_is_spread_over_the_classes_and_a_larger_one_adds(photos: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     build_cache(select_source(open_source(photos), limit=20), cache, SMALL, jobs=1)

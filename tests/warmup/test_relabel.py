@@ -190,6 +190,7 @@ def test_a_warmup_that_is_adding_is_finished_first(photos: Path, table: Path, tm
     assert not work.exists()
 
 
+@pytest.mark.slow
 def test_a_relabelled_cache_grows_and_is_repaired_from_its_source(
     photos: Path, table: Path, tmp_path: Path, jitter: str, caplog: pytest.LogCaptureFixture
 ) -> None:

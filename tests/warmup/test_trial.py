@@ -27,6 +27,7 @@ def run(source: Path, cache: Path, *flags: str) -> int:
     return main(["warmup", str(source), str(cache), "--size", "16", "--jobs", "1", "--dry-run", *sheet, *flags])
 
 
+@pytest.mark.slow
 def test_files_sizes_labels_and_an_estimate_are_shown_and_no_cache_is_made(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ _SETS: dict[str, tuple[Callable[[Any, int], Any], Recipe]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "recipe"), _SETS.values(), ids=_SETS)
 def test_the_estimate_is_within_a_factor_of_one_and_a_half(
     draw: Callable[[Any, int], Any], recipe: Recipe, tmp_path: Path, write_module: Callable[[str, str], None]
@@ -110,6 +112,7 @@ def test_only_what_a_finished_cache_lacks_is_estimated(photos: Path, tmp_path: P
     assert digests(cache) == before
 
 
+@pytest.mark.slow
 def test_a_hostile_folder_is_reported(tmp_path: Path, encode: Callable[..., bytes], smooth_image: Any) -> None:
     source = tmp_path / "source"
     source.mkdir()

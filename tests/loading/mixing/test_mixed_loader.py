@@ -64,6 +64,7 @@ def test_each_cache_continues_in_its_own_order_epoch_after_epoch(cache: Path) ->
     assert len(shown) == 150
 
 
+@pytest.mark.slow
 def test_global_batches_are_the_same_on_1_and_8_ranks_and_continue_on_others(cache: Path) -> None:
     loader = mixed(cache, 16)
     epochs = [kept(loader), kept(loader)]
@@ -94,6 +95,7 @@ def test_a_state_of_other_shares_seeds_or_caches_is_refused(cache: Path) -> None
     MixedLoader([one, other], shares=[2, 6]).load_state_dict(state)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 500), st.integers(0, 60))
 def test_any_stretch_of_a_mixture_has_the_shares_to_within_two(shares: list[int], first: int, samples: int) -> None:
     sources, turns = Mixture(shares).sources(first, first + samples)

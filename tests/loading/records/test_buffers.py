@@ -85,6 +85,7 @@ def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
     assert pool.take() is not pool.take()
 
 
+@pytest.mark.slow
 def test_buffers_that_batches_no_longer_need_are_freed():
     pool = BufferPool(FIELDS, 2)
     kept = [pool.lend(pool.take(), 2) for _ in range(100)]

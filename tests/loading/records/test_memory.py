@@ -49,6 +49,7 @@ def free(monkeypatch) -> Callable[[int], None]:
     return set_free
 
 
+@pytest.mark.slow
 @few
 @given(ids, st.integers(1, 40), st.sampled_from([0, 2, "epoch"]), st.sampled_from([False, True, "block"]))
 def test_batches_are_those_of_the_files(cache, indices, batch, variant, shuffle):
@@ -60,6 +61,7 @@ def test_batches_are_those_of_the_files(cache, indices, batch, variant, shuffle)
             assert torch.equal(ours[1], theirs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["jpeg", "png"])
 def test_a_compressed_record_is_decoded_once(photos, tmp_path, codec, monkeypatch):
     build_cache(photos, tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
@@ -172,6 +174,7 @@ def count_read(monkeypatch) -> list[int]:
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [0, "epoch"])
 def test_what_is_selected_from_a_dataset_shares_its_records(cache, variant, monkeypatch):
     dataset = CachedDataset(cache, variant, in_memory=True)
@@ -196,6 +199,7 @@ def test_records_that_are_shared_need_no_more_memory(cache, free):
     assert all(dataset.select(range(start, start + 60)).in_memory for start in range(0, 40, 10))
 
 
+@pytest.mark.slow
 @few
 @given(st.lists(st.lists(st.integers(0, 99), max_size=40), max_size=8), st.integers(1, 100), st.integers(0, 150))
 def test_what_is_kept_is_what_was_given_however_often_and_however_little_room_there_is(calls, most, room):

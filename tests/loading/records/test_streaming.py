@@ -34,6 +34,7 @@ def streaming() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @given(
     length=st.integers(1, 300) | st.integers(3900, 4500) | st.just(9000),
     source_rows=st.integers(1, 5),

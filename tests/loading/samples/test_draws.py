@@ -23,6 +23,7 @@ def chances(draws: WeightedDraws) -> np.ndarray[Any, Any]:
     return (own + np.bincount(draws._other, 1 - draws._kept, samples)) / samples
 
 
+@pytest.mark.slow
 @given(weight_lists)
 def test_a_sample_is_as_likely_as_its_weight_says(weights: list[float]) -> None:
     draws = WeightedDraws(weights, len(weights))
@@ -30,6 +31,7 @@ def test_a_sample_is_as_likely_as_its_weight_says(weights: list[float]) -> None:
     assert (draws._kept >= -1e-9).all()
 
 
+@pytest.mark.slow
 @given(weight_lists, seeds)
 def test_a_sample_of_weight_zero_is_never_drawn(weights: list[float], seed: int) -> None:
     drawn = WeightedDraws(weights, len(weights)).positions(seed, 3)
@@ -74,6 +76,7 @@ def test_weights_that_are_none_are_refused(weights: Any, message: str) -> None:
         WeightedDraws(weights, 3)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=80), seeds, st.integers(0, 50))
 def test_each_class_is_drawn_equally_often(labels: list[int], seed: int, epoch: int) -> None:
     drawn = BalancedDraws(np.array(labels), 9).positions(seed, epoch)

@@ -130,6 +130,7 @@ conditions = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(conditions)
 def test_where_nothing_is_missing_a_condition_means_what_it_means_in_python(condition: str) -> None:
     complete = [0, 1, 3, 4]

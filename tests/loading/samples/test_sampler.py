@@ -33,6 +33,7 @@ def test_an_epoch_visits_every_sample_once(order, samples, seed, epoch):
     assert sorted(order(samples, seed, epoch)) == list(range(samples))
 
 
+@pytest.mark.slow
 @orders
 @given(seed=seeds, epoch=epochs)
 def test_shuffle_is_a_function_of_seed_and_epoch(order, seed, epoch):
@@ -63,6 +64,7 @@ def test_the_shuffled_order_never_changes_between_releases():
     assert full_order(10, 3, 1).tolist() == [3, 0, 4, 8, 2, 7, 9, 6, 1, 5]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000), st.integers(0, 100), st.integers(1, 16))
 def test_ranks_share_a_batch_without_overlap(start, size, world):
     slices = [rank_slice(start, start + size, rank, world) for rank in range(world)]
@@ -73,6 +75,7 @@ def test_ranks_share_a_batch_without_overlap(start, size, world):
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 @given(st.integers(0, 500), st.integers(0, 99), st.integers(1, 9), st.integers(1, 6), st.integers(1, 70), st.booleans())
 def test_the_windows_of_a_rank_are_the_parts_that_it_reads(samples, start, size, world, window, drop_last):
     for rank in range(world):
@@ -93,6 +96,7 @@ def test_every_sample_shows_all_variants_in_as_many_epochs(variants, epoch):
     assert np.array_equal(np.sort(shown, axis=0), np.tile(np.arange(1, variants + 1)[:, None], 50))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), epochs, st.integers(1, 20), st.integers(0, 200))
 def test_every_sample_shows_all_variants_in_as_many_epochs_when_they_change_by_chunk(variants, epoch, chunk, samples):
     turns = np.arange(samples) // chunk

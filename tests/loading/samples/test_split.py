@@ -12,6 +12,7 @@ from tpucache.loading.samples.split import fold_split, stratified_split
 from tpucache.store.samples import Strings
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 4), min_size=20, max_size=200), st.floats(0.05, 0.9), st.integers(0, 99))
 def test_a_split_covers_all_samples_and_holds_out_its_share_of_every_class(labels, fraction, seed):
     labels = np.array(labels)

@@ -32,6 +32,7 @@ def test_without_an_image_there_are_no_channels(tokens):
     assert channel_histogram(Records(tokens)) is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 1 << 62), min_size=1, max_size=50), st.integers(0, 3))
 def test_every_file_whose_size_is_known_is_counted_once(sizes, unknown):
     found = size_histogram(np.array([*sizes, *[0] * unknown], np.uint64))

@@ -191,6 +191,7 @@ def test_only_the_fields_own_codec_is_tried(codec: str, other: str) -> None:
         decode(field_of(image, codec), encode(field_of(image, other), image))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.sampled_from(CODED), st.data())
 def test_damaged_bytes_decode_or_are_damage(codec: str, data: st.DataObject) -> None:

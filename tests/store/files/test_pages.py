@@ -177,6 +177,7 @@ def test_a_value_behind_the_end_of_the_file_is_refused(path: Path) -> None:
         walk_bytes(patched(data, metas(LAST_PAGE_AT, len(data) // PAGE - 3)))
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_a_meta_page_raises_nothing_but_format_errors(tree: bytes) -> None:
     for byte in (*range(200), *range(PAGE, PAGE + 200)):
         for bit in range(8):
@@ -189,6 +190,7 @@ PLACES = st.one_of(HEADS, st.integers(0, 200), st.integers(PAGE, PAGE + 200))
 PAGE_SIZE_AT = 16 + 24
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @example(changes=[(PAGE + PAGE_SIZE_AT + 1, b"\0")], length=16 * PAGE)
 @given(

@@ -56,6 +56,7 @@ def test_a_batch_of_another_feeder_is_not_waited_for(cuda, module):
     assert second.tolist() == [77, 77]
 
 
+@pytest.mark.slow
 def test_the_hosts_batch_is_kept_until_its_copy_has_ended_and_no_longer(cuda):
     batch = torch.ones(5)
     kept = weakref.ref(batch)
@@ -68,6 +69,7 @@ def test_the_hosts_batch_is_kept_until_its_copy_has_ended_and_no_longer(cuda):
     assert kept() is None
 
 
+@pytest.mark.slow
 def test_batches_that_nobody_takes_are_let_go_of_once_they_are_copied(cuda):
     batch = torch.ones(5)
     kept = weakref.ref(batch)
@@ -93,6 +95,7 @@ def losses_of(report):
     return [*report.losses, *(row["valid_loss"] for row in report.epochs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [CudaDevice, AcceleratorDevice])
 def test_a_run_computes_with_the_batches_as_they_were_read(cache, tmp_path, module, expected, kind):
     device, dataset = kind(CPU, module), CachedDataset(cache).select(range(72))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_what_does_not_fit_together_is_refused(backend, cores, device, message):
         open_device(backend, cores, device)
 
 
+@pytest.mark.slow
 def test_a_run_that_the_earlier_name_began_is_resumed_and_predicted_by_this_one(tmp_path, capsys):
     run = Path(shutil.copytree(EARLIER / "stopped", tmp_path / "run"))
     options = "--valid 0.25 --model tiny_models:tiny --epochs 2 --batch-size 4 --lr 0.05 --flip --ema 0.9 --resume"
@@ -93,6 +95,7 @@ def test_a_run_that_the_earlier_name_began_is_resumed_and_predicted_by_this_one(
     assert main([*map(str, words)]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_begin_is_reported_under_the_backends_name(tmp_path, capsys):
     words = ["train", EARLIER / "cache", "--run", tmp_path / "run", "--backend", "eager", "--time-limit", "0s"]
     assert main([*map(str, words), "--model", "tiny_models:tiny", "--batch-size", "4"]) == 3
@@ -100,6 +103,7 @@ def test_a_run_that_did_not_begin_is_reported_under_the_backends_name(tmp_path, 
 
 
 def test_training_from_python_takes_the_name_of_a_device(here):
+    importlib.import_module("torch._dynamo")  # the first step imports it, which needs the real torch.accelerator
     here()
     assert "cuda" in DEVICES
     settings, quick = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=4), RunOptions(replay=False)

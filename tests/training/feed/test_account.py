@@ -53,6 +53,7 @@ def test_what_earlier_processes_took_is_added_once():
     assert (account.seconds()["steps"], account.wall_seconds()) == (3.0, 4.0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(PARTS), st.floats(0, 10), st.floats(0, 1), st.floats(0, 1)), max_size=20))
 def test_parts_add_up_whatever_happens_in_them(events):
     world = World()

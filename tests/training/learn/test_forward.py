@@ -61,6 +61,7 @@ def test_the_settings_of_an_earlier_run_have_no_statistics_of_their_own_and_one_
     assert settings_from(values) == LINEAR
 
 
+@pytest.mark.slow
 def test_a_run_and_its_best_weights_have_the_statistics_that_the_command_gave(dataset, tmp_path, capsys):
     words = ["train", dataset.directory, "--run", tmp_path / "run", "--backend", "eager", "--model", LINEAR.model]
     words += ["--batch-size", "20", "--epochs", "1", "--valid", "0.2", "--mean", "100,110,120", "--std", "50,60,70"]

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-import sklearn.metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,25 +26,25 @@ def softmax(scores):
 
 
 @pytest.mark.parametrize("samples", [7, 8, 9, 1000])
-def test_class_metrics_are_scikit_learns(samples):
+def test_class_metrics_are_scikit_learns(samples, sklearn_metrics):
     rng = np.random.default_rng(samples)
     labels = np.concatenate([np.arange(3), rng.integers(0, 3, samples - 3)])
     probabilities = softmax(rng.normal(0, 1, (samples, 3)) + np.eye(3)[labels])
     found = class_metrics(probabilities, labels)
     predicted = probabilities.argmax(1)
-    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predicted))
-    assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predicted, average="macro"))
-    expected = sklearn.metrics.roc_auc_score(labels, probabilities.astype(np.float64), multi_class="ovr")
+    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels, predicted))
+    assert found["f1"] == pytest.approx(sklearn_metrics.f1_score(labels, predicted, average="macro"))
+    expected = sklearn_metrics.roc_auc_score(labels, probabilities.astype(np.float64), multi_class="ovr")
     assert found["auc"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(caplog):
+def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(caplog, sklearn_metrics):
     labels = np.array([0, 0, 1, 1, 1])
     probabilities = softmax(np.random.default_rng(0).normal(0, 1, (5, 4)))
     with caplog.at_level(logging.WARNING, "tpucache"):
         for _ in range(2):
             found = class_metrics(probabilities, labels)
-    aucs = [sklearn.metrics.roc_auc_score(labels == c, probabilities[:, c]) for c in (0, 1)]
+    aucs = [sklearn_metrics.roc_auc_score(labels == c, probabilities[:, c]) for c in (0, 1)]
     assert found["auc"] == pytest.approx(np.mean(aucs))
     assert [record.getMessage() for record in caplog.records] == [
         "AUC leaves out class 2, 3: the samples are all, or none, of it"
@@ -53,31 +52,31 @@ def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(c
     assert class_metrics(probabilities[:1], labels[:1]).keys() == {"accuracy", "f1"}
 
 
-def test_multilabel_metrics_are_scikit_learns():
+def test_multilabel_metrics_are_scikit_learns(sklearn_metrics):
     rng = np.random.default_rng(2)
     labels = rng.integers(0, 2, (50, 4)).astype(np.float32)
     probabilities = np.clip(labels * 0.3 + rng.random((50, 4)) * 0.7, 0, 1).astype(np.float32)
     found = multilabel_metrics(probabilities, labels)
     predicted = probabilities > 0.5
     assert found["accuracy"] == pytest.approx((predicted == labels).mean())
-    assert found["f1"] == pytest.approx(sklearn.metrics.f1_score(labels, predicted, average="macro"))
-    assert found["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, probabilities, average="macro"))
+    assert found["f1"] == pytest.approx(sklearn_metrics.f1_score(labels, predicted, average="macro"))
+    assert found["auc"] == pytest.approx(sklearn_metrics.roc_auc_score(labels, probabilities, average="macro"))
 
 
 @pytest.mark.parametrize("samples", [1, 7, 1000])
-def test_rmse_is_the_root_of_the_mean_square(samples):
+def test_rmse_is_the_root_of_the_mean_square(samples, sklearn_metrics):
     rng = np.random.default_rng(3)
     labels, values = (rng.normal(0, 9, (samples, 2)).astype(np.float32) for _ in range(2))
-    expected = sklearn.metrics.root_mean_squared_error(labels.ravel(), values.ravel())
+    expected = sklearn_metrics.root_mean_squared_error(labels.ravel(), values.ravel())
     assert regression_metrics(values, labels)["rmse"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_iou_is_scikit_learns_over_the_classes_there_are():
+def test_iou_is_scikit_learns_over_the_classes_there_are(sklearn_metrics):
     rng = np.random.default_rng(4)
     truth, predicted = (rng.choice([0, 1, 3], 500) for _ in range(2))
-    counts = sklearn.metrics.confusion_matrix(truth, predicted, labels=range(5))
+    counts = sklearn_metrics.confusion_matrix(truth, predicted, labels=range(5))
     found = mask_metrics(counts)
-    assert found["iou"] == pytest.approx(sklearn.metrics.jaccard_score(truth, predicted, average="macro"))
+    assert found["iou"] == pytest.approx(sklearn_metrics.jaccard_score(truth, predicted, average="macro"))
     assert found["accuracy"] == pytest.approx((truth == predicted).mean())
     assert np.isnan(mask_metrics(np.zeros((3, 3)))["iou"])
 
@@ -90,44 +89,47 @@ def test_metrics_need_no_scikit_learn(monkeypatch):
     assert multilabel_metrics(probabilities, np.eye(3)[labels]).keys() == {"accuracy", "f1", "auc"}
 
 
-def mean_auc(probabilities, truth):
+def mean_auc(sklearn_metrics, probabilities, truth):
     """scikit-learn's AUC of each class that has members and others, and their mean."""
     known = [c for c in range(truth.shape[1]) if 0 < truth[:, c].sum() < len(truth)]
-    return np.mean([sklearn.metrics.roc_auc_score(truth[:, c], probabilities[:, c]) for c in known]) if known else None
+    return np.mean([sklearn_metrics.roc_auc_score(truth[:, c], probabilities[:, c]) for c in known]) if known else None
 
 
 # Few distinct scores, so that most are tied, and more classes than some sets of labels have.
 SHAPES = st.tuples(st.integers(1, 40), st.integers(2, 6), st.integers(1, 5), st.integers(0, 10**6))
 
 
+@pytest.mark.slow
 @given(SHAPES)
-def test_class_metrics_are_scikit_learns_with_ties_and_classes_that_are_absent(shape):
+def test_class_metrics_are_scikit_learns_with_ties_and_classes_that_are_absent(sklearn_metrics, shape):
     samples, classes, levels, seed = shape
     rng = np.random.default_rng(seed)
     probabilities = (rng.integers(0, levels, (samples, classes)) / levels).astype(np.float32)
     labels = rng.choice(rng.integers(0, classes, 3), samples)
     found, predicted = class_metrics(probabilities, labels), probabilities.argmax(1)
-    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(labels, predicted), abs=1e-9)
-    expected = sklearn.metrics.f1_score(labels, predicted, average="macro", zero_division=0.0)
+    assert found["accuracy"] == pytest.approx(sklearn_metrics.accuracy_score(labels, predicted), abs=1e-9)
+    expected = sklearn_metrics.f1_score(labels, predicted, average="macro", zero_division=0.0)
     assert found["f1"] == pytest.approx(expected, abs=1e-9)
-    expected = mean_auc(probabilities, labels[:, None] == np.arange(classes))
+    expected = mean_auc(sklearn_metrics, probabilities, labels[:, None] == np.arange(classes))
     assert found.get("auc") == (None if expected is None else pytest.approx(expected, abs=1e-9))
 
 
+@pytest.mark.slow
 @given(SHAPES)
-def test_multilabel_metrics_are_scikit_learns_with_ties_and_columns_of_one_value(shape):
+def test_multilabel_metrics_are_scikit_learns_with_ties_and_columns_of_one_value(sklearn_metrics, shape):
     samples, classes, levels, seed = shape
     rng = np.random.default_rng(seed)
     probabilities = (rng.integers(0, levels + 1, (samples, classes)) / levels).astype(np.float32)
     labels = (rng.random((samples, classes)) < rng.choice([0, 0.2, 0.5, 1], classes)).astype(np.float32)
     found, predicted = multilabel_metrics(probabilities, labels), probabilities > 0.5
-    each = [sklearn.metrics.f1_score(labels[:, c], predicted[:, c], zero_division=0.0) for c in range(classes)]
+    each = [sklearn_metrics.f1_score(labels[:, c], predicted[:, c], zero_division=0.0) for c in range(classes)]
     assert found["f1"] == pytest.approx(np.mean(each), abs=1e-9)
     assert found["accuracy"] == pytest.approx((predicted == labels).mean(), abs=1e-9)
-    expected = mean_auc(probabilities, labels)
+    expected = mean_auc(sklearn_metrics, probabilities, labels)
     assert found.get("auc") == (None if expected is None else pytest.approx(expected, abs=1e-9))
 
 
+@pytest.mark.slow
 def test_metrics_of_a_thousand_classes_take_less_than_two_seconds():
     rng = np.random.default_rng(5)
     probabilities, labels = rng.random((20_000, 1000), np.float32), rng.integers(0, 1000, 20_000)

@@ -22,6 +22,7 @@ from tpucache.training.learn.schedule import (
 from tpucache.training.settings import scale_lr
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(4, 120), st.floats(1e-4, 2.0))
 def test_rates_are_those_of_torchs_one_cycle(steps, peak):

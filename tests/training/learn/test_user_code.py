@@ -96,6 +96,7 @@ def test_a_step_of_ones_own_gets_the_mask_where_its_image_is(tmp_path, monkeypat
     train_with(tmp_path / "cache", tmp_path / "run", train_step="failing_code:square_mask_step", augment=augment)
 
 
+@pytest.mark.slow
 def test_moving_images_away_from_their_boxes_is_refused(tmp_path):
     build_cache("failing_data:boxed", tmp_path / "cache", Recipe(size=16), jobs=1)
     augment = dataclasses.replace(LINEAR.augment, flip=True)

@@ -36,6 +36,7 @@ def best_epoch(cache, run, monkeypatch, values):
     return files.index(files[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -114,6 +114,7 @@ def test_values_are_kept_for_other_tasks(name, tmp_path):
     assert ("Predictions are those above one half" in page) == (name == "colours")
 
 
+@pytest.mark.slow
 def test_masks_are_kept_of_the_samples_with_the_least_iou(tmp_path):
     build_cache("tiny_tasks:squares", tmp_path / "cache", Recipe(size=16), jobs=1)
     dataset = CachedDataset(tmp_path / "cache")

@@ -41,6 +41,7 @@ def notebook(monkeypatch):
     return shown
 
 
+@pytest.mark.slow
 def test_a_run_draws_its_curves_in_one_place_after_each_epoch(cache, notebook):
     pytest.importorskip("matplotlib")
     train(tiny_models.tiny, cache, 0.2, TrainSettings(epochs=2, batch_size=50), options=RunOptions(replay=False))
@@ -51,6 +52,7 @@ def test_a_run_draws_its_curves_in_one_place_after_each_epoch(cache, notebook):
     assert first.tobytes() != second.tobytes()
 
 
+@pytest.mark.slow
 def test_within_an_epoch_pictures_are_ten_seconds_apart():
     pytest.importorskip("matplotlib")
     now, shown = [0.0], []

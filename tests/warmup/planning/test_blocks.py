@@ -36,6 +36,7 @@ _recipes = st.builds(
 _quietly = settings(max_examples=120)
 
 
+@pytest.mark.slow
 @given(count=st.integers(0, len(_SAMPLES)), recipe=_recipes)
 @_quietly
 def test_blocks_are_consecutive_and_hold_every_sample_once(count: int, recipe: Recipe) -> None:
@@ -70,6 +71,7 @@ def test_the_layout_follows_from_samples_and_record_size_alone(
     assert [block.samples for block in plan_blocks(_SAMPLES[:count], other)] == [block.samples for block in blocks]
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(1, len(_SAMPLES)),
     recipe=_recipes,

@@ -69,6 +69,7 @@ def test_the_estimate_is_what_lmdb_takes(size: int, tmp_path: Path) -> None:
     assert taken - pages - 0.02 * taken <= reports[0].bytes <= 1.02 * taken
 
 
+@pytest.mark.slow
 def test_a_small_cache_is_not_refused_for_room_that_it_does_not_need(
     tmp_path: Path, free: Callable[[int], None]
 ) -> None:
@@ -93,6 +94,7 @@ def test_no_run_needs_more_room_than_was_estimated(
     assert max(used) <= reports[0].bytes + reports[0].spooled
 
 
+@pytest.mark.slow
 def test_a_refusal_leaves_nothing_behind_so_that_its_advice_can_be_followed(
     tmp_path: Path, free: Callable[[int], None]
 ) -> None:
@@ -121,6 +123,7 @@ def _no_chunk(*_: object) -> None:
     raise FileNotFoundError
 
 
+@pytest.mark.slow
 def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Callable[[int], None]) -> None:
     cache, reports = tmp_path / "cache", list[Estimate]()
     with pytest.MonkeyPatch.context() as patch:

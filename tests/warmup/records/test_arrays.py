@@ -275,6 +275,7 @@ def test_points_out_of_view_are_not_visible_and_keep_their_place(fit: Any) -> No
     np.testing.assert_array_equal(clean[:, 2], [1, 1, 1, 0, 0, 0] if fit == "pad" else [1, 0, 0, 0, 0, 0])
 
 
+@pytest.mark.slow
 @given(
     size=st.tuples(st.integers(1, 900), st.integers(1, 900)),
     target=st.tuples(st.integers(1, 300), st.integers(1, 300)),

@@ -68,6 +68,7 @@ def probe() -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_another_process_and_another_order_give_the_same_pixels(probe: dict[str, Any], image: Pixels) -> None:
     definition = resolve("strong", _SIDE, _SIDE)
     here = {repr(p): hashlib.sha256(augment(image, definition, *p)).hexdigest() for p in _PLACES}
@@ -134,6 +135,7 @@ def test_two_flips_at_half_occur_independently(two_flips: Path, image: Pixels) -
     assert all(60 <= count <= 140 for count in counts.values()), counts
 
 
+@pytest.mark.slow
 def test_flips_of_two_variants_of_a_sample_occur_independently(two_flips: Path, image: Pixels) -> None:
     definition = resolve(str(two_flips), _SIDE, _SIDE)
     equal = sum(

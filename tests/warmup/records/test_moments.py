@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -15,6 +16,7 @@ from tpucache.warmup.records.moments import FLOAT_BITS, add_moments, moments
 SHAPES = arrays.array_shapes(min_dims=3, max_dims=3, max_side=6)
 
 
+@pytest.mark.slow
 @given(arrays.arrays(np.float32, SHAPES, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
 @settings(max_examples=80)
 def test_sums_of_floats_are_exact(image: npt.NDArray[np.float32]) -> None:

@@ -119,6 +119,7 @@ def test_a_tiny_image_is_enlarged(shape: tuple[int, int], fit: Any, smooth_image
     assert _psnr(presize(data, recipe, "a.png"), _reference(data, recipe)) >= 40
 
 
+@pytest.mark.slow
 @given(
     width=st.integers(1, 6000), height=st.integers(1, 6000), size=st.tuples(st.integers(1, 600), st.integers(1, 600))
 )
@@ -298,6 +299,7 @@ def _mutations(draw: st.DrawFn) -> tuple[int, list[tuple[float, bytes, int]], fl
     return draw(st.integers(0, 8)), draw(edits), draw(st.one_of(st.just(1.0), st.floats(0, 1)))
 
 
+@pytest.mark.slow
 @given(mutation=_mutations(), fit=st.sampled_from(_FITS))
 @settings(
     max_examples=150,

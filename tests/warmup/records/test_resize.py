@@ -37,6 +37,7 @@ def _by_pillow(pixels: Pixels, box: Any, size: Any) -> Pixels:
         return resize(pixels, box, size)
 
 
+@pytest.mark.slow
 @given(_cases())
 @settings(max_examples=150)
 def test_both_libraries_make_nearly_the_same(case: Any) -> None:
@@ -47,6 +48,7 @@ def test_both_libraries_make_nearly_the_same(case: Any) -> None:
     assert np.abs(resized.astype(int) - expected).max() <= 2
 
 
+@pytest.mark.slow
 @given(_cases())
 def test_no_pixel_that_the_filter_sees_is_left_out(case: Any) -> None:
     whole = resize(*case)

@@ -19,6 +19,7 @@ def place() -> tuple[int, str, list[str]]:
     return os.getpid(), str(Path.cwd()), sys.path
 
 
+@pytest.mark.slow
 def test_workers_that_are_kept_follow_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[int]] = []
     for name in ("first", "second"):
@@ -39,6 +40,7 @@ def test_few_tasks_run_here_as_long_as_workers_would_take_to_start(monkeypatch: 
     }
 
 
+@pytest.mark.slow
 def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_ALONE_SECONDS", 0)
     first, *others = Executor(jobs=2).run(((place, ()) for _ in range(8)), few=True)

@@ -305,6 +305,7 @@ def test_a_shard_that_cannot_be_synced_is_removed(
     assert files(context) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give memory back by their own rules")
 def test_memory_of_a_chunks_records_is_used_again_for_the_next() -> None:
     """A page fault for every page of every record takes longer than hashing it."""

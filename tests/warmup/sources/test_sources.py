@@ -49,6 +49,7 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_with_masks_is_cached_with_folds_and_the_masks_follow_the_images(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = "--path-col name --label-col kind --suffix .png --fold-col part --mask-col mask --size 20x30 --variants 2"
@@ -81,6 +82,7 @@ def test_folds_train_on_variants_and_validate_on_the_clean_one(table: Path, tmp_
     assert main(["train", str(cache), "--run", str(tmp_path / "run"), "--valid", "fold=7"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
 def test_images_of_class_folders_train_a_step_wherever_they_lie(kind: str, tmp_path: Path) -> None:
     for number in range(8):

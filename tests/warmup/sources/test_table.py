@@ -223,6 +223,7 @@ def test_loading_goes_by_the_path_whatever_the_number(tmp_path: Path) -> None:
         source.load(Sample(0, "c"))
 
 
+@pytest.mark.slow
 def test_a_source_pickles_small_and_reads_a_table_that_changed_anew(tmp_path: Path) -> None:
     rows = "".join(f"{number},m\n" for number in range(5000))
     source = TableSource(_write(tmp_path, "path,mask\n" + rows), TableOptions(mask_col="mask"))
@@ -298,6 +299,7 @@ def test_a_path_to_a_csv_file_is_accepted_wherever_a_table_is(tmp_path: Path, mo
     assert source.load(sample) == Item({"image": b"image"})
 
 
+@pytest.mark.slow
 @given(names=st.lists(st.sampled_from(["a", "b", "a#2", "a#2#2", "a#3", "b#2"]), max_size=12))
 def test_names_become_unique_and_the_first_of_each_stays_unless_it_is_taken(names: list[str]) -> None:
     result = unique(names)
@@ -306,6 +308,7 @@ def test_names_become_unique_and_the_first_of_each_stays_unless_it_is_taken(name
     assert result[:1] == names[:1]
 
 
+@pytest.mark.slow
 @given(names=st.lists(st.text(max_size=6), unique=True, max_size=8))
 def test_columns_get_plain_names_all_different(names: list[str]) -> None:
     safe = column_names(names)

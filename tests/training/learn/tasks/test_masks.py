@@ -62,6 +62,7 @@ def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, mon
     assert peak < 48e6  # ten masks' bytes each would be 120 MB
 
 
+@pytest.mark.slow
 def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
     learner = Learner(SETTINGS, masks, find_task(SETTINGS, masks), EagerDevice())
     images = torch.stack([masks[number]["image"] for number in range(len(masks))]).float()
@@ -102,6 +103,7 @@ def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
     assert np.isnan(list(task.metrics(spoiled.numpy(), labels.numpy()).values())).all()
 
 
+@pytest.mark.slow
 def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
     train(tmp_path, SETTINGS, masks, None, EagerDevice(), RunOptions(replay=False))
     best = torch.load(tmp_path / "best.pt", weights_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 from torch.nn import functional
 
@@ -116,7 +115,7 @@ def test_predictions_are_what_outputs_mean():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_metrics_are_of_predictions_and_labels(name):
+def test_metrics_are_of_predictions_and_labels(name, sklearn_metrics):
     task = make_task(name, OUTPUTS)
     scores, labels = example(name, 200)
     found = task.metrics(task.scores(scores, labels).numpy(), labels.numpy())
@@ -126,14 +125,14 @@ def test_metrics_are_of_predictions_and_labels(name):
     predicted = scores > 0 if name == "multilabel" else scores.argmax(1)
     assert found["accuracy"] == pytest.approx((predicted == labels).float().mean().item())
     if name == "mask":
-        expected = sklearn.metrics.jaccard_score(labels.ravel(), predicted.ravel(), average="macro")
+        expected = sklearn_metrics.jaccard_score(labels.ravel(), predicted.ravel(), average="macro")
         assert found["iou"] == pytest.approx(expected)
         assert found.keys() == {"accuracy", "iou"}
     else:
         assert found.keys() == {"accuracy", "f1", "auc"}
 
 
-def test_pixels_of_no_class_count_nowhere():
+def test_pixels_of_no_class_count_nowhere(sklearn_metrics):
     task = make_task("mask", 3)
     scores = torch.randn(2, 3, 4, 4)
     labels = torch.randint(0, 3, (2, 4, 4))
@@ -147,7 +146,7 @@ def test_pixels_of_no_class_count_nowhere():
     torch.testing.assert_close(task.losses(scores, void)[0], each[0][kept[0]].mean())
     counts = task.confusion(scores, void)
     for row in range(2):
-        expected = sklearn.metrics.confusion_matrix(
+        expected = sklearn_metrics.confusion_matrix(
             void[row][kept[row]], scores.argmax(1)[row][kept[row]], labels=range(3)
         )
         assert np.array_equal(counts[row].numpy(), expected)

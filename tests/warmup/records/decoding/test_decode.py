@@ -92,6 +92,7 @@ def test_what_only_pillow_takes_is_decoded_by_pillow(smooth_image: Any, encode: 
     np.testing.assert_array_equal(_decoded(odd).pixels, _decoded(plain).pixels)
 
 
+@pytest.mark.slow
 @given(size=st.tuples(st.integers(1, 200), st.integers(1, 200)), share=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)))
 @settings(max_examples=150)
 def test_a_jpeg_is_decoded_at_the_smallest_scale_of_at_least_what_is_wanted(

@@ -48,6 +48,7 @@ def _refused(path: Path, data: bytes) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(kind=st.sampled_from(["zip", "tar"]), at=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
 def test_a_flipped_or_missing_byte_never_gives_other_samples_silently(tmp_path_factory, kind, at, flip):

@@ -137,6 +137,7 @@ def test_a_dataset_that_cannot_be_sent_to_workers_is_refused(tmp_path):
         build_cache(Reviews(bytes(17 << 20)), tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_the_command_line_says_how_many_were_cut_and_rates_are_in_samples(tmp_path, write_module, capsys, monkeypatch):
     monkeypatch.setitem(run_bench.__kwdefaults__, "rounds", 1)
     monkeypatch.setitem(run_bench.__kwdefaults__, "seconds", 0.05)

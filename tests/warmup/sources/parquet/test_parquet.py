@@ -174,6 +174,7 @@ def test_rows_that_cannot_be_used_are_samples_that_do_not_load(tmp_path):
         source.load(samples[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(at=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
 def test_a_flipped_or_missing_byte_is_an_error_or_changes_nothing(tmp_path_factory, at, flip):
