@@ -18,8 +18,6 @@ from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
-pytestmark = pytest.mark.slow
-
 QUICK = RunOptions(replay=False)
 FULL = TrainSettings(
     model="cnn",
@@ -49,6 +47,7 @@ def assert_same(left, right):
             assert value == right[key]
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=6, batch_size=16, lr=0.05)
     dataset = CachedDataset(cache)
@@ -67,6 +66,7 @@ def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_p
     assert all(tensor.device.type == "cpu" for tensor in best["model"].values())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses(cache, tmp_path):
     first, second = (
         train(tmp_path / str(run), FULL, CachedDataset(cache, "epoch"), None, EagerDevice(), QUICK).losses
@@ -76,6 +76,7 @@ def test_the_same_seed_gives_the_same_losses(cache, tmp_path):
     assert len(first) == 12
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_learn_what_the_whole_batch_does(cache, tmp_path):
     # Without BatchNorm, whose statistics are of the parts.
     runs = {}
@@ -122,6 +123,7 @@ def kill():
     raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 2, 4, 5])
 def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, stop):
     dataset = CachedDataset(cache, "epoch")
@@ -137,6 +139,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, stop
     assert train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), options).losses == whole.losses
 
 
+@pytest.mark.slow
 def test_a_signal_saves_after_the_step_and_the_run_continues_from_there(cache, tmp_path):
     dataset = CachedDataset(cache)
     before = signal.getsignal(signal.SIGTERM)
@@ -174,6 +177,7 @@ def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=2, batch_size=10, lr=1e30)
     with pytest.raises(TrainingError, match=r"in step \d.*--lr"):

@@ -38,8 +38,6 @@ from tpucache.warmup.running.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
 from tpucache.warmup.sources.base import Item, Listing
 
-pytestmark = pytest.mark.slow
-
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 32
@@ -84,6 +82,7 @@ def clean(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same_bytes_as_one(
     photos: Path, standard: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -92,6 +91,7 @@ def test_two_workers_write_the_same_bytes_as_one(
     assert len(list(standard.glob("*.lmdb"))) == 9
 
 
+@pytest.mark.slow
 def test_plain_lmdb_reads_what_presize_and_augment_make(photos: Path, standard: Path) -> None:
     recipe = Recipe(size=_SIZE, variants=2, seed=5)
     definition = resolve(recipe.augment, _SIZE, _SIZE)
@@ -173,6 +173,7 @@ def test_progress_is_reported_from_finished_samples_to_all(photos: Path, tmp_pat
     assert [existing.samples for existing in reports] == sorted(existing.samples for existing in reports)
 
 
+@pytest.mark.slow
 def test_a_bad_sample_stops_the_run_and_a_corrected_source_finishes_it(
     photos: Path, clean: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_bad_sample_stops_the_run_and_a_corrected_source_finishes_it(
     assert digests(cache) == digests(clean)
 
 
+@pytest.mark.slow
 def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Path, tmp_path: Path) -> None:
     source, cache = _copy(photos, tmp_path), tmp_path / "cache"
     listing = FolderSource(source).list()
@@ -226,6 +228,7 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
     assert Manifest.load(cache) == manifest
 
 
+@pytest.mark.slow
 def test_a_block_of_nothing_but_bad_samples_leaves_the_others_in_place(write_photos: Any, tmp_path: Path) -> None:
     source = write_photos(tmp_path / "photos", 70, size=(30, 20))
     listing = FolderSource(source).list()
@@ -295,6 +298,7 @@ def interrupt_after_a_shard(
     return interrupt
 
 
+@pytest.mark.slow
 def test_another_recipe_or_source_is_refused_while_unfinished_too(
     photos: Path, clean: Path, tmp_path: Path, digests: Digests, interrupt_after_a_shard: Callable[..., None]
 ) -> None:
@@ -330,6 +334,7 @@ def test_another_source_is_refused(photos: Path, clean: Path, tmp_path: Path, di
     assert digests(cache) == digests(clean)
 
 
+@pytest.mark.slow
 def test_an_augmentation_that_changed_is_refused(write_photos: Any, jitter: str, tmp_path: Path) -> None:
     source = write_photos(tmp_path / "photos", 3)
     recipe = Recipe(size=8, variants=1, augment=jitter)
@@ -347,6 +352,7 @@ def test_a_finished_cache_is_returned_unchanged(photos: Path, clean: Path, diges
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in clean.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_relative_paths_are_of_the_folder_that_one_is_in_even_for_workers_that_are_used_again(
     photos: Path, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
@@ -386,6 +392,7 @@ def test_a_finished_cache_of_a_preset_is_returned_unchanged(
     assert digests(cache) == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_a_preset_is_finished(
     photos: Path, standard: Path, tmp_path: Path, digests: Digests, interrupt_after_a_shard: Callable[..., None]
 ) -> None:
@@ -431,6 +438,7 @@ def test_a_cache_that_would_be_a_file_is_refused(photos: Path, tmp_path: Path) -
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
+@pytest.mark.slow
 def test_a_second_warmup_of_the_same_cache_is_refused(
     photos: Path, clean: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -445,6 +453,7 @@ def test_a_second_warmup_of_the_same_cache_is_refused(
     assert digests(cache) == digests(clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "after"),
     [
@@ -507,6 +516,7 @@ def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
     assert json.loads(manifest.to_json())["source"]["samples"] == 150
 
 
+@pytest.mark.slow
 def test_what_is_slow_for_want_of_a_library_is_said_once(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -517,6 +527,7 @@ def test_what_is_slow_for_want_of_a_library_is_said_once(
     assert "pip install cykooz-resizer" in message
 
 
+@pytest.mark.slow
 def test_additions_by_other_versions_are_reported(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,8 +23,6 @@ from tpucache.warmup import repair
 from tpucache.warmup.sources import TableOptions, TableSource
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
-pytestmark = pytest.mark.slow
-
 Digests = Callable[[Path], dict[str, str]]
 Harm = Callable[[Path], None]
 
@@ -101,6 +99,7 @@ SETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("names", SETS, ids=",".join)
 def test_what_is_damaged_comes_back_and_nothing_else_is_touched(
@@ -121,6 +120,7 @@ def test_a_whole_cache_is_left_alone(source: Path, cache: Path) -> None:
     assert identities(cache) == before
 
 
+@pytest.mark.slow
 def test_all_shards_and_tables_can_be_lost(source: Path, grown: Path, cache: Path, digests: Digests) -> None:
     for path in cache.iterdir():
         if path.name != "manifest.json":
@@ -129,6 +129,7 @@ def test_all_shards_and_tables_can_be_lost(source: Path, grown: Path, cache: Pat
     assert digests(cache) == digests(grown)
 
 
+@pytest.mark.slow
 def test_samples_that_came_later_do_not_matter(
     source: Path, grown: Path, cache: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -151,6 +152,7 @@ class SelfLabelled:
         return Item({"tokens": np.arange(sample.number, sample.number + 4)}, sample.number % 3, score)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["samples.npz", "v00-00001.lmdb", INDEX_NAME])
 def test_labels_known_only_from_samples_are_read_again(tmp_path: Path, name: str, digests: Digests) -> None:
     build_cache(SelfLabelled(), tmp_path, Recipe(size=8), jobs=1)
@@ -160,6 +162,7 @@ def test_labels_known_only_from_samples_are_read_again(tmp_path: Path, name: str
     assert digests(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_source_that_is_not_the_caches_is_refused(
     source: Path, cache: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -200,6 +203,7 @@ def test_another_source_is_refused_although_the_samples_table_is_lost(
     assert not (cache / "samples-2.npz").exists()
 
 
+@pytest.mark.slow
 def test_pixels_that_changed_in_secret_are_named_and_nothing_is_replaced(
     source: Path, grown: Path, cache: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -270,6 +274,7 @@ class Killed(BaseException):
     """The end of a process: nothing that follows is run."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1, 4, 7, 9, 10, 11, 12, 13, 14, 15])
 def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
     source: Path, grown: Path, cache: Path, step: int, monkeypatch: pytest.MonkeyPatch, digests: Digests
@@ -298,6 +303,7 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
         assert reports[0] > 0, "what was finished was built again"
 
 
+@pytest.mark.slow
 def test_an_addition_that_is_not_finished_continues_after_a_repair(
     source: Path,
     modules: Path,
@@ -321,6 +327,7 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     assert digests(cache) == digests(whole)
 
 
+@pytest.mark.slow
 def test_no_repair_while_a_warmup_writes(source: Path, cache: Path) -> None:
     flip(cache / "v00-00000.lmdb")
     (cache / ".warmup").mkdir()
@@ -328,6 +335,7 @@ def test_no_repair_while_a_warmup_writes(source: Path, cache: Path) -> None:
         repair_cache(source, cache, jobs=1)
 
 
+@pytest.mark.slow
 def test_a_table_source_is_repaired_with_the_same_columns(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], digests: Digests
 ) -> None:
