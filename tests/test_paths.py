@@ -181,6 +181,7 @@ def test_text_and_path_do_the_same(door: Callable[[Any, Any], Any], cache: Path,
     assert door(str(cache), str(tmp_path / "text")) == door(cache, tmp_path / "path")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [str, Path])
 def test_sources_are_given_either_way(kind: type, photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"

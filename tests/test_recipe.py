@@ -33,6 +33,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(recipes())
 def test_a_recipe_comes_back_from_json(recipe: Recipe) -> None:

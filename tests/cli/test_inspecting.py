@@ -18,6 +18,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_preview_draws_a_sheet(cache, tmp_path, capsys):
     path = tmp_path / "sheet.png"
     assert main(["preview", str(cache), "-o", str(path), "--samples", "4", "--class", "bee", "--json"]) == 0

@@ -47,6 +47,7 @@ def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
     assert "this was a dry run" in out
 
 
+@pytest.mark.slow
 def test_without_the_client_the_command_is_printed(stored, tmp_path, capsys):
     assert main(["publish", str(stored), *WORDS, "--public", "--out", str(tmp_path / "out"), "--json"]) == 0
     out, err = capsys.readouterr()

@@ -32,6 +32,7 @@ def test_verify_needs_none_of_warmups_libraries(cache: Path) -> None:
     assert "all sound" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_log_tells_how_much_there_is_to_do_how_fast_it_goes_and_what_was_skipped(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

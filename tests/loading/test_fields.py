@@ -174,6 +174,7 @@ def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_onc
     ]
 
 
+@pytest.mark.slow
 def test_lengths_that_no_memory_holds_are_damage(photos, tmp_path):
     build_cache(photos, tmp_path / "cache", Recipe(size=8, codec="jpeg"), jobs=1)
     path = tmp_path / "cache" / "index.npy"

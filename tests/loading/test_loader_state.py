@@ -123,6 +123,7 @@ def test_an_epoch_continues_in_its_order_when_variants_were_added(
         turning.load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 def test_the_chunks_of_a_state_are_kept_where_shards_have_another_size(cache: Path, monkeypatch) -> None:
     dataset = CachedDataset(cache)
@@ -158,6 +159,7 @@ def test_set_epoch_keeps_the_position_of_the_epoch_that_was_loaded(cache: Path, 
     assert seen == [orders[0][position:], orders[1]]
 
 
+@pytest.mark.slow
 def test_set_epoch_of_another_epoch_starts_there(cache: Path) -> None:
     dataset = CachedDataset(cache)
     loader = CachedLoader(dataset, 20, shuffle=True)
@@ -279,6 +281,7 @@ def test_a_number_that_is_not_whole_is_refused(cache: Path, name: str, value: ob
         CachedLoader(CachedDataset(cache), **{"batch_size": 4, name: value})
 
 
+@pytest.mark.slow
 @given(st.integers(0, 90), st.integers(0, 90), st.integers(1, 6), st.integers(1, 6), st.booleans())
 def test_every_rank_has_samples_in_each_global_batch(start, samples, batch, ranks, drop_last) -> None:
     size = batch * ranks

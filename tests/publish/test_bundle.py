@@ -90,6 +90,7 @@ def test_shards_are_linked_and_a_second_call_brings_the_folder_up_to_date(photos
         assert (stored / entry.name).samefile(second.folder / entry.name)
 
 
+@pytest.mark.slow
 def test_where_there_are_no_links_the_files_are_copied_and_that_is_said_once(stored, monkeypatch, caplog):
     monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError("cross-device link")))
     with caplog.at_level(logging.WARNING):
@@ -163,6 +164,7 @@ def test_the_card_tells_what_it_is_and_how_to_read_it(stored):
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
 
 
+@pytest.mark.slow
 def test_names_of_files_and_classes_cannot_break_the_card(photos, tmp_path):
     source = shutil.copytree(photos / "ant", tmp_path / "source" / "a|<b>_`c`[x](y)&")
     (source / "bad|\n<script>.png").write_text("no image")

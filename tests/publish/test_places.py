@@ -136,6 +136,7 @@ def test_a_partial_copy_is_continued_by_its_own_cache_only(tmp_path, memory, mom
     assert contents(tmp_path / "again") == contents(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [("label",), ()])
 def test_a_cache_of_other_labels_or_columns_is_no_later_version(tmp_path, memory, labels):
     """Its shards are those of the first and more, and its tables have names of their own."""

@@ -104,6 +104,7 @@ def test_errors_of_a_stores_library_lose_its_secrets(cache, tmp_path, monkeypatc
         assert "***" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_commands_print_no_secret(cache, served, tmp_path, capsys, monkeypatch):
     url = with_secrets(served.url)
     assert main(["fetch", url, str(tmp_path / "fetched"), "--json"]) == 0

@@ -114,6 +114,7 @@ def test_an_environment_is_made_anew_when_what_it_holds_changes(tmp_path: Path, 
     assert len(made) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "names"),
     [

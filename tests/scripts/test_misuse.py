@@ -92,6 +92,7 @@ def test_a_refusal_is_one_line_with_its_status_and_no_traceback() -> None:
         succeeded(Done(1, "", MESSAGE))
 
 
+@pytest.mark.slow
 def test_a_row_whose_process_dies_is_wrong_and_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
     rows = [Row("area", name, lambda lab, status=status: os._exit(status)) for name, status in (("0", 0), ("9", 9))]
     outcomes = list(run_rows(rows, tmp_path, lab.shared, 2))

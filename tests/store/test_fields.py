@@ -26,6 +26,7 @@ def all_parts(layout: RecordLayout, records: list[bytes]) -> list[list[bytes]]:
     return [[block[start:end].tobytes() for start, end in each] for each in spans.tolist()]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=4), st.data())
 def test_records_split_at_once_as_one_by_one(fields: list[Field], data: st.DataObject) -> None:
     layout = RecordLayout(tuple(fields))

@@ -195,6 +195,7 @@ def test_hostile_mutations_raise_nothing_but_format_errors(data: st.DataObject) 
         assert entry.name.isascii()
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.one_of(st.text(max_size=60), st.binary(max_size=60), json_values.map(json.dumps)))
 def test_text_that_is_no_manifest_is_refused(text: str | bytes) -> None:

@@ -286,6 +286,7 @@ def test_strings_of_other_dtypes_are_refused(saved: Save, column: Strings) -> No
         _ = saved(encode_columns({"path": column}), 3).paths
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_raises_nothing_but_store_errors(saved: Save) -> None:
     data = encode_columns({"number": np.arange(3, dtype=np.uint64)})
     for bit in range(0, 8 * len(data), 7):

@@ -63,6 +63,7 @@ def test_plain_lmdb_reads_big_endian_keys_in_order_and_equal_values(
     assert plain_lmdb(target) == [(number.to_bytes(8, "big"), record) for number, record in records.items()]
 
 
+@pytest.mark.slow
 @QUICK
 @given(records=RECORDS)
 def test_the_same_records_make_the_same_file_twice(

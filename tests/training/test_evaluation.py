@@ -31,6 +31,7 @@ def plain_outputs(learner, dataset):
     return outputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 7, 8, 9, 150])
 def test_metrics_and_predictions_equal_one_pass_of_plain_torch(cache, samples):
     dataset = CachedDataset(cache, indices=range(samples))

@@ -146,6 +146,7 @@ def predicting_seconds(report, run):
     return wall - sum(other[0] for other in others), parts - sum(other[1] for other in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.7, 0.95])
 def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_path, share):
     moment = Moment(device := EagerDevice(), int(share * whole[2]))

@@ -73,6 +73,7 @@ def run_on(run, settings, dataset, options=QUICK):
     return run_training(run, settings, train_set, valid_set, EagerDevice(), options)
 
 
+@pytest.mark.slow
 def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_training(dataset, tmp_path):
     train_set, valid_set = split(dataset)
     report = run_training(tmp_path / "run", SETTINGS, train_set, valid_set, EagerDevice(), QUICK)
@@ -113,6 +114,7 @@ def test_losses_and_predictions_on_xla_are_those_of_plain_torch(dataset, python,
         assert row == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_the_same_columns_alone(dataset, photos, tmp_path):
     def older(row):
         return {**row, "age": int(row["age"]) + (str(row["path"]).endswith("0.png"))}
@@ -131,6 +133,7 @@ def test_from_python_a_function_of_outputs_and_columns_is_the_model(dataset):
     assert result.model.head.in_features == 4
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused(dataset, photos, tmp_path):
     for model, inputs, message in (
         ("cnn", "age", "takes images alone"),

@@ -181,6 +181,7 @@ def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
     assert read(tmp_path / "out.csv") == [["sample", "path", "label", "prediction", "ant", "bee", "cat", "dog"]]
 
 
+@pytest.mark.slow
 def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_path):
     build_cache(photos, tmp_path / "cache", Recipe(size=20), jobs=1)
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)

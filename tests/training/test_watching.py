@@ -80,6 +80,7 @@ def test_a_metric_that_cannot_be_used_is_one_clear_error(cache, name, error, mes
         assert isinstance(raised.value.__cause__, IndexError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("watch", "best"), [("scripted", 2), ("scripted:max", 2), ("scripted:min", 3)])
 def test_the_best_epoch_is_that_of_the_watched_metric(cache, tmp_path, watch, best):
     report = run(cache, tmp_path, [1.0, 3.0, 0.5, 2.0], watch=watch, epochs=4)

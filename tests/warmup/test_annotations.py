@@ -105,6 +105,7 @@ def test_what_is_out_of_view_is_counted_the_same_whatever_way_a_cache_is_built(s
     assert describe(build_cache(Wide(), tmp_path / "retried", three, jobs=1, retry=True))["annotations"] == found
 
 
+@pytest.mark.slow
 def test_a_killed_build_counts_nothing_twice(tmp_path: Path, failing_rename: Any) -> None:
     recipe = Recipe(size=20, max_boxes=5)
     with pytest.raises(UnfinishedError):

@@ -160,6 +160,7 @@ def test_caches_that_do_not_match_are_told_apart_with_advice(
         assert f"--like {train_cache}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_patterns_choose_samples_and_their_classes(photos: Path, tmp_path: Path) -> None:
     command = ["warmup", str(photos), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]
     assert main([*command, "--include", "cat/*", "--include", "dog/*", "--exclude", "*0.jpg"]) == 0

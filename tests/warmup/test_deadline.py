@@ -167,6 +167,7 @@ def test_a_time_limit_is_kept_while_shards_are_sealed(
     assert digests(cache) == digests(whole)
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_kept_while_the_source_is_listed(tmp_path: Path) -> None:
     with pytest.raises(UnfinishedError) as caught:
         build_cache(Slow([], list_seconds=9), tmp_path / "cache", Recipe(size=8), jobs=1, time_limit=0.1)

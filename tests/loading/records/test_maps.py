@@ -106,6 +106,7 @@ def test_what_does_not_fit_into_the_budget_is_not_mapped(cache: Path, monkeypatc
     assert mapped(dataset) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("read_only")
 def test_maps_end_with_their_dataset_and_a_pickled_one_maps_anew(cache: Path) -> None:
     dataset = CachedDataset(cache, in_memory=False)

@@ -294,6 +294,7 @@ def test_memory_that_others_take_meanwhile_is_not_taken(cache, free, monkeypatch
     assert dataset._reader._memory.granted <= 60 * RECORD_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", ["auto", True])
 def test_workers_of_a_dataloader_give_the_same_and_keep_nothing_beyond_the_budget(cache, in_memory, free):
     free(4 * 150 * RECORD_BYTES)

@@ -108,6 +108,7 @@ def test_nothing_is_run_and_nothing_is_too_deep() -> None:
             found(condition)
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="agesitefoldcl ()'\"<>=!,0123.not in and or\\#\n", max_size=40))
 def test_any_text_is_a_condition_or_refused(condition: str) -> None:
     with contextlib.suppress(UsageError):

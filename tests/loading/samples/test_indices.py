@@ -21,6 +21,7 @@ lists = st.lists(st.integers(-150, 149), max_size=20)
 masks = st.lists(st.booleans(), min_size=150, max_size=150)
 
 
+@pytest.mark.slow
 @few
 @given(index=slices | lists | lists.map(np.int16) | masks | masks.map(torch.tensor) | masks.map(np.nonzero))
 def test_slices_lists_and_masks_choose_what_they_choose_in_numpy(cache: Path, index: object) -> None:

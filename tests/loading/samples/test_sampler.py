@@ -43,6 +43,7 @@ def test_shuffle_is_a_function_of_seed_and_epoch(order, seed, epoch):
     assert not np.array_equal(first, order(200, seed ^ 1, epoch))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 500), st.integers(1, 50), st.integers(1, 8), seeds)
 def test_a_window_of_the_block_order_is_made_of_whole_chunks(samples, chunk, chunks, seed):
     order = block_order(samples, seed, 0, chunk=chunk, window=chunk * chunks)

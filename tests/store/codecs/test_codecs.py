@@ -69,6 +69,7 @@ def test_zstd_keeps_every_array_bit_by_bit(array: Array) -> None:
     assert same(decode(field, encode(field, array)), array)
 
 
+@pytest.mark.slow
 @QUICK
 @given(IMAGES)
 def test_png_keeps_every_image_bit_by_bit(image: Array) -> None:
@@ -291,6 +292,7 @@ def test_a_record_of_another_length_is_damage(
             layout.split(memoryview(other))
 
 
+@pytest.mark.slow
 @QUICK
 @given(layouts(), st.binary(max_size=60))
 def test_no_bytes_split_into_fields_that_overlap_or_leave_the_record(

@@ -68,6 +68,7 @@ def test_images_are_at_least_as_good_as_of_jpeg(name: str, quality: int, chroma:
     assert ours >= psnr(image, of_jpeg(image, quality, subsampling)) - 0.01
 
 
+@pytest.mark.slow
 @given(
     height=st.integers(1, 40),
     width=st.integers(1, 40),
@@ -86,6 +87,7 @@ def test_any_size_comes_back_in_its_shape_and_length(
     assert unpack(packed, layout).shape == image.shape
 
 
+@pytest.mark.slow
 @given(st.sampled_from([1, 50, 90, 97, 100]), st.integers(0, 999))
 def test_coefficients_beyond_8_bits_are_kept_exactly(quality: int, seed: int) -> None:
     """Blocks of black and white have the largest coefficients and differences there are."""
@@ -163,6 +165,7 @@ def test_another_length_is_damage(change: int) -> None:
         unpack(bytes(layout.nbytes + change), layout)
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=0, max_size=8), st.integers(0, 2**31))
 def test_any_bytes_of_the_right_length_make_an_image(start: bytes, seed: int) -> None:
     layout = CoefficientLayout(9, 17, 3, 95)

@@ -11,6 +11,7 @@ from tpucache import DamageError
 from tpucache.store.codecs import yuv420
 
 
+@pytest.mark.slow
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 99))
 def test_any_size_comes_back_close_where_colours_are_smooth(height: int, width: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

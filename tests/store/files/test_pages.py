@@ -62,6 +62,7 @@ def walk_bytes(data: bytes) -> list[pages.Extent]:
     return list(pages.walk(io.BytesIO(data)))
 
 
+@pytest.mark.slow
 @QUICK
 @given(TRANSACTIONS)
 def test_the_walk_finds_every_value_where_lmdb_has_it(path: Path, transactions: list[dict[int, int]]) -> None:

@@ -32,6 +32,7 @@ def test_resnet18_has_the_parameters_of_the_paper():
     assert sum(parameter.numel() for parameter in build_model("resnet18", 1000).parameters()) == 11_689_512
 
 
+@pytest.mark.slow
 def test_resnet9_begins_with_its_residual_blocks_as_the_identity():
     model = build_model("resnet9", 10).eval()
     assert 1.9e6 < sum(parameter.numel() for parameter in model.parameters()) < 2.0e6
@@ -47,6 +48,7 @@ def test_resnet9_begins_with_its_residual_blocks_as_the_identity():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, *DENSE_MODELS])
 def test_every_parameter_gets_a_gradient(name):
     model = build_model(name, 3)

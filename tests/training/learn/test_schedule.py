@@ -41,6 +41,7 @@ def near(rates):
     return Rates(*(rate * (1 - 2**-22) for rate in rates))
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(SCHEDULES),
     st.integers(1, 200),

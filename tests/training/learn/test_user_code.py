@@ -90,6 +90,7 @@ def test_a_setting_that_would_have_no_effect_is_refused(cache, tmp_path, setting
         train_with(cache, tmp_path, **settings)
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_gets_the_mask_where_its_image_is(tmp_path, monkeypatch):
     build_cache("failing_data:labelled_squares", tmp_path / "cache", Recipe(size=16), jobs=1)
     augment = dataclasses.replace(LINEAR.augment, flip=True, vertical_flip=True, shift=3, rotate=True)

@@ -87,6 +87,7 @@ def test_an_earlier_run_is_resumed_with_a_warning_that_its_selection_is_not_know
     assert "did not record the selection" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_an_earlier_version_lost_is_made_up_for(cache, tmp_path):
     run_once(tmp_path / "whole", *fold(cache, 0))
     run = Path(shutil.copytree(tmp_path / "whole", tmp_path / "run"))

@@ -51,6 +51,7 @@ def test_nan_is_never_the_best_and_the_next_number_replaces_it(cache, tmp_path, 
     assert best_epoch(cache, tmp_path, monkeypatch, values) == expected
 
 
+@pytest.mark.slow
 def test_a_best_value_of_nan_that_an_earlier_version_saved_is_replaced(cache, tmp_path):
     dataset, device = CachedDataset(cache), EagerDevice()
     options = RunOptions(resume=True, replay=False)

@@ -88,6 +88,7 @@ def test_a_cache_that_is_gone_or_another_is_said_and_leaves_the_rest(run, cache,
     assert "polyline" in report_run(tmp_path / "run").html
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_but_never_over_a_file_of_the_run_or_its_cache(run, tmp_path, capsys):
     folder, _, _ = run
     assert main(["report", str(folder / "run"), "-o", str(tmp_path / "page.html"), "--samples", "1"]) == 0
@@ -102,6 +103,7 @@ def test_the_command_writes_a_page_but_never_over_a_file_of_the_run_or_its_cache
         report_run(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["colours", "greys"])
 def test_values_are_kept_for_other_tasks(name, tmp_path):
     build_cache(f"tiny_tasks:{name}", tmp_path / "cache", Recipe(size=16), jobs=1)

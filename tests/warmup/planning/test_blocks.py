@@ -45,6 +45,7 @@ def test_blocks_are_consecutive_and_hold_every_sample_once(count: int, recipe: R
     assert tuple(itertools.chain.from_iterable(block.samples for block in blocks)) == _SAMPLES[:count]
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, len(_SAMPLES)), recipe=_recipes)
 @_quietly
 def test_blocks_differ_by_at_most_one_sample_and_none_is_empty(count: int, recipe: Recipe) -> None:
@@ -53,6 +54,7 @@ def test_blocks_differ_by_at_most_one_sample_and_none_is_empty(count: int, recip
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, len(_SAMPLES)), recipe=_recipes)
 @_quietly
 def test_no_block_outgrows_the_shard_size_unless_it_is_one_sample(count: int, recipe: Recipe) -> None:
@@ -60,6 +62,7 @@ def test_no_block_outgrows_the_shard_size_unless_it_is_one_sample(count: int, re
         assert len(block.samples) == 1 or len(block.samples) * record_bytes(fields_of(recipe)) <= recipe.shard_mb << 20
 
 
+@pytest.mark.slow
 @given(count=st.integers(0, len(_SAMPLES)), recipe=_recipes, seed=st.integers(0, 99), variants=st.integers(0, 9))
 @_quietly
 def test_the_layout_follows_from_samples_and_record_size_alone(

@@ -77,6 +77,7 @@ def test_a_small_cache_is_not_refused_for_room_that_it_does_not_need(
     build_cache(Arrays(2000, 10_000), tmp_path / "cache", Recipe(size=8), jobs=1, announce=lambda _: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [70, 600])
 def test_no_run_needs_more_room_than_was_estimated(
     samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

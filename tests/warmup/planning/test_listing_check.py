@@ -153,6 +153,7 @@ def test_labels_of_loaded_samples_are_compared_too(tmp_path: Path, now: list[Lab
         build_cache(SelfLabelled(now), tmp_path / "cache", _RECIPE, jobs=1)
 
 
+@pytest.mark.slow
 def test_nothing_is_refused_that_did_not_change(folder: Path, tmp_path: Path) -> None:
     sources: list[Any] = [
         table(folder, "kind"),

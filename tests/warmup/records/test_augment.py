@@ -124,6 +124,7 @@ def test_a_definition_survives_json(preset: str) -> None:
     assert json.loads(json.dumps(definition)) == definition
 
 
+@pytest.mark.slow
 def test_two_flips_at_half_occur_independently(two_flips: Path, image: Pixels) -> None:
     definition = resolve(str(two_flips), _SIDE, _SIDE)
     outcomes = {

@@ -112,6 +112,7 @@ def test_a_point_on_an_edge_stays_visible_in_its_pixel_when_it_is_flipped(
     assert [result["mask"][int(y), int(x), 0] for x, y, _ in result["keypoints"]] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_boxes_and_points_lie_on_what_they_mark(preset: str) -> None:
     """Two squares of a mask, well inside so that no border is in play, against their boxes and middles."""

@@ -84,6 +84,7 @@ def test_an_unreadable_exif_keeps_the_stored_orientation(smooth_image: Any, enco
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", _FITS)
 def test_exact_is_at_least_as_near_as_the_scaled_decode(fit: Any, smooth_image: Any, encode: Any) -> None:
     data = encode(smooth_image(1200, 800))
@@ -95,6 +96,7 @@ def test_exact_is_at_least_as_near_as_the_scaled_decode(fit: Any, smooth_image: 
     assert (exact_image != scaled_image).any(), "the scaled decode was not scaled, or exact was ignored"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fit", "share"), [("crop", 64 / 800), ("pad", 64 / 1200), ("stretch", 64 / 800)])
 def test_a_scaled_decode_is_of_at_least_twice_the_size(
     fit: Any, share: float, smooth_image: Any, encode: Any, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +135,7 @@ def test_the_part_that_is_kept_lies_inside_the_image(width: int, height: int, si
         assert all(1 <= side <= limit for side, limit in zip(place.size, size, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [29, 225, 450, 900])
 def test_sides_whose_ratio_rounds_upwards_are_no_errors(side: int, smooth_image: Any, encode: Any) -> None:
     data = encode(smooth_image(side, side))  # side / 224 * 224 > side in floating point
@@ -343,6 +346,7 @@ def test_only_the_wanted_pixels_are_turned_as_pillow_turns_them(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pillow_alone")
 @pytest.mark.parametrize("fit", _FITS)
 def test_by_pillow_alone_a_photograph_is_as_near(fit: Any, smooth_image: Any, encode: Any) -> None:

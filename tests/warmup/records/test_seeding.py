@@ -144,6 +144,7 @@ def test_torch_that_a_callable_imports_is_seeded_from_its_first_call_on(tmp_path
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["preset", "random"])
 def test_threads_do_not_disturb_each_other(name: str, custom: Callable[[str], dict[str, Any]]) -> None:
     """As the threads of a Dask worker, which share pipelines and generators."""

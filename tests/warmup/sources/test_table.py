@@ -332,6 +332,7 @@ def test_numbers_come_back_exactly(value: float) -> None:
 _CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(rows=st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=6))
 def test_whatever_csv_can_write_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:

@@ -54,6 +54,7 @@ def masks_of(folder: Path, path: Path, recipe: Recipe, **options: Any) -> Mask:
     return np.stack([dataset[number]["mask"].numpy()[..., 0] for number in range(len(dataset))])
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), st.integers(1, 9), st.data())
 @settings(max_examples=60)
 def test_what_is_written_as_on_kaggle_is_read_as_it_was(width: int, height: int, data: st.DataObject) -> None:

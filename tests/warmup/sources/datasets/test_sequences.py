@@ -43,6 +43,7 @@ def _padded(*items, **options):
     return [source.load(sample) for sample in samples]
 
 
+@pytest.mark.slow
 @given(lengths=st.lists(st.integers(0, 9), min_size=2, max_size=6))
 def test_tuples_of_lists_are_padded_to_the_longest(lengths):
     items = _padded(*(([7] * length, number % 2) for number, length in enumerate(lengths)))

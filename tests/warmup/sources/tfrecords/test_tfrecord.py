@@ -305,6 +305,7 @@ def test_an_empty_label_is_a_sample_error() -> None:
         read_example(_example({"image": [JPEG]}) + empty, "a#0")
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.binary(max_size=60))
 def test_data_that_is_no_example_is_a_sample_error(data: bytes) -> None:
