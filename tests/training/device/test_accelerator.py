@@ -202,6 +202,7 @@ def test_a_device_that_does_not_start_is_an_error_that_says_why(tpu):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch
 def test_models_are_compiled_in_place_where_that_is_asked_for(monkeypatch):
     compile_, plain = torch.compile, open_device("torch", device="cpu")
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
