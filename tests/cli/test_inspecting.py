@@ -29,6 +29,7 @@ def test_preview_draws_a_sheet(cache, tmp_path, capsys):
     assert str(path) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_report_writes_a_page(cache, tmp_path, capsys):
     path = tmp_path / "report.html"
     assert main(["report", str(cache), "-o", str(path), "--samples", "2", "--json"]) == 0
@@ -71,6 +72,7 @@ def test_what_cannot_be_done_ends_in_one_line(arguments, status, message, cache,
     assert said.out == ""
 
 
+@pytest.mark.slow
 def test_doctor_tells_what_is_there_and_ends_well(capsys):
     assert main(["doctor", "--no-xla"]) == 0
     text = capsys.readouterr().out

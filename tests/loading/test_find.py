@@ -144,6 +144,7 @@ def test_what_is_no_name_is_refused(name, tmp_path):
         find_cache(name, [tmp_path])
 
 
+@pytest.mark.slow
 def test_the_environment_says_where_to_look(cache, tmp_path, monkeypatch, capsys):
     place = mount(cache, tmp_path / "input" / SLUG)
     monkeypatch.setenv("TPUCACHE_PATH", os.pathsep.join([str(tmp_path / "gone"), str(tmp_path / "input")]))

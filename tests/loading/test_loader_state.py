@@ -233,6 +233,7 @@ def early_state(loader: CachedLoader, **changes: object) -> dict[str, Any]:
     return {**{name: state[name] for name in names}, **changes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_state_without_a_digest_continues_with_a_warning(cache: Path, caplog, shuffle: bool) -> None:
     dataset = CachedDataset(cache)

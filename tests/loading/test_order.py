@@ -72,6 +72,7 @@ def test_only_the_block_order_changes_variants_by_chunk(cache: Path, shuffle: An
     assert (turning._order.shared == CHUNK) is by_chunk
 
 
+@pytest.mark.slow
 def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -> None:
     def loader() -> CachedLoader:
         return CachedLoader(CachedDataset(cache, "epoch"), 30, shuffle="block", window=40)

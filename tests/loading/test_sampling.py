@@ -67,6 +67,7 @@ def test_global_batches_are_the_same_on_1_and_8_ranks(cache: Path, kind: str) ->
     assert [flat(batch) for batch in zip(*parts, strict=True)] == whole
 
 
+@pytest.mark.slow
 @kinds
 def test_an_epoch_continues_on_another_number_of_ranks(cache: Path, kind: str) -> None:
     whole = loader(cache, 16, kind)

@@ -65,6 +65,7 @@ def test_an_error_is_raised_when_no_thread_works_at_the_batch_any_more(failing: 
     assert after == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [0, "epoch"])
 def test_any_number_of_threads_gives_the_same_batches(cache, variant) -> None:
     def batches(threads: int, prefetch: int) -> list[torch.Tensor]:

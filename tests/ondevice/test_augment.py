@@ -127,6 +127,7 @@ def test_draws_are_spread_as_their_settings_say():
     assert turns == {(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)}
 
 
+@pytest.mark.slow
 def test_with_mixup_and_cutmix_each_batch_takes_one_of_them():
     cut = [bool((draw(ALL, 0, step, 16)[:, 13:17] > 0).any()) for step in range(200)]
     mixed = [bool((draw(ALL, 0, step, 16)[:, 12] < 1).any()) for step in range(200)]
@@ -134,6 +135,7 @@ def test_with_mixup_and_cutmix_each_batch_takes_one_of_them():
     assert 70 < sum(cut) < 130
 
 
+@pytest.mark.slow
 def test_off_is_normalising_and_nothing_else(images):
     aug, draws = augment(AugmentSettings()), draws_of(AugmentSettings())
     expected = Normalise(MEAN, STD, CPU)(images)

@@ -14,6 +14,8 @@ from tpucache.ondevice.modules import decoder
 from tpucache.store.codecs import IMAGE_CODECS
 from tpucache.warmup.sources import FolderSource, select_source
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=IMAGE_CODECS)
 def cache(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,7 +26,6 @@ def cache(request: pytest.FixtureRequest, photos: Path, tmp_path_factory: pytest
     return directory
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("variant", [0, "epoch"])
 def test_packed_batches_are_finished_to_the_hosts_images(cache: Path, in_memory: bool, variant: int) -> None:

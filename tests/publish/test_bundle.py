@@ -100,6 +100,7 @@ def test_where_there_are_no_links_the_files_are_copied_and_that_is_said_once(sto
     assert not (stored / "index.npy").samefile(made.folder / "index.npy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", ["notes.txt", "sub/file"])
 def test_a_folder_that_holds_anything_else_is_left_alone(stored, tmp_path, foreign):
     path = tmp_path / "out" / foreign
@@ -117,6 +118,7 @@ def test_the_cache_itself_is_no_place_for_the_folder(stored):
         make_bundle(stored, METADATA, stored)
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_reported(stored, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="--out"):
@@ -129,6 +131,7 @@ def test_too_many_shards_are_refused(stored, monkeypatch):
         make_bundle(stored, METADATA)
 
 
+@pytest.mark.slow
 def test_the_sheet_gives_way_where_files_are_many(stored, monkeypatch, caplog):
     files = len(Manifest.load(stored).files)
     monkeypatch.setattr(rules, "MAX_FILES", files + 3)

@@ -113,6 +113,7 @@ def test_push_writes_over_nothing_of_someone_else(cache, memory, name):
     assert fsspec.filesystem("memory").cat(f"{memory}/{name}") == b"mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0, 1, 2])
 def test_a_partial_copy_is_continued_by_its_own_cache_only(tmp_path, memory, moment):
     """Two caches of equal sizes, the first stopped before, between and after its files."""

@@ -82,6 +82,7 @@ def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
         send(bundle, PublishOptions(patience=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "reason"), [("fails", "status 1"), ("refuses", "title is already in use")])
 def test_a_client_that_fails_is_reported(bundle, kaggle, mode, reason):
     kaggle.mode(mode)

@@ -39,6 +39,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["memory", "file", "path", "http", "http without ranges"])
 def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, memory):
     target = tmp_path / "new" / "fetched"
@@ -56,6 +57,7 @@ def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, me
     assert len(reported) > 2 * len(Manifest.load(cache).files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("way", ["break_after", "short"])
 def test_connections_that_break_at_random_are_gone_on_with(ranges, way, cache, tmp_path, served, caplog):
@@ -86,6 +88,7 @@ def cut_off(limit):
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["memory", "http", "http without ranges"])
 def test_a_fetch_that_was_cut_off_continues_in_the_middle_of_a_file(scheme, cache, tmp_path, served, memory, caplog):
     url = memory if scheme == "memory" else served.url
@@ -168,6 +171,7 @@ def test_a_corrupted_byte_is_refused_after_a_second_try(served, tmp_path, caplog
         Manifest.load(tmp_path / "fetched")
 
 
+@pytest.mark.slow
 def test_a_byte_corrupted_here_is_fetched_again(served, cache, tmp_path):
     target = tmp_path / "fetched"
     with pytest.raises(KeyboardInterrupt):
@@ -179,6 +183,7 @@ def test_a_byte_corrupted_here_is_fetched_again(served, cache, tmp_path):
     assert contents(target) == contents(cache)
 
 
+@pytest.mark.slow
 def test_a_part_that_is_too_long_is_begun_again(served, cache, tmp_path, caplog):
     target = tmp_path / "fetched"
     with pytest.raises(KeyboardInterrupt):

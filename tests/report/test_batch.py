@@ -70,6 +70,7 @@ def test_mixed_labels_are_written_with_their_shares(deep, drawn):
             assert set(text.split(", ")) == {f"{own} {shares[row]:.2g}", f"{other} {1 - shares[row]:.2g}"}
 
 
+@pytest.mark.slow
 def test_masks_move_with_their_image_and_boxes_are_shown_where_nothing_moves(drawn_cache, drawn, tmp_path):
     cache = drawn_cache(tmp_path / "cache", "raw")
     preview_batch(cache, samples=2)

@@ -13,6 +13,7 @@ CLASSES = ("ant", "bee", "cat")
 ANY_TEXT = st.text(st.characters(codec=None))
 
 
+@pytest.mark.slow
 @given(ANY_TEXT)
 def test_text_of_any_characters_becomes_one_line_that_prints(text):
     shown = printable(text)
@@ -27,6 +28,7 @@ def test_line_ends_and_reversals_are_shown_as_escapes():
     assert printable("a\nb\u202ec\udcff") == r"a\nb\u202ec\udcff"
 
 
+@pytest.mark.slow
 @given(st.text("ab c", max_size=30), st.integers(1, 35), st.booleans())
 def test_text_is_cut_to_the_longest_part_that_fits(text, most, keep_end):
     shown = cut(text, lambda part: len(part) <= most, keep_end=keep_end)

@@ -55,6 +55,7 @@ def test_the_first_working_interpreter_of_each_supported_version_is_found(tmp_pa
     assert list(find_pythons([first, second])) == [(3, 10), (3, 12)]
 
 
+@pytest.mark.slow
 def test_an_environment_is_no_interpreter_of_its_own(tmp_path: Path) -> None:
     name = f"python3.{sys.version_info[1]}"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)

@@ -12,17 +12,20 @@ from tpucache.store import format as fmt
 NUMBERS = st.integers(0, 2**64 - 1)
 
 
+@pytest.mark.slow
 @given(NUMBERS)
 def test_a_key_is_the_eight_big_endian_bytes_of_its_number(number: int) -> None:
     assert fmt.encode_key(number) == number.to_bytes(8, "big")
     assert fmt.decode_key(fmt.encode_key(number)) == number
 
 
+@pytest.mark.slow
 @given(NUMBERS, NUMBERS)
 def test_keys_sort_as_their_numbers(one: int, other: int) -> None:
     assert (fmt.encode_key(one) < fmt.encode_key(other)) == (one < other)
 
 
+@pytest.mark.slow
 @given(st.integers(0, fmt.MAX_VARIANTS), st.integers(0, fmt.MAX_SHARDS))
 def test_every_shard_name_is_one_that_readers_accept_and_tells_variant_and_block(variant: int, block: int) -> None:
     match = fmt.SHARD_NAME.fullmatch(fmt.shard_name(variant, block))

@@ -30,6 +30,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, write_cache: WriteCache) -> 
     return directory, write_cache(directory, [[b"%d" % number for number in range(RECORDS)]], block=2500)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, RECORDS - 1), max_size=50), max_size=5))
 def test_rows_come_in_the_order_they_are_asked_for(large: tuple[Path, Manifest], asked: list[list[int]]) -> None:

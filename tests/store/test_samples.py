@@ -78,6 +78,7 @@ def test_strings_come_back_as_they_went(items: list[str]) -> None:
     assert [packed[at] for at in range(-len(items), 0)] == items
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.lists(NAMES, max_size=8), st.slices(8))
 def test_strings_slice_as_lists_do(items: list[str], part: slice) -> None:

@@ -53,6 +53,7 @@ def plain_lmdb(path: Path) -> list[tuple[bytes, bytes]]:
         return list(transaction.cursor())
 
 
+@pytest.mark.slow
 @QUICK
 @given(records=RECORDS)
 def test_plain_lmdb_reads_big_endian_keys_in_order_and_equal_values(
@@ -76,6 +77,7 @@ def test_the_same_records_make_the_same_file_twice(
     assert np.array_equal(first.rows, second.rows)
 
 
+@pytest.mark.slow
 @QUICK
 @given(records=RECORDS)
 def test_the_index_rows_say_where_each_record_lies(

@@ -45,6 +45,7 @@ def test_metrics_and_predictions_equal_one_pass_of_plain_torch(cache, samples):
     np.testing.assert_allclose(np.concatenate(parts), outputs.softmax(1).numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_what_is_evaluated_and_the_own_ones_come_back(cache):
     dataset = CachedDataset(cache)
     learner = learner_for(dataset, ema=0.5)

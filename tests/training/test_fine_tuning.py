@@ -60,6 +60,7 @@ def first(dataset, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_best_weights_of_another_and_says_so(dataset, first, tmp_path, caplog):
     device = EagerDevice()
     with caplog.at_level(logging.WARNING, "tpucache"):

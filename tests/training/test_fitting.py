@@ -38,6 +38,7 @@ def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
         Predictor([tmp_path / "module"], EagerDevice())
 
 
+@pytest.mark.slow
 def test_the_model_that_is_returned_has_the_best_weights(cache):
     dataset = CachedDataset(cache)
     parts = dataset.select(range(100)), dataset.select(range(100, 150))
@@ -48,6 +49,7 @@ def test_the_model_that_is_returned_has_the_best_weights(cache):
     assert accuracy == pytest.approx(best["valid_accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["RMSprop", "adam", "SGD", lambda groups, lr: torch.optim.Adagrad(groups, lr=lr)])
 def test_any_optimizer_takes_steps_at_the_rates_of_the_schedule(cache, optimizer):
     result = train(tiny_models.tiny, cache, None, SETTINGS, optimizer=optimizer, options=QUICK)

@@ -89,6 +89,7 @@ def files(run):
     return {"report": kept, "csv": (run / "out_of_fold.csv").read_bytes()}, weights
 
 
+@pytest.mark.slow
 def test_each_fold_is_the_run_of_that_fold_alone(folded, whole, tmp_path):
     run, report, _ = whole
     dataset = CachedDataset(folded)
@@ -104,6 +105,7 @@ def test_each_fold_is_the_run_of_that_fold_alone(folded, whole, tmp_path):
     assert report.wall_seconds == pytest.approx(sum(report.seconds.values()), rel=0.02)
 
 
+@pytest.mark.slow
 def test_out_of_fold_predictions_are_those_of_the_model_that_has_not_seen_them(folded, whole, tmp_path):
     run, report, _ = whole
     for name, folder in zip(NAMES, sorted(run.glob("fold-*")), strict=True):

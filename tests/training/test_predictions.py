@@ -122,6 +122,7 @@ def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
     np.testing.assert_allclose(np.float32([row[4:] for row in read(output)[1:]]), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_path):
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     dataset = CachedDataset(tmp_path / "flat")
@@ -130,6 +131,7 @@ def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_pat
     assert {row[2] for row in read(tmp_path / "out.csv")[1:]} == {""}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
     predictor = Predictor(folds[:1], EagerDevice())
     build_cache(photos, tmp_path / "larger", Recipe(size=20), jobs=1)
@@ -164,6 +166,7 @@ def test_a_cache_of_other_classes_is_refused_by_what_differs(photos, folds, tmp_
     assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.slow
 def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
     best = torch.load(folds[0] / "best.pt", weights_only=True)
     best["model"]["5.bias"][1] = float("nan")
@@ -198,6 +201,7 @@ def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
         Predictor([tmp_path], EagerDevice())
 
 
+@pytest.mark.slow
 def test_a_run_and_its_predictions_are_given_by_text_too(cache, tmp_path):
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=64, lr=0.02)
     run, options = str(tmp_path / "run"), RunOptions(replay=False, profile=str(tmp_path / "trace"))

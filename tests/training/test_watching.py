@@ -43,6 +43,7 @@ def run(cache, folder, values, stop_after=None, **settings):
     return train(folder, settings, *parts, EagerDevice(), options)
 
 
+@pytest.mark.slow
 def test_own_metrics_are_of_all_samples_and_cannot_change_them(cache):
     dataset = CachedDataset(cache)
     learner = learner_for(dataset, metric=["tiny_metrics:second_share", "tiny_metrics:scripted"])

@@ -100,6 +100,7 @@ def test_classes_that_do_not_fit_are_refused(text: str | None, reason: str, vali
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_a_cache_like_another_has_its_records_and_classes(train_cache: Path, valid: Path, tmp_path: Path) -> None:
     flags = ["--like", str(train_cache), "--jobs", "1"]
     assert main(["warmup", str(valid), str(tmp_path / "cache"), *flags]) == 0
@@ -136,6 +137,7 @@ def test_an_option_that_differs_from_the_other_cache_is_refused(
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_labels_like_those_of_a_cache_of_numbers_are_numbers(valid: Path, tmp_path: Path) -> None:
     paths = sorted(path.relative_to(valid).as_posix() for path in valid.rglob("*.jpg"))
     for name, step in (("a", 0.5), ("b", 1)):
@@ -149,6 +151,7 @@ def test_labels_like_those_of_a_cache_of_numbers_are_numbers(valid: Path, tmp_pa
         build_cache(valid, tmp_path / "c", SMALL, labels="numbers", jobs=1)
 
 
+@pytest.mark.slow
 def test_caches_that_do_not_match_are_told_apart_with_advice(
     train_cache: Path, valid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_limit_is_spread_over_the_classes_and_a_larger_one_adds(photos: Path, 
         select_source(open_source(photos), limit=0)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_only_with_the_same_choice(photos: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     part = select_source(open_source(photos), limit=30)
@@ -206,6 +210,7 @@ def test_an_interrupted_run_continues_only_with_the_same_choice(photos: Path, tm
     assert build_cache(part, cache, SMALL, jobs=1).samples == 30
 
 
+@pytest.mark.slow
 def test_an_augmentation_that_fails_names_the_file_and_can_be_skipped(
     valid: Path, tmp_path: Path, write_module: Callable[[str, str], None]
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(
     assert digests(cache) == digests(whole)
 
 
+@pytest.mark.slow
 def test_a_small_build_needs_no_workers_and_keeps_its_time_limit(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_beginning_of_a_chunk_that_skipped_is_not_kept_where_nothing_may_be_
     assert build_cache(Slow([], bad=1), cache, recipe, jobs=1, on_error="skip").samples == _SAMPLES - 1
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_kept_while_shards_are_sealed(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:

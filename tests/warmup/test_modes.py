@@ -65,6 +65,7 @@ def test_images_of_the_size_are_kept_bit_for_bit(kind: str, codec: str, tmp_path
     np.testing.assert_array_equal(batch.numpy(), found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 def test_statistics_are_of_the_numbers_and_stay_exact_when_samples_are_added(kind: str, tmp_path: Path) -> None:
     recipe = Recipe(size=SIDE, mode="keep")

@@ -177,6 +177,7 @@ def test_a_cache_that_is_unfinished_damaged_or_read_only_is_refused(
         relabel_cache(copy, table, KIND)
 
 
+@pytest.mark.slow
 def test_a_warmup_that_is_adding_is_finished_first(photos: Path, table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "growing"
     build_cache(photos, cache, Recipe(size=8), jobs=1)
@@ -211,6 +212,7 @@ def test_a_relabelled_cache_grows_and_is_repaired_from_its_source(
         repair_cache(photos, cache, jobs=1)
 
 
+@pytest.mark.slow
 def test_a_relabelled_cache_replaces_its_older_copies(copy: Path, table: Path, tmp_path: Path) -> None:
     place, fetched = tmp_path / "place", tmp_path / "fetched"
     push_cache(copy, str(place))

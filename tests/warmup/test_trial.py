@@ -104,6 +104,7 @@ def test_labels_are_those_that_a_build_reads(photos: Path, tmp_path: Path, capsy
         dry_run(photos, tmp_path / "cache", Recipe(size=8), classes=["dog"])
 
 
+@pytest.mark.slow
 def test_only_what_a_finished_cache_lacks_is_estimated(photos: Path, tmp_path: Path, digests: Digests) -> None:
     cache = tmp_path / "cache"
     build_cache(photos, cache, Recipe(size=8), jobs=1)

@@ -39,6 +39,7 @@ def same(one: Any, other: Any) -> bool:
     return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_each_batch_has_its_shares_of_samples_as_their_caches_show_them(cache: Path) -> None:
     loader = mixed(cache, 20)
     assert len(loader) == 150 // 20

@@ -133,6 +133,7 @@ def test_without_llvmlite_numpy_copies_after_one_hint(
     assert "pip install llvmlite" in record.message
 
 
+@pytest.mark.slow
 def test_threads_copy_at_once_each_its_own_rows() -> None:
     source = np.random.default_rng(1).integers(0, 256, (50, 5000), np.uint8)
 

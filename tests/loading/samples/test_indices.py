@@ -75,6 +75,7 @@ def test_what_is_no_index_is_refused(cache: Path, index: object) -> None:
             CachedDataset(cache, indices=index)
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(-400, 400), st.integers(1, 150))
 def test_one_sample_is_counted_from_either_end_or_an_index_error(cache: Path, index: int, samples: int) -> None:

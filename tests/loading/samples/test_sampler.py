@@ -27,6 +27,7 @@ def in_blocks(samples, seed, epoch):
 orders = pytest.mark.parametrize("order", [full_order, in_blocks])
 
 
+@pytest.mark.slow
 @orders
 @given(samples=st.integers(0, 500), seed=seeds, epoch=epochs)
 def test_an_epoch_visits_every_sample_once(order, samples, seed, epoch):
@@ -91,6 +92,7 @@ def test_the_windows_of_a_rank_are_the_parts_that_it_reads(samples, start, size,
         assert len(set.union(set(), *numbers)) == len(numbers)  # no window comes twice
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), epochs)
 def test_every_sample_shows_all_variants_in_as_many_epochs(variants, epoch):
     shown = np.stack([epoch_variants(np.arange(50), epoch + turn, variants) for turn in range(variants)])

@@ -125,6 +125,7 @@ def test_what_is_not_known_is_left_out(tokens):
     assert "a dictionary of tensors: tokens, label" in page.text
 
 
+@pytest.mark.slow
 def test_many_of_anything_are_folded_away(plain_cache, tmp_path):
     names = [f"class {number}" for number in range(60)]
     cache = plain_cache(

@@ -54,6 +54,7 @@ def same(one: Array, other: Array) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES)))
 def test_raw_keeps_every_array_bit_by_bit(array: Array) -> None:
@@ -62,6 +63,7 @@ def test_raw_keeps_every_array_bit_by_bit(array: Array) -> None:
     assert same(decode(field, encode(field, array)), array)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES)))
 def test_zstd_keeps_every_array_bit_by_bit(array: Array) -> None:
@@ -278,6 +280,7 @@ def test_a_record_splits_into_what_was_joined(layout_and_parts: tuple[RecordLayo
     assert [bytes(part) for part in layout.split(memoryview(layout.join(parts)))] == parts
 
 
+@pytest.mark.slow
 @QUICK
 @given(layouts(), st.data())
 def test_a_record_of_another_length_is_damage(

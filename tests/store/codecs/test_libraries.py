@@ -73,6 +73,7 @@ def test_both_ways_give_the_same_bytes(codec: str, monkeypatch: pytest.MonkeyPat
     assert (unpack(codec, records) == found).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
 def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str) -> None:

@@ -82,6 +82,7 @@ def test_values_at_the_edge_of_a_page_are_found(path: Path, size: int) -> None:
     assert found(path) == held
 
 
+@pytest.mark.slow
 def test_a_tree_of_three_levels_is_walked_in_key_order(path: Path) -> None:
     held = store(path, [dict.fromkeys(range(3000), 500)])
     with path.open("rb") as file:

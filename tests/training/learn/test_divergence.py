@@ -33,6 +33,7 @@ def spoil(monkeypatch, at):
     monkeypatch.setattr(Learner, "step", spoiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validated", [True, False])
 @pytest.mark.parametrize("ema", [None, 0.5])
 def test_a_run_that_diverges_in_its_last_step_ends_with_an_error(cache, tmp_path, monkeypatch, validated, ema):
@@ -61,6 +62,7 @@ def test_a_checkpoint_within_an_epoch_is_not_replaced_by_weights_that_are_not_fi
     assert torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["steps"] == 1
 
 
+@pytest.mark.slow
 def test_a_buffer_that_began_infinite_is_no_divergence(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = dataclasses.replace(LINEAR, model="failing_code:Bounded")

@@ -74,6 +74,7 @@ def test_a_run_and_its_best_weights_have_the_statistics_that_the_command_gave(da
     assert "--mean" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_step_gets_the_views_of_a_sample_side_by_side_with_mask_and_label(dataset, tmp_path):
     augment = dataclasses.replace(LINEAR.augment, flip=True, tilt=10, crop=True, zoom=0.6, hue=0.1, views=2)
     settings = dataclasses.replace(LINEAR, train_step="tiny_tasks:views_step", augment=augment)

@@ -25,6 +25,7 @@ def softmax(scores):
     return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [7, 8, 9, 1000])
 def test_class_metrics_are_scikit_learns(samples, sklearn_metrics):
     rng = np.random.default_rng(samples)
@@ -38,6 +39,7 @@ def test_class_metrics_are_scikit_learns(samples, sklearn_metrics):
     assert found["auc"] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(caplog, sklearn_metrics):
     labels = np.array([0, 0, 1, 1, 1])
     probabilities = softmax(np.random.default_rng(0).normal(0, 1, (5, 4)))
@@ -52,6 +54,7 @@ def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(c
     assert class_metrics(probabilities[:1], labels[:1]).keys() == {"accuracy", "f1"}
 
 
+@pytest.mark.slow
 def test_multilabel_metrics_are_scikit_learns(sklearn_metrics):
     rng = np.random.default_rng(2)
     labels = rng.integers(0, 2, (50, 4)).astype(np.float32)
@@ -63,6 +66,7 @@ def test_multilabel_metrics_are_scikit_learns(sklearn_metrics):
     assert found["auc"] == pytest.approx(sklearn_metrics.roc_auc_score(labels, probabilities, average="macro"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 7, 1000])
 def test_rmse_is_the_root_of_the_mean_square(samples, sklearn_metrics):
     rng = np.random.default_rng(3)
@@ -71,6 +75,7 @@ def test_rmse_is_the_root_of_the_mean_square(samples, sklearn_metrics):
     assert regression_metrics(values, labels)["rmse"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_iou_is_scikit_learns_over_the_classes_there_are(sklearn_metrics):
     rng = np.random.default_rng(4)
     truth, predicted = (rng.choice([0, 1, 3], 500) for _ in range(2))

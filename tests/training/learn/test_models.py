@@ -14,6 +14,7 @@ from tpucache import DependencyError, UsageError
 from tpucache.training.learn.models import DENSE_MODELS, MODELS, ResidualBlock, build_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_built_in_models_give_a_score_a_class_at_any_size(name):
     model = build_model(name, 7).eval()
@@ -28,6 +29,7 @@ def test_models_for_masks_give_a_score_a_class_and_pixel_at_any_size(name, heigh
     assert model(torch.zeros(2, 3, height, width)).shape == (2, 4, height, width)
 
 
+@pytest.mark.slow
 def test_resnet18_has_the_parameters_of_the_paper():
     assert sum(parameter.numel() for parameter in build_model("resnet18", 1000).parameters()) == 11_689_512
 

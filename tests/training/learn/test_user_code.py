@@ -61,6 +61,7 @@ def test_what_code_must_not_return_is_refused(cache, tmp_path, settings, words):
         train_with(cache, tmp_path, valid=True, **settings)
 
 
+@pytest.mark.slow
 def test_a_command_prints_one_line_and_with_traceback_the_whole_way(cache, tmp_path, capfd):
     arguments = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--model", "tiny_tasks:linear"]
     arguments += ["--loss", "failing_code:failing_loss", "--batch-size", 50]

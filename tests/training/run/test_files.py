@@ -32,6 +32,7 @@ def fold(cache, number):
     return dataset.select(positions[positions % 5 != number]), dataset.select(positions[positions % 5 == number])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["training", "validation"])
 def test_a_run_is_not_resumed_with_another_fold_of_the_same_size(cache, tmp_path, part):
     (train_set, valid_set), (other_train, other_valid) = fold(cache, 0), fold(cache, 1)
@@ -41,6 +42,7 @@ def test_a_run_is_not_resumed_with_another_fold_of_the_same_size(cache, tmp_path
         run_once(tmp_path, *others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["order", "no validation data", "variant"])
 def test_a_run_is_not_resumed_with_data_that_differ_otherwise(cache, tmp_path, kind):
     train_set, valid_set = fold(cache, 0)
@@ -55,12 +57,14 @@ def test_a_run_is_not_resumed_with_data_that_differ_otherwise(cache, tmp_path, k
         run_once(tmp_path, train_set, valid_set)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_from_a_copy_of_its_cache(cache, tmp_path):
     report = run_once(tmp_path / "run", *fold(cache, 0))
     copy = stage_cache(cache, tmp_path / "copies")
     assert run_once(tmp_path / "run", *fold(copy, 0)) == report
 
 
+@pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_is_not_begun_anew(cache, tmp_path):
     run_once(tmp_path, *fold(cache, 0))
     (tmp_path / "last.pt").unlink()
@@ -78,6 +82,7 @@ def test_settings_that_did_not_exist_yet_have_their_defaults(tmp_path):
         settings_from({**values, "unknown": 1})
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_resumed_with_a_warning_that_its_selection_is_not_known(cache, tmp_path, caplog):
     run_once(tmp_path, *fold(cache, 0))
     content = torch.load(tmp_path / "last.pt", weights_only=True)

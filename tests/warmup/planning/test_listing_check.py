@@ -116,6 +116,7 @@ def test_a_table_that_was_edited_is_refused(
         build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
 
 
+@pytest.mark.slow
 def test_a_table_in_another_order_and_with_rows_added_is_the_same(folder: Path, tmp_path: Path) -> None:
     cache, path = tmp_path / "cache", folder / "table.csv"
     manifest = build_cache(table(folder, "kind"), cache, _RECIPE, jobs=1)
@@ -258,6 +259,7 @@ def test_labels_of_loaded_samples_are_read_as_asked(tmp_path: Path, labels: list
     assert found.reshape(-1).tolist() == np.array(labels, float).reshape(-1).tolist()
 
 
+@pytest.mark.slow
 def test_what_could_be_labels_is_warned_of_where_there_are_none(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

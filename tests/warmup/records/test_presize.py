@@ -269,6 +269,7 @@ def _presize_or_error(data: bytes, recipe: Recipe) -> Pixels | SampleError:
         return error
 
 
+@pytest.mark.slow
 def test_a_broken_chunk_amid_the_pixels_is_a_sample_error(smooth_image: Any, encode: Any) -> None:
     """Pillow raises SyntaxError for it, which is no OSError."""
     data = bytearray(encode(smooth_image(400, 300), "PNG"))

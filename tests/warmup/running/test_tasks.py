@@ -108,12 +108,14 @@ def test_eight_variants_cost_one_decode(context: BuildContext, block: Block, mon
     assert context.encoder.source.loads == dict.fromkeys(range(10, 20), 1)
 
 
+@pytest.mark.slow
 def test_building_again_gives_the_same_bytes_and_receipts(context: BuildContext, block: Block) -> None:
     first, before = build(context, block), files(context)
     assert [plain(shard) for shard in build(context, block)] == [plain(shard) for shard in first]
     assert files(context) == before
 
 
+@pytest.mark.slow
 def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -> None:
     build(context, block)
     before = files(context)
@@ -124,6 +126,7 @@ def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -
     assert files(context) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [1, 2, 1000])
 def test_sums_are_exact_over_the_clean_images(
     context: BuildContext, block: Block, together: int, monkeypatch: pytest.MonkeyPatch
@@ -144,6 +147,7 @@ def test_a_receipt_returns_the_shard_as_it_was_sealed(context: BuildContext, blo
     assert load_receipt(context.shards, context.work, 1, 0) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["missing", "short"])
 def test_a_receipt_does_not_count_without_its_shard(context: BuildContext, block: Block, harm: str) -> None:
     build(context, block)
@@ -165,6 +169,7 @@ def test_a_bad_sample_fails_its_chunk_and_leaves_nothing(context: BuildContext, 
     assert [path.name for path in context.work.iterdir()] == ["lock"]
 
 
+@pytest.mark.slow
 def test_skipped_samples_are_reported_and_the_others_are_as_without_them(context: BuildContext, block: Block) -> None:
     whole = build(context, block)
     gone = dataclasses.replace(block.samples[3], path="cat/gone.jpg")
@@ -197,6 +202,7 @@ def test_a_chunk_torn_by_a_power_cut_is_not_used(context: BuildContext, block: B
     assert seal_shard(context, block, 3, 2) is None
 
 
+@pytest.mark.slow
 def test_records_torn_by_a_power_cut_are_found_when_sealed_and_made_again(context: BuildContext, block: Block) -> None:
     build(context, block)
     before = files(context)

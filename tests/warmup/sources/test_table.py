@@ -321,6 +321,7 @@ def test_columns_get_plain_names_all_different(names: list[str]) -> None:
         assert name not in ("number", "path", "label", "source_bytes", "fold")
 
 
+@pytest.mark.slow
 @given(value=st.integers() | st.floats(allow_nan=False, allow_infinity=False, width=64))
 def test_numbers_come_back_exactly(value: float) -> None:
     number = to_number(f" {value} ")

@@ -114,6 +114,7 @@ def test_predictions_are_what_outputs_mean():
         torch.testing.assert_close(make_task(name, OUTPUTS).predictions(scores), expected(scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_metrics_are_of_predictions_and_labels(name, sklearn_metrics):
     task = make_task(name, OUTPUTS)
@@ -132,6 +133,7 @@ def test_metrics_are_of_predictions_and_labels(name, sklearn_metrics):
         assert found.keys() == {"accuracy", "f1", "auc"}
 
 
+@pytest.mark.slow
 def test_pixels_of_no_class_count_nowhere(sklearn_metrics):
     task = make_task("mask", 3)
     scores = torch.randn(2, 3, 4, 4)

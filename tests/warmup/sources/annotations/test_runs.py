@@ -113,6 +113,7 @@ def test_masks_lie_on_the_image_that_is_stated(tmp_path: Path) -> None:
         assert np.argwhere(masks[0]).tolist() == [list(corner)]
 
 
+@pytest.mark.slow
 def test_a_cell_of_any_length_is_read(tmp_path: Path) -> None:
     mask = np.zeros((300, 400), np.uint8)
     mask[::2] = 1

@@ -188,6 +188,7 @@ def test_long_and_unusual_names_of_a_tar(tmp_path, form):
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_reads_an_archive(few, tmp_path, capsys):
     archive = _pack(few, tmp_path / "a.zip")
     assert main(["warmup", str(archive), str(tmp_path / "cache"), "--size", "8", "--jobs", "1"]) == 0

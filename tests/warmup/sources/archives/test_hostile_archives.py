@@ -79,6 +79,7 @@ def test_what_is_no_archive_is_refused(tmp_path, kind, data):
     assert _refused(tmp_path / f"a.{kind}", data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_an_archive_cut_short_is_refused_wherever_it_is_cut(tmp_path, kind):
     whole = WHOLE[kind]
@@ -120,6 +121,7 @@ def test_encrypted_overlapping_and_impossible_entries_are_refused(tmp_path):
     assert "method 14" in _refused(path, _zip(method=zipfile.ZIP_LZMA))
 
 
+@pytest.mark.slow
 def test_a_bomb_is_unpacked_no_further_than_it_claims(tmp_path):
     """Half a gigabyte of zeros that claims to be a hundred bytes."""
     small = zipfile.ZipInfo("1.jpg")

@@ -104,6 +104,7 @@ def test_wrong_options_are_refused(tmp_path):
         build_cache(Reviews((image, 0)), tmp_path / "cache", pad=3)
 
 
+@pytest.mark.slow
 def test_a_dataset_itself_becomes_a_cache_that_is_extended_and_repaired(tmp_path):
     items = [(list(range(1, 2 + number % 5)), number % 3) for number in range(12)]
     cache = tmp_path / "cache"

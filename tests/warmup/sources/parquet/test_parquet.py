@@ -73,6 +73,7 @@ def test_a_folder_of_hugging_face_becomes_a_cache_that_trains(tmp_path):
     assert main(["train", str(cache), "--run", str(tmp_path / "run"), *run.split()]) == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(order=st.lists(st.integers(0, 49), min_size=1, max_size=30), group=st.integers(1, 60))
 def test_rows_are_read_in_any_order(tmp_path_factory, order, group):

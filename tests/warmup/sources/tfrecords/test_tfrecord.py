@@ -204,6 +204,7 @@ def test_a_record_that_went_away_is_a_sample_error(tmp_path: Path) -> None:
         source.load(last)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     ints=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2, max_size=5),
