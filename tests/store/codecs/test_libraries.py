@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -161,3 +163,31 @@ def test_without_library_and_package_the_codec_says_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DependencyError, match=f"pip install {modules[0]}"):
         unpack(codec, records)
+
+
+def test_each_thread_has_a_context_that_is_freed_with_it() -> None:
+    if libraries.unpack_zstd() is None:
+        pytest.skip("this system has no libzstd.so.1")
+    library = libraries.ctypes.CDLL("libzstd.so.1")
+    create, free, made, freed = library.ZSTD_createDCtx, library.ZSTD_freeDCtx, [], []
+    create.restype, free.argtypes = libraries.ctypes.c_void_p, [libraries.ctypes.c_void_p]
+
+    def counted_create() -> int:
+        made.append(create())
+        return int(made[-1])
+
+    def counted_free(context: int) -> None:
+        freed.append(context)
+        free(context)
+
+    counting = SimpleNamespace(ZSTD_createDCtx=counted_create, ZSTD_freeDCtx=counted_free)
+    contexts = libraries._Contexts(counting)
+    for turn in range(1, 4):
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(lambda: contexts.own.address == contexts.own.address == made[-1]).result()
+        assert len(made) == 1 + turn
+        assert freed == made[1:]
+    with ThreadPoolExecutor(2) as threads:
+        meeting = Barrier(2, timeout=30)
+        addresses = list(threads.map(lambda _: (contexts.own.address, meeting.wait())[0], range(2)))
+    assert len({contexts.own.address, *addresses}) == 3

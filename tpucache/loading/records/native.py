@@ -1,4 +1,4 @@
-"""Loops that run without the interpreter's lock: copying rows, reading records, filling page tables.
+"""Loops that run without the interpreter's lock: copying rows, reading and unpacking records, filling page tables.
 
 Python's own loop holds the lock for a microsecond or two a record, in which no other thread gets on. llvmlite compiles
 these where it is installed, as it is wherever numba is.
@@ -23,6 +23,7 @@ _log: Final = logging.getLogger("tpucache")
 _LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line
 _AHEAD: Final = 4096  # bytes; by itself a processor looks ahead within a page only
 _TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: to read; 2 is L2, 3 would be L1; data
+_INT_MAX: Final = (1 << 31) - 1  # the longest record whose length a C int holds
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap does not name
 
 libc: Final = ctypes.CDLL(None)
@@ -37,6 +38,8 @@ class Native(NamedTuple):
     #: (descriptors, offsets, parts, parts of a record, lengths, count): read records by `preadv`, each into its parts;
     #: returns how many were read before the first that is not as long as it should be.
     read: Callable[[int, int, int, int, int, int], int]
+    #: A `Loop` of `store.codecs.libraries`.
+    unpack: Callable[[int, int, int, int, int, int, int], int]
 
 
 @functools.cache
@@ -87,7 +90,8 @@ def _compile() -> Native:
 
     read = function("read", ctypes.c_int64, 7)
     preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
-    return Native(function("copy", None, 4), lambda *arguments: read(*arguments, preadv))
+    unpack = function("unpack", ctypes.c_int64, 7)
+    return Native(function("copy", None, 4), lambda *arguments: read(*arguments, preadv), unpack)
 
 
 class _Writer:
@@ -99,6 +103,7 @@ class _Writer:
         self.module = ir.Module()
         self._write_copy()
         self._write_read()
+        self._write_unpack()
 
     def _write_copy(self) -> None:
         ir, byte, word = self._ir, self._byte, self._word
@@ -155,6 +160,32 @@ class _Writer:
             is_short = build.icmp_signed("!=", found, self._item(build, lengths, turn, word))
             with build.if_then(is_short):
                 build.ret(turn)
+        build.ret(count)
+
+    def _write_unpack(self) -> None:
+        ir, half, word = self._ir, self._half, self._word
+        function = ir.Function(self.module, ir.FunctionType(word, [word] * 7), "unpack")
+        library, context, sources, lengths, targets, count, size = function.args
+        build = ir.IRBuilder(function.append_basic_block())
+        lz4 = build.inttoptr(library, ir.FunctionType(half, [word, word, half, half]).as_pointer())
+        zstd = build.inttoptr(library, ir.FunctionType(word, [word] * 5).as_pointer())
+        has_context = build.icmp_unsigned("!=", context, word(0))
+
+        def stop_if(is_wrong: Any) -> None:
+            with build.if_then(is_wrong):
+                build.ret(turn)
+
+        with self._counting(build, word(0), count, 1) as turn:
+            source, length, target = (self._item(build, array, turn, word) for array in (sources, lengths, targets))
+            with build.if_else(has_context) as (by_zstd, by_lz4):
+                with by_zstd:
+                    found = build.call(zstd, [context, target, size, source, length])
+                    stop_if(build.icmp_unsigned("!=", found, size))
+                with by_lz4:
+                    stop_if(build.icmp_unsigned(">", build.or_(length, size), word(_INT_MAX)))  # either of them
+                    whole = build.trunc(size, half)
+                    found = build.call(lz4, [source, target, build.trunc(length, half), whole])
+                    stop_if(build.icmp_signed("!=", found, whole))
         build.ret(count)
 
     def _item(self, build: Any, array: Any, at: Any, kind: Any) -> Any:

@@ -11,6 +11,7 @@ from tpucache.store.codecs.base import Array, Codec, FieldSpec, Numbers, PackedC
 from tpucache.store.codecs.bytes import Bytes
 from tpucache.store.codecs.dct import DctLz4, DctZstd
 from tpucache.store.codecs.jpeg import Jpeg
+from tpucache.store.codecs.libraries import Loop
 from tpucache.store.codecs.png import Png
 from tpucache.store.codecs.raw import Raw
 from tpucache.store.codecs.yuv420 import Yuv420
@@ -53,13 +54,16 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
         codec.decode_into(field, data[start:end], out[row])
 
 
-def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+def unpack_rows(
+    field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None = None
+) -> None:
     """Decode a field of many records into its packed form, uint8 (m, n), which a device can finish.
 
-    The arguments are those of `decode_rows`. Raises DamageError when bytes do not decode to exactly that,
-    DependencyError without the library, UsageError for a codec without a packed form.
+    The arguments are those of `decode_rows`; a compiled `loop` calls the codec's library for all records, where there
+    is one, and Python otherwise for each. Raises DamageError when bytes do not decode to exactly that, DependencyError
+    without the library, UsageError for a codec without a packed form.
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
-    codec.unpack_rows(field, block, spans, out, rows)
+    codec.unpack_rows(field, block, spans, out, rows, loop)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, DependencyError, UsageError
+from tpucache.store.codecs.libraries import Loop
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -121,19 +122,23 @@ class PackedCodec(Codec):
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of every packed array of the field."""
 
-    def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    def unpack_rows(
+        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None = None
+    ) -> None:
         """Decode records into their packed form: block[start:end] of each of `spans` into out[row] of each of `rows`.
 
-        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. Raises
-        DamageError, IndexError.
+        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. A
+        compiled `loop` is used where a library unpacks them. Raises DamageError, IndexError.
         """
         try:
-            self._unpack_rows(field, block, spans, out, rows)
+            self._unpack_rows(field, block, spans, out, rows, loop)
         except (ValueError, OSError) as error:
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
 
     @abstractmethod
-    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+    def _unpack_rows(
+        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None
+    ) -> None:
         """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""
 
 

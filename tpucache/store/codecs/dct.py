@@ -11,7 +11,7 @@ from tpucache.errors import FormatError
 from tpucache.store.codecs import coefficients
 from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.coefficients import CHROMA, CoefficientLayout, layout_of
-from tpucache.store.codecs.libraries import Unpack, unpack_lz4, unpack_zstd
+from tpucache.store.codecs.libraries import Loop, Unpacker, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
 from tpucache.store.codecs.zstd import load_zstandard
 
@@ -54,12 +54,14 @@ class DctCodec(PackedCodec):
         layout = _layout(field)
         packed = np.empty((1, layout.nbytes), np.uint8)
         block = np.frombuffer(data, np.uint8)
-        self._unpack_rows(field, block, np.array([[0, len(block)]], np.int64), packed, np.zeros(1, np.int64))
+        self._unpack_rows(field, block, np.array([[0, len(block)]], np.int64), packed, np.zeros(1, np.int64), None)
         out[...] = coefficients.unpack(packed[0].data, layout)
 
-    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-        unpack, size = self._library(), out.shape[1]
-        if unpack is None:
+    def _unpack_rows(
+        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None
+    ) -> None:
+        library, size = self._library(), out.shape[1]
+        if library is None:
             data = block.data
             for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
                 self._unpack_by_package(data[start:end], out[row])
@@ -67,16 +69,16 @@ class DctCodec(PackedCodec):
         _check_places(block, spans, out, rows)
         sources, lengths = spans[:, 0] + block.ctypes.data, spans[:, 1] - spans[:, 0]
         targets = rows * size + out.ctypes.data
-        for source, length, target in zip(sources.tolist(), lengths.tolist(), targets.tolist(), strict=True):
-            if not unpack(source, length, target, size):
-                raise ValueError(f"{length:,} bytes that do not become {size:,}")
+        done = library.unpack_all(sources, lengths, targets, size, loop)
+        if done < len(lengths):
+            raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
 
     @abstractmethod
     def _compress(self, packed: bytes) -> bytes:
         """Return packed coefficients in the codec's byte code."""
 
     @abstractmethod
-    def _library(self) -> Unpack | None:
+    def _library(self) -> Unpacker | None:
         """Return what unpacks the byte code in place, or None where only the package is installed."""
 
     @abstractmethod
@@ -98,7 +100,7 @@ class DctZstd(DctCodec):
         )
         return bytes(zstandard.ZstdCompressor(compression_params=parameters).compress(packed))
 
-    def _library(self) -> Unpack | None:
+    def _library(self) -> Unpacker | None:
         return unpack_zstd()
 
     def _unpack_by_package(self, data: memoryview, out: Array) -> None:
@@ -127,7 +129,7 @@ class DctLz4(DctCodec):
         options = {"mode": "high_compression", "compression": _LZ4_LEVEL, "store_size": False}
         return bytes(block.compress(packed, **options))
 
-    def _library(self) -> Unpack | None:
+    def _library(self) -> Unpacker | None:
         return unpack_lz4()
 
     def _unpack_by_package(self, data: memoryview, out: Array) -> None:

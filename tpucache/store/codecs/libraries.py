@@ -1,8 +1,9 @@
 """The system's own libraries of byte codes, which unpack straight into a batch.
 
 The Python packages of the same name return new objects: memory that is allocated and then copied. The libraries that
-they wrap write to any address, and ctypes calls them without the interpreter's lock. Their names carry the version of
-their binary interface. Nearly every Linux system has them, as dpkg, apt and systemd need both.
+they wrap write to any address, and ctypes calls them without the interpreter's lock. A loop in compiled code calls them
+without Python in between. Their names carry the version of their binary interface. Nearly every Linux system has them,
+as dpkg, apt and systemd need both.
 """
 
 from __future__ import annotations
@@ -12,19 +13,54 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-#: (source, length, target, size): addresses and bytes; True where exactly `size` bytes were unpacked.
-Unpack = Callable[[int, int, int, int], bool]
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+#: (function, context, sources, lengths, targets, count, size): call a library's function for each record, until one
+#: does not become exactly `size` bytes; returns how many did. The function, its context and the three arrays of int64
+#: are given by their addresses. A function with a context is Zstandard's: (context, target, size, source, length).
+#: Where the context is 0, it is LZ4's: (source, target, length, size), which counts bytes in C ints; more are refused.
+Loop = Callable[[int, int, int, int, int, int, int], int]
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"
+_INT_MAX: Final = (1 << 31) - 1
 
 _log: Final = logging.getLogger("tpucache")
 
 
+class Unpacker(NamedTuple):
+    """A library's function that unpacks a record, as Python calls it and as compiled code does."""
+
+    #: (source, length, target, size): addresses and bytes; True where exactly `size` bytes were unpacked.
+    unpack: Callable[[int, int, int, int], bool]
+    #: The function's address.
+    function: int
+    #: Returns the address of the calling thread's own context, 0 where the function takes none.
+    context: Callable[[], int]
+
+    def unpack_all(self, sources: Numbers, lengths: Numbers, targets: Numbers, size: int, loop: Loop | None) -> int:
+        """Unpack records until one does not become exactly `size` bytes; return how many did.
+
+        `sources` and `targets` are addresses; like `lengths`, (n,). Without a `loop`, Python calls the function.
+        """
+        if loop is not None:
+            numbers = [np.ascontiguousarray(each, np.int64) for each in (sources, lengths, targets)]
+            first, second, third = (each.ctypes.data for each in numbers)
+            return loop(self.function, self.context(), first, second, third, len(sources), size)
+        records = zip(sources.tolist(), lengths.tolist(), targets.tolist(), strict=True)
+        for done, (source, length, target) in enumerate(records):
+            if not self.unpack(source, length, target, size):
+                return done
+        return len(sources)
+
+
 @functools.cache
-def unpack_zstd() -> Unpack | None:
+def unpack_zstd() -> Unpacker | None:
     """Return what unpacks a Zstandard frame, or None where the system has no such library; that is logged once."""
     library = _load(_ZSTD, "zstandard")
     if library is None:
@@ -37,13 +73,13 @@ def unpack_zstd() -> Unpack | None:
     contexts = _Contexts(library)
 
     def unpack(source: int, length: int, target: int, size: int) -> bool:
-        return bool(decompress(contexts.own, target, size, source, length) == size)
+        return bool(decompress(contexts.own.address, target, size, source, length) == size)
 
-    return unpack
+    return Unpacker(unpack, _address(decompress), lambda: contexts.own.address)
 
 
 @functools.cache
-def unpack_lz4() -> Unpack | None:
+def unpack_lz4() -> Unpacker | None:
     """Return what unpacks an LZ4 block, or None where the system has no such library; that is logged once."""
     library = _load(_LZ4, "lz4")
     if library is None:
@@ -52,20 +88,35 @@ def unpack_lz4() -> Unpack | None:
     decompress.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2]
 
     def unpack(source: int, length: int, target: int, size: int) -> bool:
-        return bool(decompress(source, target, length, size) == size)
+        # ctypes would cut a larger number to its last 32 bits.
+        return max(length, size) <= _INT_MAX and bool(decompress(source, target, length, size) == size)
 
-    return unpack
+    return Unpacker(unpack, _address(decompress), lambda: 0)
+
+
+class _Context:
+    """A context of Zstandard's."""
+
+    def __init__(self, library: Any) -> None:
+        self._free = library.ZSTD_freeDCtx
+        self.address: int = library.ZSTD_createDCtx()
+        if not self.address:
+            raise MemoryError("there is no memory to unpack Zstandard frames")
+
+    def __del__(self) -> None:
+        self._free(self.address)
 
 
 class _Contexts(threading.local):
-    """A context of Zstandard's for each thread, freed with it."""
+    """A context for each thread, freed with it: a thread that ends drops its attributes, not the object itself."""
 
     def __init__(self, library: Any) -> None:
-        self._library = library
-        self.own: int = library.ZSTD_createDCtx()
+        self.own = _Context(library)
 
-    def __del__(self) -> None:
-        self._library.ZSTD_freeDCtx(self.own)
+
+def _address(function: Any) -> int:
+    pointer: Any = ctypes.cast(function, ctypes.c_void_p)
+    return int(pointer.value)
 
 
 def _load(name: str, package: str) -> Any:

@@ -1,0 +1,157 @@
+"""Packed records, unpacked by the compiled loop: the same bytes and the same damage as without it."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
+from tpucache.loading.records import buffers, reader
+from tpucache.loading.records.native import Native, native
+from tpucache.store.codecs import encode, libraries, unpack_rows
+from tpucache.store.fields import Field
+
+pytest.importorskip("llvmlite", reason="the compiled loop needs it")
+pytestmark = pytest.mark.skipif(
+    None in (libraries.unpack_zstd(), libraries.unpack_lz4()), reason="this system has no libzstd.so.1 or liblz4.so.1"
+)
+
+CODECS = ["dct-zstd", "dct-lz4"]
+UNTOUCHED = 77
+
+
+def loops() -> Native:
+    found = native()
+    assert found is not None
+    return found
+
+
+def field_of(codec: str, height: int = 24, width: int = 24) -> Field:
+    return Field("image", codec, "|u1", (height, width, 3), 90, "420")
+
+
+def records_of(field: Field, count: int, seed: int = 0) -> list[bytes]:
+    """Return images from smooth to noisy, encoded."""
+    rng = np.random.default_rng(seed)
+    images = [rng.normal(128, 12 * turn, field.shape).clip(0, 255).astype(np.uint8) for turn in range(count)]
+    return [encode(field, image) for image in images]
+
+
+def unpack(field: Field, records: list[bytes], rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], way: str) -> None:
+    ends = np.cumsum([len(record) for record in records])
+    spans = np.stack([ends - [len(record) for record in records], ends], 1)
+    block = np.frombuffer(b"".join(records), np.uint8)
+    unpack_rows(field, block, spans, out, rows, loops().unpack if way == "loop" else None)
+
+
+def empty(field: Field, rows: int) -> np.ndarray[Any, Any]:
+    return np.full((rows, field.packed.nbytes), UNTOUCHED, np.uint8)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_loop_unpacks_the_same_bytes_into_the_same_rows(codec: str) -> None:
+    @settings(max_examples=25)
+    @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 6), st.integers(0, 3), st.integers(0, 1 << 30))
+    def check(height: int, width: int, count: int, more: int, seed: int) -> None:
+        field = field_of(codec, height, width)
+        records = records_of(field, count, seed)
+        rows = np.random.default_rng(seed).permutation(count + more)[:count]
+        found, expected = empty(field, count + more), empty(field, count + more)
+        unpack(field, records, rows, found, "loop")
+        unpack(field, records, rows, expected, "plain")
+        assert (found == expected).all()
+        assert (np.delete(found, rows, axis=0) == UNTOUCHED).all()
+
+    check()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_damaged_record_is_the_same_error_and_those_before_it_are_unpacked(codec: str, at: int) -> None:
+    field = field_of(codec)
+    records = records_of(field, 5)
+    rows = np.array([3, 1, 4, 0, 2])
+    sound = empty(field, 5)
+    unpack(field, records, rows, sound, "plain")
+    records[at] = records[at][:-3]
+    messages = []
+    for way in ("loop", "plain"):
+        out = empty(field, 5)
+        with pytest.raises(DamageError) as caught:
+            unpack(field, records, rows, out, way)
+        messages.append(str(caught.value))
+        assert (out[rows[:at]] == sound[rows[:at]]).all()
+        assert (out[rows[at + 1 :]] == UNTOUCHED).all()
+    assert messages[0] == messages[1]
+    assert f"'image' does not unpack as {codec}: {len(records[at]):,} bytes that do not become" in messages[0]
+
+
+@pytest.mark.parametrize("way", ["loop", "plain"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_record_of_more_bytes_than_an_int_counts_is_damage(codec: str, way: str) -> None:
+    field = field_of(codec)
+    (record,) = records_of(field, 1)
+    length = (1 << 32) + len(record)  # as an int, this is the record's own
+    no_reserve = 0x4000  # MAP_NORESERVE, which Python 3.10 does not name: only touched pages take memory
+    with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve) as memory:
+        memory[: len(record)] = record
+        block = np.frombuffer(memory, np.uint8)
+        loop = loops().unpack if way == "loop" else None
+        try:
+            with pytest.raises(DamageError, match=f"{length:,} bytes"):
+                unpack_rows(field, block, np.array([[0, length]]), empty(field, 1), np.array([0]), loop)
+        finally:
+            del block
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_threads_unpack_at_once(codec: str) -> None:
+    field = field_of(codec, 64, 64)
+    records = records_of(field, 8) * 8
+    rows = np.arange(len(records))
+    expected = empty(field, len(records))
+    unpack(field, records, rows, expected, "plain")
+
+    def is_right(_: int) -> bool:
+        out = empty(field, len(records))
+        unpack(field, records, rows, out, "loop")
+        return bool((out == expected).all())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(is_right, range(32)))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_large_packed_batches_are_read_by_the_loop(
+    photos: Path, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "few").mkdir()
+    for path in sorted(photos.glob("ant/*"))[:6]:
+        shutil.copy(path, tmp_path / "few")
+    build_cache(tmp_path / "few", tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
+
+    def images() -> torch.Tensor:
+        data = CachedDataset(tmp_path / "cache", in_memory=False)
+        return torch.cat([images for images, _ in CachedLoader(data, 4, finish="device")])
+
+    counts = []
+
+    def unpack(*numbers: int) -> int:
+        counts.append(numbers[5])
+        return loops().unpack(*numbers)  # type: ignore[call-arg]  # mypy does not count them
+
+    monkeypatch.setattr(reader, "native", lambda: loops()._replace(unpack=unpack))
+    expected = images()
+    assert not counts
+    monkeypatch.setattr(buffers, "is_large", lambda rows, nbytes: True)
+    assert torch.equal(images(), expected)
+    assert sum(counts) == 6
