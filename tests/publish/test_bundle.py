@@ -179,10 +179,10 @@ def test_names_of_files_and_classes_cannot_break_the_card(photos, tmp_path):
 
 
 def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, monkeypatch):
-    tokens = types.ModuleType("tokens_by_test")
+    tokens = types.ModuleType("words_by_test")
     tokens.make = lambda: [{"tokens": np.arange(4)}] * 3
     monkeypatch.setitem(sys.modules, tokens.__name__, tokens)
-    build_cache(open_source("tokens_by_test:make"), tmp_path / "cache", Recipe(), jobs=1)
+    build_cache(open_source("words_by_test:make"), tmp_path / "cache", Recipe(), jobs=1)
     made = make_bundle(tmp_path / "cache", METADATA)
     card = (made.folder / "README.md").read_text()
     assert "sheet.png" not in made.files
