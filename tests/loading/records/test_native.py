@@ -57,6 +57,7 @@ def empty(field: Field, rows: int) -> np.ndarray[Any, Any]:
     return np.full((rows, field.packed.nbytes), UNTOUCHED, np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_loop_unpacks_the_same_bytes_into_the_same_rows(codec: str) -> None:
     @settings(max_examples=25)
@@ -130,6 +131,7 @@ def test_threads_unpack_at_once(codec: str) -> None:
         assert all(threads.map(is_right, range(32)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_large_packed_batches_are_read_by_the_loop(
     photos: Path, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
