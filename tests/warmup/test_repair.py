@@ -56,7 +56,7 @@ def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("modules")
-    (folder / "roll_by_test.py").write_text(
+    (folder / "moved_by_test.py").write_text(
         "def shift(image, generator):\n    return image ^ generator.integers(0, 9, image.shape).astype(image.dtype)\n"
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -69,13 +69,13 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def grown(source: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with skipped samples, to which samples and then variants were added: tables of the third generation."""
     cache = tmp_path_factory.mktemp("grown") / "cache"
-    recipe = Recipe(size=16, variants=1, augment="roll_by_test:shift")
+    recipe = Recipe(size=16, variants=1, augment="moved_by_test:shift")
     build_cache(source, cache, recipe, jobs=1, on_error="skip")
     (source / "ant").mkdir()
     for number, path in enumerate(sorted((source / "dog").iterdir())):
         shutil.copy(path, source / ("ant" if number % 2 else "dog") / f"more{number}.jpg")
     build_cache(source, cache, recipe, jobs=1, on_error="skip")
-    build_cache(source, cache, Recipe(size=16, variants=2, augment="roll_by_test:shift"), jobs=1)
+    build_cache(source, cache, Recipe(size=16, variants=2, augment="moved_by_test:shift"), jobs=1)
     assert Manifest.load(cache).generation == 2
     assert len(Manifest.load(cache).skipped) == 2
     return cache
@@ -235,12 +235,12 @@ def test_versions_that_make_other_records_are_named(source: Path, cache: Path, m
 def test_a_callable_that_changed_is_refused_where_it_matters(
     source: Path, cache: Path, grown: Path, modules: Path, digests: Digests
 ) -> None:
-    path = modules / "roll_by_test.py"
+    path = modules / "moved_by_test.py"
     text = path.read_text()
     path.write_text(text + "# changed\n")
     try:
         flip(cache / "v01-00000.lmdb")
-        with pytest.raises(RecipeError, match="roll_by_test:shift is another"):
+        with pytest.raises(RecipeError, match="moved_by_test:shift is another"):
             repair_cache(source, cache, jobs=1)
         shutil.copy(grown / "v01-00000.lmdb", cache / "v01-00000.lmdb")
         flip(cache / "v00-00000.lmdb")
@@ -312,7 +312,7 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     failing_rename: Callable[..., AbstractContextManager[None]],
     digests: Digests,
 ) -> None:
-    recipe = Recipe(size=16, variants=3, augment="roll_by_test:shift")
+    recipe = Recipe(size=16, variants=3, augment="moved_by_test:shift")
     whole = Path(shutil.copytree(cache, tmp_path / "whole"))
     build_cache(source, whole, recipe, jobs=1)
     with failing_rename("index-*.npy", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
