@@ -47,6 +47,14 @@ def test_one_worker_builds_every_small_block_whole(photos: Path, tmp_path: Path,
     assert set(saved) == {0, 1, 2}  # a variant takes longer, so less of it must be lost at a time
 
 
+def test_the_cores_of_a_container_are_those_that_share_small_blocks(
+    photos: Path, tmp_path: Path, saved: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")  # as a container's limit, which os.cpu_count does not see
+    build_cache(photos, tmp_path / "cache", _RECIPE)
+    assert saved == []
+
+
 def test_a_large_block_is_shared_by_chunks(
     photos: Path, tmp_path: Path, saved: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

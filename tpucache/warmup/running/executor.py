@@ -69,6 +69,15 @@ class Executor(WorkerOptions):
         """Whether tasks run on other machines, which have to sync what they write themselves."""
         return self.backend != "loky"
 
+    @property
+    def workers(self) -> int:
+        """The worker processes on this machine: `jobs`, or all cores that this process may use."""
+        if self.jobs is not None:
+            return self.jobs
+        import joblib
+
+        return int(joblib.cpu_count())
+
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield each task's result as it comes, taking tasks as workers become free.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -146,6 +145,8 @@ class Scheduler:
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
         """Return the blocks that a worker is to build whole: small ones of which nothing exists, as many for each."""
+        if executor.is_cluster:
+            return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
         small = [
             block
@@ -155,8 +156,7 @@ class Scheduler:
             and all(sample.bytes for sample in block.samples)  # else the size is not known
             and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
         ]
-        jobs = executor.jobs or os.cpu_count() or 1
-        return [] if executor.is_cluster else small[: len(small) // jobs * jobs]
+        return small[: len(small) // executor.workers * executor.workers]
 
     def _context_for(self, block: Block) -> BuildContext:
         """Return the context of a block's tasks: a sample with records in other variants must not be skipped."""
