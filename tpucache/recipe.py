@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 from tpucache.errors import RecipeError
 from tpucache.option_fields import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
-from tpucache.store.codecs.coefficients import CHROMA
+from tpucache.store.codecs.dct.coefficients import CHROMA
 from tpucache.store.manifest import Manifest
 
 Fit = Literal["crop", "pad", "stretch"]

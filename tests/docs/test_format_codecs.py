@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+import lz4.block
 import numpy as np
 import pytest
+import zstandard
 
-from tpucache.store.codecs import coefficients, yuv420
-from tpucache.store.codecs.coefficients import CoefficientLayout
+from tpucache.store.codecs import encode, yuv420
+from tpucache.store.codecs.dct import coefficients
+from tpucache.store.codecs.dct.coefficients import CoefficientLayout
+from tpucache.store.fields import Field
 
 # ITU-T T.81, tables K.1 and K.2, in the zigzag order in which JPEG files store them.
 LUMA = """16 11 12 14 12 10 16 14 13 14 18 17 16 19 24 40 26 24 22 22 24 49 35 37 29 40 58 51 61 60 57 51
@@ -107,6 +111,16 @@ def decode_coefficients(packed, height, width, channels, quality, chroma):
     return to_colours(luma, blue, red, height, width)
 
 
+def decode_sparse(form, size):
+    """Return the packed bytes of a sparse form."""
+    groups = -(-size // 64)
+    rest = iter(form[groups:])
+    mask = [next(rest) if byte >> b & 1 else 0 for byte in form[:groups] for b in range(8)]
+    packed = [next(rest) if byte >> b & 1 else 0 for byte in mask for b in range(8)]
+    assert next(rest, None) is None
+    return bytes(packed[:size])
+
+
 def decode_planes(packed, height, width):
     half_rows, half_columns = -(-height // 2), -(-width // 2)
     luma = [list(packed[y * width : (y + 1) * width]) for y in range(height)]
@@ -138,6 +152,21 @@ def test_packed_coefficients_are_as_the_page_says(shape, quality, chroma):
     packed = coefficients.pack(image_of(*shape), layout)
     decoded = decode_coefficients(packed, height, width, channels, quality, chroma)
     assert np.abs(decoded - coefficients.unpack(packed, layout)).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(20, 9, 3), (8, 17, 1), (64, 64, 3)])
+def test_records_are_sparse_forms_as_the_page_says(shape):
+    """What Zstandard and LZ4 themselves make of a record is the sparse form."""
+    height, width, channels = shape
+    layout = CoefficientLayout(height, width, channels, 90, "420")
+    image = image_of(*shape)
+    packed = coefficients.pack(image, layout)
+    for codec, decompress in (
+        ("dct-zstd", zstandard.ZstdDecompressor().decompress),
+        ("dct-lz4", lambda data: lz4.block.decompress(data, uncompressed_size=2 * layout.nbytes)),
+    ):
+        record = encode(Field("image", codec, "|u1", shape, 90, "420", "sparse"), image)
+        assert decode_sparse(decompress(record), layout.nbytes) == packed
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 6), (7, 5)])

@@ -12,8 +12,9 @@ import torch
 from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Yuv420Decoder
 from tpucache.ondevice.matrices import to_bfloat16
 from tpucache.ondevice.modules import Decoder
-from tpucache.store.codecs import coefficients, yuv420
-from tpucache.store.codecs.coefficients import CoefficientLayout
+from tpucache.store.codecs import yuv420
+from tpucache.store.codecs.dct import coefficients
+from tpucache.store.codecs.dct.coefficients import CoefficientLayout
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

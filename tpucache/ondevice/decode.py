@@ -16,7 +16,7 @@ from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.ondevice.matrices import Matrix, PlaneMatrices, coefficient_matrices, sample_matrices, to_bfloat16
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.base import PackedCodec
-from tpucache.store.codecs.coefficients import CoefficientLayout, Plane, layout_of
+from tpucache.store.codecs.dct.coefficients import CoefficientLayout, Plane, layout_of
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 

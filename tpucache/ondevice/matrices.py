@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.store.codecs.coefficients import BLOCK, Plane, basis
+from tpucache.store.codecs.dct.coefficients import BLOCK, Plane, basis
 
 Matrix = npt.NDArray[np.float32]
 
@@ -24,7 +24,7 @@ class PlaneMatrices(NamedTuple):
 
 
 def coefficient_matrices(plane: Plane, height: int, width: int) -> PlaneMatrices:
-    """Return the matrices for a plane of coefficients, as `store.codecs.coefficients` lays them out."""
+    """Return the matrices for a plane of coefficients, as `store.codecs.dct.coefficients` lays them out."""
     rows = _inverse_transform(plane.block_rows)
     columns = _inverse_transform(plane.block_columns)
     if plane.step == 2:

@@ -38,6 +38,7 @@ LABEL: Final = "label"
 
 FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _DEEP_IMAGES: Final = 4  # the format version that brought them
+_PACKINGS: Final = 5  # likewise
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -45,8 +46,8 @@ DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", 
 class Field:
     """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
 
-    An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality` and
-    `chroma` are there for the codecs whose decoding depends on them.
+    An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality`, `chroma`
+    and `packing` are there for the codecs whose decoding depends on them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Field:
     shape: tuple[int, ...]
     quality: int | None = None
     chroma: str | None = None
+    packing: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the field as plain values, those that it does not need left out."""
@@ -77,8 +79,8 @@ class Field:
 
     @property
     def since(self) -> int:
-        """The lowest format version that has its codec, and images like it."""
-        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0)
+        """The lowest format version that has its codec and packing, and images like it."""
+        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0, _PACKINGS if self.packing else 0)
 
     @property
     def is_plain(self) -> bool:

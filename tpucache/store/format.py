@@ -1,4 +1,4 @@
-"""Format version 2 as code: names, limits, the key layout and the index's dtype (prose: docs/format.md)."""
+"""The format as code: names, limits, the key layout and the index's dtype (prose: docs/format.md)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 FORMAT: Final = "tpucache"
-VERSION: Final = 4
+VERSION: Final = 5
 #: Older versions that are still read. A cache is written in the lowest version that has all of its codecs.
-OLDER_VERSIONS: Final = (2, 3)
+OLDER_VERSIONS: Final = (2, 3, 4)
 
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"

@@ -216,8 +216,8 @@ def _read_manifest(item: JsonObject) -> Manifest:
 def _read_field(item: JsonObject) -> Field:
     shape = item.integers("shape", fmt.MAX_RECORD_BYTES)
     quality = item.integer("quality", 0, 100) if "quality" in item.content else None
-    chroma = item.string("chroma") if "chroma" in item.content else None
-    field = Field(item.string("name"), item.string("codec"), item.string("dtype"), shape, quality, chroma)
+    chroma, packing = (item.string(key) if key in item.content else None for key in ("chroma", "packing"))
+    field = Field(item.string("name"), item.string("codec"), item.string("dtype"), shape, quality, chroma, packing)
     try:
         check_field(field)
     except FormatError as error:

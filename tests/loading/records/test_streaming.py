@@ -113,7 +113,7 @@ def test_no_rows_fit_an_empty_target_alone() -> None:
 def test_what_ordinary_stores_copy_as_fast_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, rows: int, length: int
 ) -> None:
-    monkeypatch.setattr(native_module, "_compile", lambda: pytest.fail("it was compiled"))
+    monkeypatch.setattr(native_module, "compile_loops", lambda: pytest.fail("it was compiled"))
     gather(np.zeros((2, length), np.uint8), np.zeros(rows, np.int64), np.empty((rows, length), np.uint8))
 
 

@@ -210,14 +210,13 @@ class RecordReader:
     def _decode(self, buffer: Buffer, places: Indices, block: Block, starts: Numbers, lengths: Numbers) -> None:
         """Decode records of a block of bytes, or unpack them, into rows of a buffer."""
         spans = self._layout.spans_of(block, starts, lengths)
-        loops = native() if buffer.is_large else None
-        loop = None if loops is None else loops.unpack
         for at, (field, form) in enumerate(zip(self._layout.fields, self.fields, strict=True)):
             to = field, block, spans[:, at], buffer.arrays[at], buffer.places(places)
             if form == field:
                 decode_rows(*to)
             else:
-                unpack_rows(*to, loop)
+                loops = native()
+                unpack_rows(*to, None if loops is None else loops.unpack)
 
     def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
         """Read whole records from their files."""

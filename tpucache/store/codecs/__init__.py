@@ -7,11 +7,10 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.base import Array, Codec, FieldSpec, Loop, Numbers, PackedCodec
 from tpucache.store.codecs.bytes import Bytes
-from tpucache.store.codecs.dct import DctLz4, DctZstd
+from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.jpeg import Jpeg
-from tpucache.store.codecs.libraries import Loop
 from tpucache.store.codecs.png import Png
 from tpucache.store.codecs.raw import Raw
 from tpucache.store.codecs.yuv420 import Yuv420

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, DependencyError, UsageError
-from tpucache.store.codecs.libraries import Loop
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
+
+#: (function, context, sources, lengths, targets, count, size, scratch, room): call a library's function for each
+#: record, until one does not become exactly `size` bytes; returns how many did. The function, its context, the three
+#: arrays of int64 and the scratch memory are given by their addresses. A function with a context is Zstandard's:
+#: (context, target, room, source, length). Where the context is 0, it is LZ4's: (source, target, length, room), which
+#: counts bytes in C ints; more are refused. Records are unpacked into their targets, or, where the scratch memory is
+#: not 0, into its first `room` bytes, whose sparse form (`store.codecs.dct.sparse`) is then spread to the target.
+Loop = Callable[[int, int, int, int, int, int, int, int, int], int]
 
 
 class FieldSpec(Protocol):
@@ -54,6 +62,11 @@ class FieldSpec(Protocol):
         """The resolution of the colours that the bytes are decoded by, where the codec needs it."""
         ...
 
+    @property
+    def packing(self) -> str | None:
+        """Which of the codec's forms the bytes have, where it has had several; None is the oldest."""
+        ...
+
 
 class Codec(ABC):
     """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
@@ -77,6 +90,8 @@ class Codec(ABC):
     default_quality: ClassVar[int | None] = None
     #: The resolutions of colours to choose from, the default first.
     chromas: ClassVar[tuple[str, ...]] = ()
+    #: The newest of its forms, which new fields have, where it has had several.
+    packing: ClassVar[str | None] = None
     #: The optional package that encodes and decodes it, None where none is needed.
     package: ClassVar[str | None] = None
     #: The codec of masks whose images have this one: it keeps every value.

@@ -16,15 +16,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Numbers = npt.NDArray[np.int64]
-
-#: (function, context, sources, lengths, targets, count, size): call a library's function for each record, until one
-#: does not become exactly `size` bytes; returns how many did. The function, its context and the three arrays of int64
-#: are given by their addresses. A function with a context is Zstandard's: (context, target, size, source, length).
-#: Where the context is 0, it is LZ4's: (source, target, length, size), which counts bytes in C ints; more are refused.
-Loop = Callable[[int, int, int, int, int, int, int], int]
+from tpucache.store.codecs.base import Array, Loop, Numbers
+from tpucache.store.codecs.dct.sparse import scratch_for, spread
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"
@@ -36,27 +30,49 @@ _log: Final = logging.getLogger("tpucache")
 class Unpacker(NamedTuple):
     """A library's function that unpacks a record, as Python calls it and as compiled code does."""
 
-    #: (source, length, target, size): addresses and bytes; True where exactly `size` bytes were unpacked.
-    unpack: Callable[[int, int, int, int], bool]
+    #: (source, length, target, room): addresses and bytes; returns how many bytes it wrote, -1 for damaged ones.
+    unpack: Callable[[int, int, int, int], int]
     #: The function's address.
     function: int
     #: Returns the address of the calling thread's own context, 0 where the function takes none.
     context: Callable[[], int]
 
-    def unpack_all(self, sources: Numbers, lengths: Numbers, targets: Numbers, size: int, loop: Loop | None) -> int:
-        """Unpack records until one does not become exactly `size` bytes; return how many did.
+    def unpack_all(
+        self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, is_sparse: bool, loop: Loop | None
+    ) -> int:
+        """Unpack records into rows of `out` until one does not become exactly a row; return how many did.
 
-        `sources` and `targets` are addresses; like `lengths`, (n,). Without a `loop`, Python calls the function.
+        `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), contiguous. Without a
+        `loop`, Python calls the function.
         """
+        size = out.shape[1]
+        scratch, room = scratch_for(size) if is_sparse else (None, 0)
+        start = 0 if scratch is None else scratch.ctypes.data
         if loop is not None:
-            numbers = [np.ascontiguousarray(each, np.int64) for each in (sources, lengths, targets)]
+            numbers = [
+                np.ascontiguousarray(each, np.int64) for each in (sources, lengths, out.ctypes.data + size * rows)
+            ]
             first, second, third = (each.ctypes.data for each in numbers)
-            return loop(self.function, self.context(), first, second, third, len(sources), size)
-        records = zip(sources.tolist(), lengths.tolist(), targets.tolist(), strict=True)
-        for done, (source, length, target) in enumerate(records):
-            if not self.unpack(source, length, target, size):
+            return loop(self.function, self.context(), first, second, third, len(sources), size, start, room)
+        records = zip(sources.tolist(), lengths.tolist(), rows.tolist(), strict=True)
+        for done, (source, length, row) in enumerate(records):
+            if scratch is None:
+                is_whole = self.unpack(source, length, out.ctypes.data + size * row, size) == size
+            else:
+                found = self.unpack(source, length, start, room)
+                is_whole = found >= 0 and _spreads(scratch[:found], out[row])
+            if not is_whole:
                 return done
         return len(sources)
+
+
+def _spreads(found: Array, out: Array) -> bool:
+    """Spread a sparse form; return whether it fits."""
+    try:
+        spread(found, out)
+    except ValueError:
+        return False
+    return True
 
 
 @functools.cache
@@ -72,8 +88,9 @@ def unpack_zstd() -> Unpacker | None:
     decompress.restype = ctypes.c_size_t  # of an error, nearly the largest number
     contexts = _Contexts(library)
 
-    def unpack(source: int, length: int, target: int, size: int) -> bool:
-        return bool(decompress(contexts.own.address, target, size, source, length) == size)
+    def unpack(source: int, length: int, target: int, room: int) -> int:
+        found = int(decompress(contexts.own.address, target, room, source, length))
+        return found if found <= room else -1
 
     return Unpacker(unpack, _address(decompress), lambda: contexts.own.address)
 
@@ -87,9 +104,9 @@ def unpack_lz4() -> Unpacker | None:
     decompress = library.LZ4_decompress_safe
     decompress.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2]
 
-    def unpack(source: int, length: int, target: int, size: int) -> bool:
+    def unpack(source: int, length: int, target: int, room: int) -> int:
         # ctypes would cut a larger number to its last 32 bits.
-        return max(length, size) <= _INT_MAX and bool(decompress(source, target, length, size) == size)
+        return int(decompress(source, target, length, room)) if max(length, room) <= _INT_MAX else -1
 
     return Unpacker(unpack, _address(decompress), lambda: 0)
 

@@ -16,33 +16,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache import DamageError, DependencyError
-from tpucache.store.codecs import encode, libraries, unpack_rows
+from tpucache.store.codecs import encode, unpack_rows
+from tpucache.store.codecs.dct import libraries
 from tpucache.store.fields import Field
 
 CODECS = ["dct-zstd", "dct-lz4"]
+PACKINGS = [None, "sparse"]
 LIBRARIES = (libraries.unpack_zstd, libraries.unpack_lz4)
 SIDE = 24
 
 
-def field_of(codec: str) -> Field:
-    return Field("image", codec, "|u1", (SIDE, SIDE, 3), 90, "420")
+def field_of(codec: str, packing: str | None = "sparse", height: int = SIDE) -> Field:
+    return Field("image", codec, "|u1", (height, SIDE, 3), 90, "420", packing)
 
 
-def records_of(codec: str, count: int = 5) -> list[bytes]:
+def records_of(field: Field, count: int = 5) -> list[bytes]:
     """Return images from smooth to noisy, encoded."""
     rng = np.random.default_rng(5)
     images = [rng.normal(128, 12 * turn, (SIDE, SIDE, 3)).clip(0, 255).astype(np.uint8) for turn in range(count)]
-    return [encode(field_of(codec), image) for image in images]
+    return [encode(field, image) for image in images]
 
 
-def unpack(codec: str, records: list[bytes]) -> np.ndarray[Any, Any]:
+def unpack(field: Field, records: list[bytes]) -> np.ndarray[Any, Any]:
     """Return packed records (n, m), one empty row before and after them: whatever happens, these are not written to."""
     ends = np.cumsum([len(record) for record in records])
     spans = np.stack([ends - [len(record) for record in records], ends], 1)
-    out = np.full((len(records) + 2, field_of(codec).packed.nbytes), 77, np.uint8)
+    out = np.full((len(records) + 2, field.packed.nbytes), 77, np.uint8)
     try:
         block = np.frombuffer(b"".join(records), np.uint8)
-        unpack_rows(field_of(codec), block, spans, out, np.arange(1, len(records) + 1))
+        unpack_rows(field, block, spans, out, np.arange(1, len(records) + 1))
     finally:
         assert (out[[0, -1]] == 77).all()
     return out[1:-1]
@@ -67,19 +69,23 @@ def missing(name: str) -> Any:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_both_ways_give_the_same_bytes(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = records_of(codec)
-    found = unpack(codec, records)
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_both_ways_give_the_same_bytes(codec: str, packing: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    field = field_of(codec, packing)
+    records = records_of(field)
+    found = unpack(field, records)
     for name in ("unpack_zstd", "unpack_lz4"):
-        monkeypatch.setattr(f"tpucache.store.codecs.dct.{name}", lambda: None)
-    assert (unpack(codec, records) == found).all()
+        monkeypatch.setattr(f"tpucache.store.codecs.dct.codec.{name}", lambda: None)
+    assert (unpack(field, records) == found).all()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str) -> None:
-    records = records_of(codec, 3)
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str, packing: str | None) -> None:
+    field = field_of(codec, packing)
+    records = records_of(field, 3)
 
     @settings(max_examples=30)
     @given(st.data())
@@ -91,30 +97,34 @@ def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str)
             damaged[at] = value
         length = data.draw(st.one_of(st.just(len(damaged)), st.integers(0, len(damaged))))
         try:
-            found = unpack(codec, [*records[:2], bytes(damaged[:length])])
+            found = unpack(field, [*records[:2], bytes(damaged[:length])])
         except DamageError:
             return
-        assert (found[:2] == unpack(codec, records[:2])).all()
+        assert (found[:2] == unpack(field, records[:2])).all()
 
     check()
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_record_of_another_size_is_damage(codec: str) -> None:
-    larger = Field("image", codec, "|u1", (2 * SIDE, SIDE, 3), 90, "420")
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_record_of_another_size_is_damage(codec: str, packing: str | None) -> None:
+    field = field_of(codec, packing)
+    larger = field_of(codec, packing, 2 * SIDE)
     record = encode(larger, np.zeros((2 * SIDE, SIDE, 3), np.uint8))
     with pytest.raises(DamageError, match="unpack"):
-        unpack(codec, [record])
+        unpack(field, [record])
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-def test_threads_unpack_at_once(codec: str) -> None:
-    records = records_of(codec)
-    expected = unpack(codec, records)
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_threads_unpack_at_once(codec: str, packing: str | None) -> None:
+    field = field_of(codec, packing)
+    records = records_of(field)
+    expected = unpack(field, records)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: unpack(codec, records), range(32)))
+        found = list(threads.map(lambda _: unpack(field, records), range(32)))
     assert all((each == expected).all() for each in found)
 
 
@@ -147,7 +157,7 @@ def test_memory_that_is_not_contiguous_is_refused(codec: str) -> None:
 def test_the_slower_way_is_reported_once(codec: str, package: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tpucache"):
         for _ in range(3):
-            unpack(codec, records_of(codec, 1))
+            unpack(field_of(codec), records_of(field_of(codec), 1))
     (message,) = [record.getMessage() for record in caplog.records]
     assert f"by the package {package}" in message
 
@@ -158,11 +168,11 @@ def test_the_slower_way_is_reported_once(codec: str, package: str, caplog: pytes
 def test_without_library_and_package_the_codec_says_what_to_install(
     codec: str, modules: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = records_of(codec, 1)
+    records = records_of(field_of(codec), 1)
     for name in modules:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(DependencyError, match=f"pip install {modules[0]}"):
-        unpack(codec, records)
+        unpack(field_of(codec), records)
 
 
 def test_each_thread_has_a_context_that_is_freed_with_it() -> None:

@@ -1,17 +1,22 @@
-"""dct-zstd, dct-lz4: JPEG's coefficients in a byte code that unpacks fast; the device makes pixels of them."""
+"""dct-zstd, dct-lz4: JPEG's coefficients in a byte code that unpacks fast; the device makes pixels of them.
+
+The packed coefficients of an image are one length, whatever the image: a device takes batches of them. Four in five of
+these bytes are 0, so the sparse form of them is compressed. Fields of format versions 3 and 4 have no such form.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from tpucache.errors import FormatError
-from tpucache.store.codecs import coefficients
-from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec, missing_package
-from tpucache.store.codecs.coefficients import CHROMA, CoefficientLayout, layout_of
-from tpucache.store.codecs.libraries import Loop, Unpacker, unpack_lz4, unpack_zstd
+from tpucache.store.codecs.base import Array, FieldSpec, Loop, Numbers, PackedCodec, missing_package
+from tpucache.store.codecs.dct import coefficients, sparse
+from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
+from tpucache.store.codecs.dct.libraries import Unpacker, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
 from tpucache.store.codecs.zstd import load_zstandard
 
@@ -29,12 +34,13 @@ _LZ4_LEVEL: Final = 10
 
 
 class DctCodec(PackedCodec):
-    """Packed coefficients (`store.codecs.coefficients`), compressed; the field says their quality and chroma."""
+    """Packed coefficients (`store.codecs.dct.coefficients`), compressed; the field says their quality and chroma."""
 
     is_for_images = True
     quality_range = (1, 100)
     default_quality = 90
     chromas = CHROMA
+    packing = "sparse"
     mask_codec = "png"
 
     def check(self, field: FieldSpec) -> None:
@@ -42,13 +48,16 @@ class DctCodec(PackedCodec):
         check_picture(self.name, field)
         if field.quality is None or not 1 <= field.quality <= 100 or field.chroma not in CHROMA:
             raise FormatError(f"{self.name} has no quality {field.quality!r} with chroma {field.chroma!r}")
+        if field.packing not in (None, self.packing):
+            raise FormatError(f"{self.name} has no packing {field.packing!r}")
 
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of the packed coefficients."""
         return _layout(field).nbytes
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        return self._compress(coefficients.pack(array, _layout(field)))
+        packed = coefficients.pack(array, _layout(field))
+        return self._compress(sparse.squeeze(packed) if field.packing else (packed,))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         layout = _layout(field)
@@ -61,29 +70,40 @@ class DctCodec(PackedCodec):
         self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None
     ) -> None:
         library, size = self._library(), out.shape[1]
-        if library is None:
-            data = block.data
-            for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
-                self._unpack_by_package(data[start:end], out[row])
-            return
         _check_places(block, spans, out, rows)
+        if library is None:
+            for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
+                self._unpack_by_package(field, block.data[start:end], out[row])
+            return
         sources, lengths = spans[:, 0] + block.ctypes.data, spans[:, 1] - spans[:, 0]
-        targets = rows * size + out.ctypes.data
-        done = library.unpack_all(sources, lengths, targets, size, loop)
+        done = library.unpack_all(sources, lengths, out, rows, field.packing is not None, loop)
         if done < len(lengths):
             raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
 
+    def _unpack_by_package(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        room = sparse.most_bytes(len(out)) if field.packing else len(out)
+        plain = np.frombuffer(self._decompress(data, room), np.uint8)
+        if field.packing:
+            sparse.spread(plain, out)
+        elif len(plain) == len(out):
+            out[:] = plain
+        else:
+            raise ValueError(f"{len(plain)} bytes, not {len(out)}")
+
     @abstractmethod
-    def _compress(self, packed: bytes) -> bytes:
-        """Return packed coefficients in the codec's byte code."""
+    def _compress(self, parts: Sequence[bytes]) -> bytes:
+        """Return bytes in the codec's byte code; those of a part are like each other."""
+
+    @abstractmethod
+    def _decompress(self, data: memoryview, most: int) -> bytes:
+        """Return bytes out of the codec's byte code by the Python package: at most so many.
+
+        Raises ValueError, DependencyError.
+        """
 
     @abstractmethod
     def _library(self) -> Unpacker | None:
         """Return what unpacks the byte code in place, or None where only the package is installed."""
-
-    @abstractmethod
-    def _unpack_by_package(self, data: memoryview, out: Array) -> None:
-        """Unpack bytes into `out` by the Python package. Raises ValueError, DependencyError."""
 
 
 class DctZstd(DctCodec):
@@ -93,28 +113,28 @@ class DctZstd(DctCodec):
     package = "zstandard"
     typical_ratio = 0.12
 
-    def _compress(self, packed: bytes) -> bytes:
+    def _compress(self, parts: Sequence[bytes]) -> bytes:
         zstandard = load_zstandard(self.name)
         parameters = zstandard.ZstdCompressionParameters.from_level(
             16, strategy=zstandard.STRATEGY_BTOPT, **_ZSTD_PARAMETERS
         )
-        return bytes(zstandard.ZstdCompressor(compression_params=parameters).compress(packed))
+        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=sum(map(len, parts)))
+        *first, last = parts
+        blocks = [compressor.compress(part) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for part in first]
+        return b"".join([*blocks, compressor.compress(last), compressor.flush()])
+
+    def _decompress(self, data: memoryview, most: int) -> bytes:
+        zstandard = load_zstandard(self.name)
+        try:
+            size = zstandard.frame_content_size(data)
+            if not 0 <= size <= most:  # a size that is not checked would be allocated
+                raise ValueError(f"a frame of {size} bytes, at most {most}")
+            return bytes(zstandard.ZstdDecompressor().decompress(data))
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
 
     def _library(self) -> Unpacker | None:
         return unpack_zstd()
-
-    def _unpack_by_package(self, data: memoryview, out: Array) -> None:
-        zstandard = load_zstandard(self.name)
-        try:
-            if zstandard.frame_content_size(data) != len(out):
-                raise ValueError(f"a frame of {zstandard.frame_content_size(data)} bytes, not {len(out)}")
-            # Straight into place: `decompress` would allocate and copy.
-            with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-                found = reader.readinto(out.data)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        if found != len(out):
-            raise ValueError(f"{found} bytes, not {len(out)}")
 
 
 class DctLz4(DctCodec):
@@ -124,23 +144,19 @@ class DctLz4(DctCodec):
     package = "lz4"
     typical_ratio = 0.16
 
-    def _compress(self, packed: bytes) -> bytes:
-        block = _lz4()
+    def _compress(self, parts: Sequence[bytes]) -> bytes:
         options = {"mode": "high_compression", "compression": _LZ4_LEVEL, "store_size": False}
-        return bytes(block.compress(packed, **options))
+        return bytes(_lz4().compress(b"".join(parts), **options))
+
+    def _decompress(self, data: memoryview, most: int) -> bytes:
+        block = _lz4()
+        try:
+            return bytes(block.decompress(data, uncompressed_size=most))
+        except block.LZ4BlockError as error:
+            raise ValueError(str(error)) from error
 
     def _library(self) -> Unpacker | None:
         return unpack_lz4()
-
-    def _unpack_by_package(self, data: memoryview, out: Array) -> None:
-        block = _lz4()
-        try:
-            plain = block.decompress(data, uncompressed_size=len(out))
-        except block.LZ4BlockError as error:
-            raise ValueError(str(error)) from error
-        if len(plain) != len(out):
-            raise ValueError(f"{len(plain)} bytes, not {len(out)}")
-        out.data[:] = plain
 
 
 def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
