@@ -16,7 +16,7 @@ _USES: Final = {
     "pillow": "warmup, preview, report, PNG records",
     "simplejpeg": "decoding JPEG fast",
     "cykooz-resizer": "resizing fast in warmup",
-    "llvmlite": "copying large batches fast",
+    "llvmlite": "copying and unpacking batches fast",
     "zstandard": "zstd records",
     "lmdb": "warmup",
     "joblib": "warmup",
