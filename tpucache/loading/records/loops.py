@@ -47,7 +47,6 @@ class LoopWriter:
         line = ir.VectorType(byte, _LINE)
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [word] * 4), "copy")
         targets, sources, count, length = function.args
-        self._copy = function
         build = ir.IRBuilder(function.append_basic_block())
         fetch = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), *[self._half] * 3])
         prefetch = ir.Function(self.module, fetch, "llvm.prefetch.p0i8")
@@ -170,7 +169,7 @@ class LoopWriter:
         zstd = build.inttoptr(library, ir.FunctionType(word, [word] * 5).as_pointer())
         has_context, is_sparse = (build.icmp_unsigned("!=", each, word(0)) for each in (context, scratch))
         most = build.select(is_sparse, room, size)
-        found, row_at, target_at = build.alloca(word), build.alloca(word), build.alloca(word)
+        found = build.alloca(word)
 
         def stop_if(is_wrong: Any) -> None:
             with build.if_then(is_wrong):
@@ -190,14 +189,8 @@ class LoopWriter:
             stop_if(build.icmp_unsigned(">", plain, most))  # an error is a negative number
             with build.if_else(is_sparse) as (to_spread, in_place):
                 with to_spread:
-                    row = build.add(scratch, build.add(room, word(64)))
-                    fits = build.call(spread, [scratch, plain, row, size])
+                    fits = build.call(spread, [scratch, plain, target, size])
                     stop_if(build.icmp_unsigned("==", fits, word(0)))
-                    build.store(row, row_at)
-                    build.store(target, target_at)
-                    build.call(
-                        self._copy, [build.ptrtoint(target_at, word), build.ptrtoint(row_at, word), word(1), size]
-                    )
                 with in_place:
                     stop_if(build.icmp_unsigned("!=", plain, size))
         build.ret(count)

@@ -128,7 +128,10 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
     if facts.version("cykooz-resizer") is None:
         yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
     if facts.version("llvmlite") is None:
-        yield Advice("batches kept in memory are copied, and packed records unpacked, by numpy, which is slower", "`pip install llvmlite`")
+        yield Advice(
+            "batches kept in memory are copied, and packed records unpacked, by numpy, which is slower",
+            "`pip install llvmlite`",
+        )
 
 
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Advice]], ...]] = (

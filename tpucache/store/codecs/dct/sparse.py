@@ -57,7 +57,7 @@ def most_bytes(size: int) -> int:
 def scratch_for(size: int) -> tuple[Array, int]:
     """Return memory for the sparse form of `size` bytes, and how many of its own bytes are for that."""
     room = most_bytes(size)
-    return np.zeros(room + 64 + size, np.uint8), room
+    return np.zeros(room + _READ_AHEAD, np.uint8), room
 
 
 def _expand(mask: Array, values: Array) -> tuple[Array, Array]:
