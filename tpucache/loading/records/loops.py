@@ -107,8 +107,6 @@ class LoopWriter:
         build = ir.IRBuilder(function.append_basic_block())
         tail = build.ptrtoint(build.alloca(ir.ArrayType(byte, _LINE)), word)
         groups, whole = (build.lshr(each, word(6)) for each in (build.add(size, word(_LINE - 1)), size))
-        with build.if_then(build.icmp_unsigned("<", length, groups)):
-            build.ret(word(0))
         masks = build.add(source, groups)
         carried = [masks]
         with self._counting(build, word(0), groups, 1, carried) as group:
