@@ -129,7 +129,7 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
         yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
     if facts.version("llvmlite") is None:
         yield Advice(
-            "batches kept in memory are copied, and packed records unpacked, by numpy, which is slower",
+            "batches kept in memory are copied by numpy, and packed records unpacked by it, which is slower",
             "`pip install llvmlite`",
         )
 
