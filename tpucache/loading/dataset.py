@@ -79,8 +79,7 @@ class CachedDataset(Dataset[Item]):
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._labels = SampleLabels(self.table, self.manifest.classes)
         self._digest: str | None = None
-        self._epoch = SharedNumber()
-        self._share_epoch()
+        self._epoch = SharedNumber(is_shared=variant == "epoch")  # only then do workers need to see it
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(opened, self._selection.records, in_memory)
 
@@ -109,7 +108,8 @@ class CachedDataset(Dataset[Item]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._share_epoch()
+        if self.variant == "epoch":
+            self._epoch.share()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -242,6 +242,10 @@ class CachedDataset(Dataset[Item]):
         """
         return field_batches(self._open_reader.cache, self._rows(np.arange(len(self)), self.epoch), name)
 
+    def prepare(self, threads: int) -> None:
+        """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
+        self._open_reader.prepare(self._selection.records, self._selection.shards, threads)
+
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
         self._open_reader.hint(self._rows(indices, epoch, chunk))
@@ -271,8 +275,7 @@ class CachedDataset(Dataset[Item]):
         derived = object.__new__(type(self))
         derived.__dict__.update(self.__getstate__())
         derived._selection, derived._digest, derived._reader = selection, None, reader
-        derived._epoch = SharedNumber(self.epoch)
-        derived._share_epoch()
+        derived._epoch = SharedNumber(self.epoch, is_shared=self.variant == "epoch")
         return derived
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
@@ -284,11 +287,6 @@ class CachedDataset(Dataset[Item]):
         self._open_reader.read_into(buffer, self._rows(positions, self.epoch))
         tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
         return [self.pack(row) for row in zip(*tensors, self.labels_of(positions), strict=True)]
-
-    def _share_epoch(self) -> None:
-        """Keep the epoch where worker processes see it change; only variant="epoch" needs that."""
-        if self.variant == "epoch":
-            self._epoch.share()
 
     @property
     def _open_reader(self) -> RecordReader:

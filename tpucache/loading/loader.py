@@ -69,7 +69,7 @@ class CachedLoader:
         sampler: Sampler[int] | None = None,
         pin_memory: bool = False,
     ) -> None:
-        """Prepare to read, with memory for the first batches; nothing is read before the first iteration.
+        """Prepare memory for the first batches, and map what is in the page cache; nothing is read before iterating.
 
         `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
         short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
@@ -123,6 +123,7 @@ class CachedLoader:
             raise UsageError(_too_few(left, self.world_size))
         # One more than are read ahead, which the caller holds while the next one is read.
         self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, self.samples))
+        self.dataset.prepare(self._threads)
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""

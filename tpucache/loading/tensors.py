@@ -63,8 +63,10 @@ def pinned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]
 class SharedNumber:
     """A whole number that worker processes of a DataLoader see change, once it is shared."""
 
-    def __init__(self, value: int = 0) -> None:
+    def __init__(self, value: int = 0, *, is_shared: bool = False) -> None:
         self._cell: Any = to_tensor(np.array(value))
+        if is_shared:
+            self.share()
 
     def get(self) -> int:
         """Return the number."""

@@ -51,6 +51,35 @@ def test_a_file_on_a_writable_mount_is_not_mapped(cache: Path) -> None:
     assert dataset.reading.way == "keep"
 
 
+@pytest.mark.usefixtures("read_only")
+@pytest.mark.parametrize("seconds", [0, 60])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_loader_is_made_with_maps_of_what_is_in_the_page_cache(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, is_warm: bool, seconds: float
+) -> None:
+    monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: is_warm)
+    monkeypatch.setattr(maps_module, "_PREPARE_SECONDS", seconds)
+    dataset = CachedDataset(cache)
+    CachedLoader(dataset, 50)
+    count = len(dataset._selection.shards) if is_warm and seconds else 0
+    assert mapped(dataset) == count
+    assert dataset._reader._maps._whole.any() == (count > 0)
+
+
+@pytest.mark.usefixtures("read_only")
+def test_what_is_damaged_is_found_when_it_is_read_and_not_by_making_a_loader(cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(cache, tmp_path / "damaged")
+    dataset = CachedDataset(tmp_path / "damaged")
+    entry = dataset._selection.shards[0]
+    row = dataset._reader.cache.index[np.array([0])][0]
+    with (tmp_path / "damaged" / entry.name).open("r+b") as file:
+        file.seek(int(row["offset"]))
+        file.write(bytes(int(row["length"])))
+    loader = CachedLoader(dataset, 50)
+    with pytest.raises(DamageError, match=entry.name):
+        list(loader)
+
+
 @pytest.mark.usefixtures("read_only", "no_reads")
 @pytest.mark.parametrize("variant", [0, "epoch"])
 @pytest.mark.parametrize("in_memory", ["auto", False])
@@ -161,7 +190,10 @@ def test_pages_out_of_the_page_cache_are_read_record_by_record(cache: Path, monk
     dataset = CachedDataset(cache, in_memory=False)
     for _ in range(2):
         list(CachedLoader(dataset[:40], 10))
-    assert len(asked) == (2 if is_warm else 40 + 1)  # the first record of a shard is compared with its checksum
+    shards = len(dataset._selection.shards)
+    assert len(asked) == (
+        2 * shards if is_warm else 40 + 1
+    )  # the first record of a shard is compared with its checksum
     count = len(asked)
     list(CachedLoader(dataset[:40], 10))
     assert len(asked) == count

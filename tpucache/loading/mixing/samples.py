@@ -48,6 +48,11 @@ class MixedSamples:
         for at, rows, own, turn in self._parts(indices):
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
 
+    def prepare(self, threads: int) -> None:
+        """Make reading ready, as CachedDataset does."""
+        for dataset in self._datasets:
+            dataset.prepare(threads)
+
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
         for at, _, own, turn in self._parts(indices):

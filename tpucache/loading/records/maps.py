@@ -13,14 +13,17 @@ import fcntl
 import mmap
 import os
 import threading
+import time
 import weakref
 import zlib
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError
+from tpucache.errors import DamageError, StoreError
 from tpucache.loading.records.budget import BUDGET
 from tpucache.loading.records.native import can_populate, libc, populate
 from tpucache.loading.records.streaming import Addresses
@@ -35,6 +38,7 @@ _F_SEAL_SHRINK: Final = 2
 _PIECE_BITS: Final = 21  # 2 MiB of a map, read and entered in the page table at once: a third of the cost of one record
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
+_PREPARE_SECONDS: Final = 0.2  # two threads enter 3 GB of pages in this time
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -103,6 +107,27 @@ class ShardMaps:
             self._read_pages(found[absent], rows[absent])
             self._present[numbers[absent]] = True
         return found
+
+    def prepare(self, rows: Rows, threads: int) -> None:
+        """Map the shards of some records, one of each, and enter what of them is in the page cache, for a moment.
+
+        What is damaged, out of the page cache, or takes longer, is left to be read when it is asked for.
+        """
+        end = time.monotonic() + _PREPARE_SECONDS
+        reader = self._made_of[0]
+
+        def read(piece: int) -> None:
+            if time.monotonic() < end:
+                self._read_piece(piece)
+
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool, contextlib.suppress(StoreError, OSError):
+            for row in rows:
+                shard = int(row["shard"])
+                if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):
+                    return
+                if self._bases[shard] == _UNKNOWN:
+                    self._map(row.reshape(1))
+                deque(pool.map(read, range(*self._first_piece[shard : shard + 2].tolist())), 0)
 
     def block(self, shard: int) -> npt.NDArray[np.uint8]:
         """Return all bytes of a mapped shard, read-only; this object is to be kept as long as they are used."""

@@ -124,6 +124,14 @@ class RecordReader:
         room = max(0, BUDGET.room) + self._memory.granted if self.in_memory else 0
         return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
 
+    def prepare(self, records: int, shards: Sequence[ShardEntry], threads: int) -> None:
+        """Map shards where that is how so many records of them will be read, and what is in the page cache."""
+        if self.plan(records, shards).way != "map":
+            return
+        manifest = self.cache.manifest
+        first = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
+        self._maps.prepare(self.cache.index[np.array(first, np.int64)], threads)
+
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> None:
         """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.
 
