@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, StoreError
+from tpucache.errors import DamageError
 from tpucache.loading.records.budget import BUDGET
 from tpucache.loading.records.native import can_populate, libc, populate
 from tpucache.loading.records.streaming import Addresses
@@ -111,7 +111,7 @@ class ShardMaps:
     def prepare(self, rows: Rows, threads: int) -> None:
         """Map the shards of some records, one of each, and enter what of them is in the page cache, for a moment.
 
-        What is damaged, out of the page cache, or takes longer, is left to be read when it is asked for.
+        What is out of the page cache, or takes longer, is left to be read when it is asked for. Raises StoreError.
         """
         end = time.monotonic() + _PREPARE_SECONDS
         reader = self._made_of[0]
@@ -120,7 +120,7 @@ class ShardMaps:
             if time.monotonic() < end:
                 self._read_piece(piece)
 
-        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool, contextlib.suppress(StoreError, OSError):
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:
             for row in rows:
                 shard = int(row["shard"])
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):

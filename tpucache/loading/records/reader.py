@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import FormatError, UsageError
+from tpucache.errors import FormatError, StoreError, UsageError
 from tpucache.loading.records.budget import BUDGET
 from tpucache.loading.records.buffers import Buffer, BufferPools
 from tpucache.loading.records.maps import ShardMaps
@@ -125,12 +126,16 @@ class RecordReader:
         return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], threads: int) -> None:
-        """Map shards where that is how so many records of them will be read, and what is in the page cache."""
-        if self.plan(records, shards).way != "map":
-            return
-        manifest = self.cache.manifest
-        first = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
-        self._maps.prepare(self.cache.index[np.array(first, np.int64)], threads)
+        """Map shards where that is how so many records of them will be read, and what is in the page cache.
+
+        What is missing or damaged is an error when it is read, and not here.
+        """
+        with contextlib.suppress(StoreError):
+            if self.plan(records, shards).way != "map":
+                return
+            manifest = self.cache.manifest
+            first = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
+            self._maps.prepare(self.cache.index[np.array(first, np.int64)], threads)
 
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> None:
         """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.
