@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpucache.errors import UsageError
@@ -77,9 +78,9 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
 
 
 def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
-    """Return what must be equal: the arrays, and the whole field where it is left packed."""
+    """Return what must be equal: the arrays, and where a field is left packed, what it is decoded by."""
 
     def form(stored: Field, read: Field) -> tuple[Any, ...]:
-        return read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored
+        return read.name, read.dtype, read.shape, None if read.shape == stored.shape else replace(stored, packing=None)
 
     return [form(*pair) for pair in zip(dataset.manifest.fields, dataset.record_fields, strict=True)]

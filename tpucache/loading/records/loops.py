@@ -48,8 +48,7 @@ class LoopWriter:
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [word] * 4), "copy")
         targets, sources, count, length = function.args
         build = ir.IRBuilder(function.append_basic_block())
-        fetch = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), *[self._half] * 3])
-        prefetch = ir.Function(self.module, fetch, "llvm.prefetch.p0i8")
+        prefetch = self._declare("llvm.prefetch.p0i8", ir.VoidType(), [byte.as_pointer(), *[self._half] * 3])
 
         def smaller(one: Any, other: Any) -> Any:
             return build.select(build.icmp_unsigned("<", one, other), one, other)

@@ -120,14 +120,16 @@ class ShardMaps:
             if time.monotonic() < end:
                 self._read_piece(piece)
 
-        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # it starts no thread before there is work
             for row in rows:
                 shard = int(row["shard"])
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):
                     return
                 if self._bases[shard] == _UNKNOWN:
                     self._map(row.reshape(1))
-                deque(pool.map(read, range(*self._first_piece[shard : shard + 2].tolist())), 0)
+                first, stop = self._first_piece[shard : shard + 2].tolist()
+                missing = first + np.flatnonzero(~self._whole[first:stop])
+                deque(pool.map(read, missing.tolist()), 0)
 
     def block(self, shard: int) -> npt.NDArray[np.uint8]:
         """Return all bytes of a mapped shard, read-only; this object is to be kept as long as they are used."""

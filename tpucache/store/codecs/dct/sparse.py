@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_GROUP: Final = 64  # bytes that one byte of the mask's mask stands for
+_GROUP: Final = 64  # bytes that one byte of the mask's mask is for
 _READ_AHEAD: Final = 64  # bytes: compiled code loads so many at once, also where only one is left
 
 
@@ -61,7 +61,7 @@ def scratch_for(size: int) -> tuple[Array, int]:
 
 
 def _expand(mask: Array, values: Array) -> tuple[Array, Array]:
-    """Return the bytes that a mask and the values of its bits stand for, and the values that are left."""
+    """Return a byte for each bit of a mask, the next value or 0, and the values that are left."""
     is_value = np.unpackbits(mask, bitorder="little").view(bool)
     count = np.count_nonzero(is_value)
     if count > len(values):
