@@ -38,7 +38,7 @@ LABEL: Final = "label"
 
 FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _DEEP_IMAGES: Final = 4  # the format version that brought them
-_PACKINGS: Final = 5  # likewise
+_PACKINGS: Final = {None: 0, "sparse": 5, "nibbles": 6}  # likewise
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -80,7 +80,7 @@ class Field:
     @property
     def since(self) -> int:
         """The lowest format version that has its codec and packing, and images like it."""
-        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0, _PACKINGS if self.packing else 0)
+        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0, _PACKINGS[self.packing])
 
     @property
     def is_plain(self) -> bool:

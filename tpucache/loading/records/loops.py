@@ -34,13 +34,14 @@ class LoopWriter:
             raise RuntimeError(f"there are no loops for {processor}")
         self._ir, self._shuffle = ir, _SHUFFLES[processor]
         self._has_expand = features.get("avx512vbmi2", False)
+        self._step = 64 if self._has_expand else 16  # bytes put in place by one store
         self._byte, self._half, self._word = ir.IntType(8), ir.IntType(32), ir.IntType(64)
         self.module = ir.Module()
         self._count_bits = self._declare("llvm.ctpop.i64", self._word, [self._word])
         self._places = self._constant("places", _places())
         self._write_copy()
         self._write_read()
-        self._write_unpack(self._write_spread())
+        self._write_unpack(self._write_spread(self._write_widen()))
 
     def _write_copy(self) -> None:
         ir, byte, word = self._ir, self._byte, self._word
@@ -98,20 +99,50 @@ class LoopWriter:
                 build.ret(turn)
         build.ret(count)
 
-    def _write_spread(self) -> Any:
+    def _write_widen(self) -> Any:
+        """Write the decoder of nibbles, `store.codecs.dct.nibbles`: it returns where the bytes of that many values end."""
+        ir, byte, word = self._ir, self._byte, self._word
+        function = ir.Function(self.module, ir.FunctionType(word, [word] * 3), "widen")
+        source, count, target = function.args
+        build = ir.IRBuilder(function.append_basic_block())
+        step = self._step
+        pairs, values = ir.VectorType(ir.IntType(16), step // 2), ir.VectorType(byte, step)
+
+        def all_of(kind: Any, value: int) -> Any:
+            return ir.Constant(kind, [value] * kind.count)
+
+        carried = [build.add(source, build.lshr(build.add(count, word(1)), word(1)))]
+        with self._counting(build, word(0), count, step, carried) as at:
+            there = build.add(source, build.lshr(at, word(1)))
+            two = build.zext(self._load(build, ir.VectorType(byte, step // 2), there), pairs)
+            two = build.and_(build.or_(two, build.shl(two, all_of(pairs, 4))), all_of(pairs, 0x0F0F))
+            nibbles = build.bitcast(two, values)
+            is_whole = build.icmp_unsigned("==", nibbles, all_of(values, 0))
+            whole = build.bitcast(is_whole, ir.IntType(step))
+            whole = build.zext(whole, word) if step < 64 else whole
+            whole = build.and_(whole, self._lowest(build, build.sub(count, at)))
+            narrow = build.sub(build.xor(nibbles, all_of(values, 8)), all_of(values, 8))
+            found, carried[0] = self._expand(build, whole, carried[0])
+            self._store(build, build.or_(narrow, found), build.add(target, at))
+        build.ret(carried[0])
+        return function
+
+    def _write_spread(self, widen: Any) -> Any:
         """Write the decoder of a sparse form, `store.codecs.dct.sparse`: 1 where its length is right, else 0."""
         ir, byte, word = self._ir, self._byte, self._word
-        function = ir.Function(self.module, ir.FunctionType(word, [word] * 4), "spread")
-        source, length, target, size = function.args
+        function = ir.Function(self.module, ir.FunctionType(word, [word] * 5), "spread")
+        source, length, target, size, widened = function.args
         build = ir.IRBuilder(function.append_basic_block())
         tail = build.ptrtoint(build.alloca(ir.ArrayType(byte, _LINE)), word)
+        end = build.alloca(word)
         groups, whole = (build.lshr(each, word(6)) for each in (build.add(size, word(_LINE - 1)), size))
         masks = build.add(source, groups)
-        carried = [masks]
-        with self._counting(build, word(0), groups, 1, carried) as group:
-            mask = build.zext(self._load(build, byte, build.add(source, group)), word)
-            carried[0] = build.add(carried[0], build.call(self._count_bits, [mask]))
-        carried = [masks, *carried]
+        values = build.add(masks, self._count_all(build, source, groups))
+        has_nibbles = build.icmp_unsigned("!=", widened, word(0))
+        with build.if_then(has_nibbles):
+            count = self._count_all(build, masks, build.sub(values, masks))
+            build.store(build.call(widen, [values, count, widened]), end)
+        carried = [masks, build.select(has_nibbles, widened, values)]
         with self._counting(build, word(0), groups, 1, carried) as group:
             masks, values = carried
             mask = build.zext(self._load(build, byte, build.add(source, group)), word)
@@ -123,24 +154,50 @@ class LoopWriter:
         ends = build.shl(whole, word(6))
         with self._counting(build, ends, size, 1) as at:
             self._store(build, self._load(build, byte, build.add(tail, build.sub(at, ends))), build.add(target, at))
-        is_right = build.icmp_unsigned("==", build.sub(carried[1], source), length)
+        last = build.select(has_nibbles, build.load(end), carried[1])
+        is_right = build.icmp_unsigned("==", build.sub(last, source), length)
         build.ret(build.zext(is_right, word))
         return function
 
-    def _expand_group(self, build: Any, mask: Any, values: Any, to: Any) -> Any:
-        """Write 64 bytes: the next value for each bit of a mask that is set, else 0; return where the others are."""
+    def _count_all(self, build: Any, start: Any, length: Any) -> Any:
+        """Write the count of the bits of so many bytes, eight at a time."""
         word = self._word
+        counted = [word(0)]
+        with self._counting(build, word(0), length, 8, counted) as at:
+            left = build.shl(build.sub(length, at), word(3))
+            bits = build.and_(self._load(build, word, build.add(start, at)), self._lowest(build, left))
+            counted[0] = build.add(counted[0], build.call(self._count_bits, [bits]))
+        return counted[0]
+
+    def _lowest(self, build: Any, count: Any) -> Any:
+        """Write a word whose lowest bits are set: so many, or all."""
+        word = self._word
+        some = build.not_(build.shl(word(-1), count))
+        return build.select(build.icmp_unsigned("<", count, word(64)), some, word(-1))
+
+    def _expand(self, build: Any, mask: Any, values: Any) -> tuple[Any, Any]:
+        """Write the next value for each lowest bit of a mask that is set, else 0; return where the others are, too."""
+        size = self._step
+        line = self._ir.VectorType(self._byte, size)
         if self._has_expand:
-            line, flags = self._ir.VectorType(self._byte, _LINE), self._ir.VectorType(self._ir.IntType(1), _LINE)
+            flags = self._ir.VectorType(self._ir.IntType(1), size)
             expand = self._declare(_EXPAND, line, [line, line, flags])
             rest = self._ir.Constant(line, None)
             found = build.call(expand, [self._load(build, line, values), rest, build.bitcast(mask, flags)])
-            self._store(build, found, to)
-            return build.add(values, build.call(self._count_bits, [mask]))
-        for at in range(0, _LINE, 8):
-            each = build.and_(build.lshr(mask, word(at)), word(255))
-            self._store(build, self._expand_eight(build, each, values), build.add(to, word(at)))
+            return found, build.add(values, build.call(self._count_bits, [mask]))
+        words: Any = self._ir.Constant(self._ir.VectorType(self._word, size // 8), None)
+        for turn in range(size // 8):
+            each = build.and_(build.lshr(mask, self._word(8 * turn)), self._word(255))
+            words = build.insert_element(words, self._expand_eight(build, each, values), self._half(turn))
             values = build.add(values, build.call(self._count_bits, [each]))
+        return build.bitcast(words, line), values
+
+    def _expand_group(self, build: Any, mask: Any, values: Any, to: Any) -> Any:
+        """Write 64 bytes: the next value for each bit of a mask that is set, else 0; return where the others are."""
+        for at in range(0, _LINE, self._step):
+            each = build.lshr(mask, self._word(at))
+            found, values = self._expand(build, each, values)
+            self._store(build, found, build.add(to, self._word(at)))
         return values
 
     def _expand_eight(self, build: Any, mask: Any, values: Any) -> Any:
@@ -159,8 +216,8 @@ class LoopWriter:
 
     def _write_unpack(self, spread: Any) -> None:
         ir, half, word = self._ir, self._half, self._word
-        function = ir.Function(self.module, ir.FunctionType(word, [word] * 9), "unpack")
-        library, context, sources, lengths, targets, count, size, scratch, room = function.args
+        function = ir.Function(self.module, ir.FunctionType(word, [word] * 10), "unpack")
+        library, context, sources, lengths, targets, count, size, scratch, room, widened = function.args
         build = ir.IRBuilder(function.append_basic_block())
         lz4 = build.inttoptr(library, ir.FunctionType(half, [word, word, half, half]).as_pointer())
         zstd = build.inttoptr(library, ir.FunctionType(word, [word] * 5).as_pointer())
@@ -186,7 +243,7 @@ class LoopWriter:
             stop_if(build.icmp_unsigned(">", plain, most))  # an error is a negative number
             with build.if_else(is_sparse) as (to_spread, in_place):
                 with to_spread:
-                    fits = build.call(spread, [scratch, plain, target, size])
+                    fits = build.call(spread, [scratch, plain, target, size, widened])
                     stop_if(build.icmp_unsigned("==", fits, word(0)))
                 with in_place:
                     stop_if(build.icmp_unsigned("!=", plain, size))

@@ -90,5 +90,5 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
     read = function("read", ctypes.c_int64, 7)
     preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
-    unpack = function("unpack", ctypes.c_int64, 9)
+    unpack = function("unpack", ctypes.c_int64, 10)
     return Native(function("copy", None, 4), lambda *arguments: read(*arguments, preadv), unpack)

@@ -38,7 +38,7 @@ class Unpacker(NamedTuple):
     context: Callable[[], int]
 
     def unpack_all(
-        self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, is_sparse: bool, loop: Loop | None
+        self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str | None, loop: Loop | None
     ) -> int:
         """Unpack records into rows of `out` until one does not become exactly a row; return how many did.
 
@@ -46,30 +46,33 @@ class Unpacker(NamedTuple):
         `loop`, Python calls the function.
         """
         size = out.shape[1]
-        scratch, room = scratch_for(size) if is_sparse else (None, 0)
-        start = 0 if scratch is None else scratch.ctypes.data
+        scratch = None if packing is None else scratch_for(size, packing)
+        start = 0 if scratch is None else scratch.memory.ctypes.data
         if loop is not None:
             numbers = [
                 np.ascontiguousarray(each, np.int64) for each in (sources, lengths, out.ctypes.data + size * rows)
             ]
             first, second, third = (each.ctypes.data for each in numbers)
-            return loop(self.function, self.context(), first, second, third, len(sources), size, start, room)
+            room, values = (0, 0) if scratch is None else (scratch.room, scratch.values and start + scratch.values)
+            return loop(
+                self.function, self.context(), first, second, third, len(sources), size, start, room, values
+            )
         records = zip(sources.tolist(), lengths.tolist(), rows.tolist(), strict=True)
         for done, (source, length, row) in enumerate(records):
-            if scratch is None:
+            if scratch is None or packing is None:
                 is_whole = self.unpack(source, length, out.ctypes.data + size * row, size) == size
             else:
-                found = self.unpack(source, length, start, room)
-                is_whole = found >= 0 and _spreads(scratch[:found], out[row])
+                found = self.unpack(source, length, start, scratch.room)
+                is_whole = found >= 0 and _spreads(scratch.memory[:found], out[row], packing)
             if not is_whole:
                 return done
         return len(sources)
 
 
-def _spreads(found: Array, out: Array) -> bool:
+def _spreads(found: Array, out: Array, packing: str) -> bool:
     """Spread a sparse form; return whether it fits."""
     try:
-        spread(found, out)
+        spread(found, out, packing)
     except ValueError:
         return False
     return True

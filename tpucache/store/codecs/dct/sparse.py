@@ -2,7 +2,8 @@
 
 A mask has a bit for each byte, set where the byte is not 0. The mask is mostly 0 itself, so it has a mask, too. The
 sparse form is the mask of the mask, the mask's bytes that are not 0, then the bytes that are not 0. A byte code has
-a quarter of the bytes left to go through, and a processor that shuffles bytes puts eight in place at once.
+a quarter of the bytes left to go through, and a processor that shuffles bytes puts eight in place at once. In packing
+"nibbles" the bytes that are not 0 are narrowed (`store.codecs.dct.nibbles`), in packing "sparse" they are not.
 
 docs/format.md describes it exactly.
 """
@@ -14,10 +15,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.store.codecs.dct.nibbles import narrow, widen
+
 Array = npt.NDArray[Any]
 
+SPARSE: Final = "sparse"
+NIBBLES: Final = "nibbles"
+PACKINGS: Final = (SPARSE, NIBBLES)
+
 _GROUP: Final = 64  # bytes that one byte of the mask's mask is for
-_READ_AHEAD: Final = 64  # bytes: compiled code loads so many at once, also where only one is left
+_AHEAD: Final = 64  # bytes: compiled code loads and stores so many at once, also where only one is left
 
 
 class Sparse(NamedTuple):
@@ -27,42 +34,64 @@ class Sparse(NamedTuple):
     values: bytes
 
 
-def squeeze(plain: bytes) -> Sparse:
+class Scratch(NamedTuple):
+    """Memory to unpack a sparse form in: one array, for two purposes."""
+
+    memory: Array
+    #: How many of its bytes are for the sparse form.
+    room: int
+    #: Where those begin that are for values widened, 0 where a packing needs none.
+    values: int
+
+
+def squeeze(plain: bytes, packing: str) -> Sparse:
     """Return the sparse form of bytes."""
     values = np.frombuffer(plain, np.uint8)
     values = np.pad(values, (0, -len(values) % _GROUP))
     mask = np.packbits(values != 0, bitorder="little")
     first = np.packbits(mask != 0, bitorder="little")
-    return Sparse(first.tobytes() + mask[mask != 0].tobytes(), values[values != 0].tobytes())
+    values = values[values != 0]
+    narrowed = narrow(values) if packing == NIBBLES else values.tobytes()
+    return Sparse(first.tobytes() + mask[mask != 0].tobytes(), narrowed)
 
 
-def spread(sparse: Array, out: Array) -> None:
+def spread(sparse: Array, out: Array, packing: str) -> None:
     """Write the bytes of a sparse form to `out`; both are uint8 (n,). Raises ValueError where they do not fit."""
     groups = -(-len(out) // _GROUP)
     if len(sparse) < groups:
         raise ValueError(f"{len(sparse):,} bytes, at least {groups:,}")
     first, rest = sparse[:groups], sparse[groups:]
-    mask, rest = _expand(first, rest)
-    values, rest = _expand(mask, rest)
+    mask, rest = _expand(_bits(first), rest)
+    is_value = _bits(mask)
+    if packing == NIBBLES:
+        rest = widen(rest, np.count_nonzero(is_value))
+    values, rest = _expand(is_value, rest)
     if len(rest):
         raise ValueError(f"{len(rest):,} bytes more than the masks have bits")
     out[:] = values[: len(out)]
 
 
-def most_bytes(size: int) -> int:
+def most_bytes(size: int, packing: str) -> int:
     """Return how many bytes the sparse form of `size` bytes has at most: no masks lead further, whatever they are."""
-    return -(-size // _GROUP) * (1 + _GROUP // 8 + _GROUP)
+    values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
+    return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
 
-def scratch_for(size: int) -> tuple[Array, int]:
-    """Return memory for the sparse form of `size` bytes, and how many of its own bytes are for that."""
-    room = most_bytes(size)
-    return np.zeros(room + _READ_AHEAD, np.uint8), room
+def scratch_for(size: int, packing: str) -> Scratch:
+    """Return memory to unpack the sparse form of `size` bytes in."""
+    room = most_bytes(size, packing)
+    if packing != NIBBLES:
+        return Scratch(np.zeros(room + _AHEAD, np.uint8), room, 0)
+    memory = np.zeros(room + _AHEAD + -(-size // _GROUP) * _GROUP + _AHEAD, np.uint8)
+    return Scratch(memory, room, room + _AHEAD)
 
 
-def _expand(mask: Array, values: Array) -> tuple[Array, Array]:
-    """Return a byte for each bit of a mask, the next value or 0, and the values that are left."""
-    is_value = np.unpackbits(mask, bitorder="little").view(bool)
+def _bits(mask: Array) -> Array:
+    return np.unpackbits(mask, bitorder="little").view(bool)
+
+
+def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
+    """Return the next value where there is one, else 0, and the values that are left."""
     count = np.count_nonzero(is_value)
     if count > len(values):
         raise ValueError(f"{count:,} bits in a mask, but {len(values):,} bytes")
