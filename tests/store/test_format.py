@@ -57,4 +57,4 @@ def test_an_index_row_is_twenty_little_endian_bytes_in_this_order() -> None:
 
 def test_the_files_of_a_cache_keep_their_names() -> None:
     assert (fmt.MANIFEST_NAME, fmt.INDEX_NAME, fmt.SAMPLES_NAME) == ("manifest.json", "index.npy", "samples.npz")
-    assert (fmt.FORMAT, fmt.VERSION) == ("tpucache", 5)
+    assert (fmt.FORMAT, fmt.VERSION) == ("tpucache", 6)

@@ -106,6 +106,8 @@ def check_field(field: Field) -> None:
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(f"no field has shape {field.shape}")
     CODECS[field.codec].check(field)
+    if field.packing is not None and (CODECS[field.codec].packing is None or field.packing not in _PACKINGS):
+        raise FormatError(f"{field.codec} has no packing {field.packing!r}")
     if field.name == IMAGE:
         check_image(field)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.samples.mixture import Mixture
 from tpucache.loading.samples.sampler import full_order
-from tpucache.store.codecs.dct.codec import DctCodec
+from tpucache.store.codecs.dct.codec import DctLz4
 
 
 def loaders(cache: Path, size: int, **more: Any) -> list[CachedLoader]:
@@ -126,17 +126,20 @@ def test_loaders_that_do_not_fit_are_refused(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("finish", ["host", "device"])
-def test_caches_of_an_older_and_a_newer_packing_are_mixed(
+def test_caches_of_older_packings_and_the_newest_are_mixed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finish: Any
 ) -> None:
     recipe = Recipe(size=16, codec="dct-lz4")
-    with monkeypatch.context() as older:
-        older.setattr(DctCodec, "packing", None)
-        build_cache(photos, tmp_path / "older", recipe, jobs=1)
-    build_cache(photos, tmp_path / "newer", recipe, jobs=1)
-    loaders = [CachedLoader(CachedDataset(tmp_path / name), 20, finish=finish) for name in ("older", "newer")]
-    both = torch.cat([images for images, _ in MixedLoader(loaders, [1, 1])])
-    assert torch.equal(both[::2], both[1::2])
+    packings = (None, "sparse", "nibbles")
+    for packing in packings:
+        monkeypatch.setattr(DctLz4, "packing", packing)
+        build_cache(photos, tmp_path / str(packing), recipe, jobs=1)
+    datasets = [CachedDataset(tmp_path / str(packing)) for packing in packings]
+    assert [dataset.manifest.fields[0].packing for dataset in datasets] == [*packings]
+    loaders = [CachedLoader(dataset, 18, finish=finish) for dataset in datasets]
+    images = torch.cat([images for images, _ in MixedLoader(loaders, [1, 1, 1])])
+    assert torch.equal(images[::3], images[1::3])
+    assert torch.equal(images[::3], images[2::3])
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CODECS = ["dct-zstd", "dct-lz4"]
-PACKINGS = [None, "sparse"]
+PACKINGS = [None, "sparse", "nibbles"]
 LOOPS = ["loop", "narrow"]
 UNTOUCHED = 77
 
@@ -144,13 +144,14 @@ def test_threads_unpack_at_once(codec: str) -> None:
 
 
 @pytest.mark.parametrize("way", LOOPS)
-def test_no_sparse_form_makes_the_loop_write_beyond_its_row(way: str) -> None:
+@pytest.mark.parametrize("packing", ["sparse", "nibbles"])
+def test_no_sparse_form_makes_the_loop_write_beyond_its_row(way: str, packing: str) -> None:
     """Whatever the masks say: the bytes that numpy finds, or damage as by numpy."""
 
     @settings(max_examples=60)
     @given(st.binary(max_size=700), st.integers(0, 1 << 30))
     def check(start: bytes, seed: int) -> None:
-        field = field_of("dct-lz4")
+        field = field_of("dct-lz4", packing)
         rng = np.random.default_rng(seed)
         first = rng.choice(np.array([0, 1, 16, 255], np.uint8), int(rng.integers(0, 300))).tobytes()
         content = start + first

@@ -100,30 +100,25 @@ class LoopWriter:
         build.ret(count)
 
     def _write_widen(self) -> Any:
-        """Write the decoder of nibbles, `store.codecs.dct.nibbles`: it returns where the bytes of that many values end."""
-        ir, byte, word = self._ir, self._byte, self._word
+        """Write the decoder of nibbles, `store.codecs.dct.nibbles`: it returns where those of so many values end."""
+        ir, word, step = self._ir, self._word, self._step
         function = ir.Function(self.module, ir.FunctionType(word, [word] * 3), "widen")
         source, count, target = function.args
         build = ir.IRBuilder(function.append_basic_block())
-        step = self._step
-        pairs, values = ir.VectorType(ir.IntType(16), step // 2), ir.VectorType(byte, step)
-
-        def all_of(kind: Any, value: int) -> Any:
-            return ir.Constant(kind, [value] * kind.count)
-
+        bytes_of, line = ir.VectorType(self._byte, step // 2), ir.VectorType(self._byte, step)
+        pairs = ir.VectorType(ir.IntType(16), step // 2)
+        four, low = (ir.Constant(pairs, [value] * pairs.count) for value in (4, 0x0F0F))
+        zero, sign = (ir.Constant(line, [value] * step) for value in (0, 8))
         carried = [build.add(source, build.lshr(build.add(count, word(1)), word(1)))]
         with self._counting(build, word(0), count, step, carried) as at:
-            there = build.add(source, build.lshr(at, word(1)))
-            two = build.zext(self._load(build, ir.VectorType(byte, step // 2), there), pairs)
-            two = build.and_(build.or_(two, build.shl(two, all_of(pairs, 4))), all_of(pairs, 0x0F0F))
-            nibbles = build.bitcast(two, values)
-            is_whole = build.icmp_unsigned("==", nibbles, all_of(values, 0))
-            whole = build.bitcast(is_whole, ir.IntType(step))
-            whole = build.zext(whole, word) if step < 64 else whole
-            whole = build.and_(whole, self._lowest(build, build.sub(count, at)))
-            narrow = build.sub(build.xor(nibbles, all_of(values, 8)), all_of(values, 8))
-            found, carried[0] = self._expand(build, whole, carried[0])
-            self._store(build, build.or_(narrow, found), build.add(target, at))
+            found = build.zext(self._load(build, bytes_of, build.add(source, build.lshr(at, word(1)))), pairs)
+            found = build.and_(build.or_(found, build.shl(found, four)), low)
+            nibbles = build.bitcast(found, line)
+            mask = build.zext(build.bitcast(build.icmp_unsigned("==", nibbles, zero), ir.IntType(step)), word)
+            mask = build.and_(mask, self._lowest(build, build.sub(count, at)))
+            narrow = build.sub(build.xor(nibbles, sign), sign)
+            whole, carried[0] = self._expand(build, mask, carried[0])
+            self._store(build, build.or_(narrow, whole), build.add(target, at))
         build.ret(carried[0])
         return function
 
@@ -141,7 +136,7 @@ class LoopWriter:
         has_nibbles = build.icmp_unsigned("!=", widened, word(0))
         with build.if_then(has_nibbles):
             count = self._count_all(build, masks, build.sub(values, masks))
-            build.store(build.call(widen, [values, count, widened]), end)
+            build.store(build.call(widen, [values, count, widened]), end)  # where the form ends, by its nibbles
         carried = [masks, build.select(has_nibbles, widened, values)]
         with self._counting(build, word(0), groups, 1, carried) as group:
             masks, values = carried
@@ -155,8 +150,7 @@ class LoopWriter:
         with self._counting(build, ends, size, 1) as at:
             self._store(build, self._load(build, byte, build.add(tail, build.sub(at, ends))), build.add(target, at))
         last = build.select(has_nibbles, build.load(end), carried[1])
-        is_right = build.icmp_unsigned("==", build.sub(last, source), length)
-        build.ret(build.zext(is_right, word))
+        build.ret(build.zext(build.icmp_unsigned("==", build.sub(last, source), length), word))
         return function
 
     def _count_all(self, build: Any, start: Any, length: Any) -> Any:
@@ -164,16 +158,15 @@ class LoopWriter:
         word = self._word
         counted = [word(0)]
         with self._counting(build, word(0), length, 8, counted) as at:
-            left = build.shl(build.sub(length, at), word(3))
-            bits = build.and_(self._load(build, word, build.add(start, at)), self._lowest(build, left))
+            ours = self._lowest(build, build.shl(build.sub(length, at), word(3)))
+            bits = build.and_(self._load(build, word, build.add(start, at)), ours)
             counted[0] = build.add(counted[0], build.call(self._count_bits, [bits]))
         return counted[0]
 
     def _lowest(self, build: Any, count: Any) -> Any:
         """Write a word whose lowest bits are set: so many, or all."""
-        word = self._word
-        some = build.not_(build.shl(word(-1), count))
-        return build.select(build.icmp_unsigned("<", count, word(64)), some, word(-1))
+        some = build.not_(build.shl(self._word(-1), count))
+        return build.select(build.icmp_unsigned("<", count, self._word(64)), some, self._word(-1))
 
     def _expand(self, build: Any, mask: Any, values: Any) -> tuple[Any, Any]:
         """Write the next value for each lowest bit of a mask that is set, else 0; return where the others are, too."""
@@ -182,8 +175,8 @@ class LoopWriter:
         if self._has_expand:
             flags = self._ir.VectorType(self._ir.IntType(1), size)
             expand = self._declare(_EXPAND, line, [line, line, flags])
-            rest = self._ir.Constant(line, None)
-            found = build.call(expand, [self._load(build, line, values), rest, build.bitcast(mask, flags)])
+            zero = self._ir.Constant(line, None)
+            found = build.call(expand, [self._load(build, line, values), zero, build.bitcast(mask, flags)])
             return found, build.add(values, build.call(self._count_bits, [mask]))
         words: Any = self._ir.Constant(self._ir.VectorType(self._word, size // 8), None)
         for turn in range(size // 8):
@@ -195,8 +188,7 @@ class LoopWriter:
     def _expand_group(self, build: Any, mask: Any, values: Any, to: Any) -> Any:
         """Write 64 bytes: the next value for each bit of a mask that is set, else 0; return where the others are."""
         for at in range(0, _LINE, self._step):
-            each = build.lshr(mask, self._word(at))
-            found, values = self._expand(build, each, values)
+            found, values = self._expand(build, build.lshr(mask, self._word(at)), values)
             self._store(build, found, build.add(to, self._word(at)))
         return values
 

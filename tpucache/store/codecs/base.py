@@ -15,9 +15,9 @@ from tpucache.errors import DamageError, DependencyError, UsageError
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
-#: (function, context, sources, lengths, targets, count, size, scratch, room, values): call a library's function for each
-#: record, until one does not become exactly `size` bytes; returns how many did. The function, its context, the three
-#: arrays of int64 and the scratch memory are given by their addresses. A function with a context is Zstandard's:
+#: (function, context, sources, lengths, targets, count, size, scratch, room, values): call a library's function for
+#: each record, until one does not become exactly `size` bytes; returns how many did. The function, its context, the
+#: three arrays of int64 and the scratch memory are given by their addresses. A function with a context is Zstandard's:
 #: (context, target, room, source, length). Where the context is 0, it is LZ4's: (source, target, length, room), which
 #: counts bytes in C ints; more are refused. Records are unpacked into their targets, or, where the scratch memory is
 #: not 0, into its first `room` bytes, whose sparse form (`store.codecs.dct.sparse`) is then spread to the target. Where

@@ -21,7 +21,7 @@ from tpucache.store.codecs.dct import libraries
 from tpucache.store.fields import Field
 
 CODECS = ["dct-zstd", "dct-lz4"]
-PACKINGS = [None, "sparse"]
+PACKINGS = [None, "sparse", "nibbles"]
 LIBRARIES = (libraries.unpack_zstd, libraries.unpack_lz4)
 SIDE = 24
 

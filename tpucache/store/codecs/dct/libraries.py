@@ -54,9 +54,7 @@ class Unpacker(NamedTuple):
             ]
             first, second, third = (each.ctypes.data for each in numbers)
             room, values = (0, 0) if scratch is None else (scratch.room, scratch.values and start + scratch.values)
-            return loop(
-                self.function, self.context(), first, second, third, len(sources), size, start, room, values
-            )
+            return loop(self.function, self.context(), first, second, third, len(sources), size, start, room, values)
         records = zip(sources.tolist(), lengths.tolist(), rows.tolist(), strict=True)
         for done, (source, length, row) in enumerate(records):
             if scratch is None or packing is None:

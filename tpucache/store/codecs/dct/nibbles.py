@@ -32,6 +32,6 @@ def widen(form: Array, count: int) -> Array:
     whole = form[pairs:]
     if len(nibbles) != count or np.count_nonzero(is_whole) != len(whole):
         raise ValueError(f"{len(form):,} bytes, not those of {count:,} values")
-    values = (nibbles ^ _SIGN) - np.uint8(_SIGN)
+    values: Array = (nibbles ^ _SIGN) - np.uint8(_SIGN)
     values[is_whole] = whole
     return values

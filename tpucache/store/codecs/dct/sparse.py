@@ -21,7 +21,6 @@ Array = npt.NDArray[Any]
 
 SPARSE: Final = "sparse"
 NIBBLES: Final = "nibbles"
-PACKINGS: Final = (SPARSE, NIBBLES)
 
 _GROUP: Final = 64  # bytes that one byte of the mask's mask is for
 _AHEAD: Final = 64  # bytes: compiled code loads and stores so many at once, also where only one is left
@@ -35,12 +34,12 @@ class Sparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory to unpack a sparse form in: one array, for two purposes."""
+    """Memory to unpack a sparse form in: one array for the form, and for its values once they are widened."""
 
     memory: Array
-    #: How many of its bytes are for the sparse form.
+    #: How many bytes there are for the form, from the first on.
     room: int
-    #: Where those begin that are for values widened, 0 where a packing needs none.
+    #: Where the bytes for the widened values begin, 0 where the packing has no nibbles.
     values: int
 
 
@@ -64,7 +63,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
     mask, rest = _expand(_bits(first), rest)
     is_value = _bits(mask)
     if packing == NIBBLES:
-        rest = widen(rest, np.count_nonzero(is_value))
+        rest = widen(rest, int(np.count_nonzero(is_value)))
     values, rest = _expand(is_value, rest)
     if len(rest):
         raise ValueError(f"{len(rest):,} bytes more than the masks have bits")
@@ -72,7 +71,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
 
 
 def most_bytes(size: int, packing: str) -> int:
-    """Return how many bytes the sparse form of `size` bytes has at most: no masks lead further, whatever they are."""
+    """Return how many bytes the sparse form of `size` bytes has at most: no masks and nibbles lead further."""
     values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
     return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
