@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
 import shutil
@@ -168,6 +169,65 @@ def test_no_sparse_form_makes_the_loop_write_beyond_its_row(way: str, packing: s
         assert messages[0] or (found == expected).all()
 
     check()
+
+
+def guarded(length: int) -> np.ndarray[Any, Any]:
+    """Return zeros that end where a page begins which ends the process when it is touched."""
+    whole = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.frombuffer(mmap.mmap(-1, whole + mmap.PAGESIZE), np.uint8)
+    protect = ctypes.CDLL(None).mprotect
+    assert protect(ctypes.c_void_p(memory.ctypes.data + whole), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return memory[whole - length : whole]
+
+
+def hostile_form(rng: np.random.Generator, groups: int, packing: str) -> bytes:
+    """Return masks with few to all bits set, and as many values as they ask for, fewer or more."""
+
+    def mask(length: int) -> np.ndarray[Any, Any]:
+        return np.packbits(rng.random((length, 8)) < rng.choice([0, 0.1, 0.5, 0.97, 1]), axis=1)[:, 0]
+
+    first = mask(groups)
+    second = mask(int(np.unpackbits(first).sum()))
+    count = int(np.unpackbits(second).sum())
+    values = rng.integers(0, 256, count, np.uint8)
+    if packing == "nibbles":
+        nibbles = rng.integers(1, 16, count + count % 2) * (rng.random(count + count % 2) < rng.choice([0, 0.5, 1]))
+        values = values[: np.count_nonzero(nibbles[:count] == 0)]
+        values = np.concatenate([(nibbles[::2] | nibbles[1::2] << 4).astype(np.uint8), values])
+    form = b"".join(part.tobytes() for part in (first, second, values))
+    ends = (len(form), rng.integers(0, len(form) + 1), len(first) + len(second), len(form) - 1, len(form) + 1)
+    return (form + b"\0")[: rng.choice(ends)]
+
+
+@pytest.mark.parametrize("way", LOOPS)
+@pytest.mark.parametrize("packing", ["sparse", "nibbles"])
+def test_no_sparse_form_leads_the_loop_out_of_its_memory(
+    way: str, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and scratch memory end at pages that cannot be touched, and a full form's bytes are left in the latter."""
+    scratch_for = libraries.scratch_for
+    monkeypatch.setattr(
+        libraries, "scratch_for", lambda *of: (found := scratch_for(*of))._replace(memory=guarded(len(found.memory)))
+    )
+    sound = 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        field = field_of("dct-lz4", packing, *rng.integers(1, 60, 2).tolist())
+        groups = -(-field.packed.nbytes // 64)
+        full = b"\xff" * 9 * groups + (b"\0" * 32 * groups if packing == "nibbles" else b"") + b"\x80" * 64 * groups
+        records = [lz4.block.compress(each, store_size=False) for each in (full, hostile_form(rng, groups, packing))]
+        found, expected, messages = guarded(2 * field.packed.nbytes).reshape(2, -1), empty(field, 2), []
+        for out, how in ((found, way), (expected, "plain")):
+            try:
+                unpack(field, records, np.array([0, 1]), out, how)
+                messages.append("")
+            except DamageError as error:
+                messages.append(str(error))
+        assert messages[0] == messages[1]
+        assert (found[0] == 0x80).all()
+        assert messages[0] or (found == expected).all()
+        sound += not messages[0]
+    assert 20 < sound < 100
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """dct-zstd, dct-lz4: JPEG's coefficients in a byte code that unpacks fast; the device makes pixels of them.
 
 The packed coefficients of an image are one length, whatever the image: a device takes batches of them. Four in five of
-these bytes are 0, so the sparse form of them is compressed. It has two kinds, which the field's packing names; fields of
-format versions 3 and 4 have no packing, and no such form.
+these bytes are 0, so the sparse form of them is compressed. The field's packing says which of two such forms; fields of
+format versions 3 and 4 have no packing, and no sparse form.
 """
 
 from __future__ import annotations
