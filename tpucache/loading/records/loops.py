@@ -105,13 +105,13 @@ class LoopWriter:
         function = ir.Function(self.module, ir.FunctionType(word, [word] * 3), "widen")
         source, count, target = function.args
         build = ir.IRBuilder(function.append_basic_block())
-        bytes_of, line = ir.VectorType(self._byte, step // 2), ir.VectorType(self._byte, step)
+        half_line, line = ir.VectorType(self._byte, step // 2), ir.VectorType(self._byte, step)
         pairs = ir.VectorType(ir.IntType(16), step // 2)
         four, low = (ir.Constant(pairs, [value] * pairs.count) for value in (4, 0x0F0F))
         zero, sign = (ir.Constant(line, [value] * step) for value in (0, 8))
         carried = [build.add(source, build.lshr(build.add(count, word(1)), word(1)))]
         with self._counting(build, word(0), count, step, carried) as at:
-            found = build.zext(self._load(build, bytes_of, build.add(source, build.lshr(at, word(1)))), pairs)
+            found = build.zext(self._load(build, half_line, build.add(source, build.lshr(at, word(1)))), pairs)
             found = build.and_(build.or_(found, build.shl(found, four)), low)
             nibbles = build.bitcast(found, line)
             mask = build.zext(build.bitcast(build.icmp_unsigned("==", nibbles, zero), ir.IntType(step)), word)
