@@ -181,7 +181,7 @@ def guarded(length: int) -> np.ndarray[Any, Any]:
 
 
 def hostile_form(rng: np.random.Generator, groups: int, packing: str) -> bytes:
-    """Return masks with few to all bits set, and as many values as they ask for, fewer or more."""
+    """Return masks with few to all bits set, and as many values as they ask for, fewer, more or far too many."""
 
     def mask(length: int) -> np.ndarray[Any, Any]:
         return np.packbits(rng.random((length, 8)) < rng.choice([0, 0.1, 0.5, 0.97, 1]), axis=1)[:, 0]
@@ -195,8 +195,9 @@ def hostile_form(rng: np.random.Generator, groups: int, packing: str) -> bytes:
         values = values[: np.count_nonzero(nibbles[:count] == 0)]
         values = np.concatenate([(nibbles[::2] | nibbles[1::2] << 4).astype(np.uint8), values])
     form = b"".join(part.tobytes() for part in (first, second, values))
-    ends = (len(form), rng.integers(0, len(form) + 1), len(first) + len(second), len(form) - 1, len(form) + 1)
-    return (form + b"\0")[: rng.choice(ends)]
+    more = 1 << 16
+    ends = (rng.integers(0, len(form) + 1), len(first) + len(second), *(len(form) + by for by in (0, 0, -1, 1, more)))
+    return (form + bytes(more))[: rng.choice(ends)]
 
 
 @pytest.mark.parametrize("way", LOOPS)
