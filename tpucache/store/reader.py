@@ -93,13 +93,23 @@ class ShardReader:
             self._scatter_in_groups(rows, views, are_whole=are_whole)
             return
         files = {shard: self.file(shard) for shard in set(shards)}
-        done = 0
-        if read is not None:
-            done = read(np.array([files[shard].number for shard in shards], np.int64), rows)
+        done = 0 if read is None else read(_descriptors(shards, files), rows)
         if done < len(rows):
             self._read_each(rows[done:], views[done:], files)
         if are_whole and not self._proven.issuperset(files):
             self._prove(rows, shards, views)
+
+    def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
+        """Read records in another way, where a record of each of their shards was compared with its checksum.
+
+        `read` is that of `scatter`, and so is what it returns: here, 0 where it is not called.
+        Raises DamageError, FormatError, StoreError for a shard that cannot be opened.
+        """
+        shards = rows["shard"].tolist()
+        if len(set(shards)) > _MAX_OPEN:
+            return 0
+        files = {shard: self.file(shard) for shard in set(shards)}
+        return read(_descriptors(shards, files), rows) if self._proven.issuperset(files) else 0
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], files: dict[int, OpenFile]) -> None:
         """Read records one by one. Raises DamageError."""
@@ -213,6 +223,11 @@ class ShardReader:
 
     def _remedy(self) -> str:
         return _REMEDY.format(directory=self._directory)
+
+
+def _descriptors(shards: list[int], files: dict[int, OpenFile]) -> Numbers:
+    numbers = {shard: file.number for shard, file in files.items()}
+    return np.array([numbers[shard] for shard in shards], np.int64)
 
 
 def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:

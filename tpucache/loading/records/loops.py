@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache.store.codecs.base import LoopWork
+
 _LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line
 _AHEAD: Final = 4096  # bytes; by itself a processor looks ahead within a page only
 _TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: to read; 2 is L2, 3 would be L1; data
@@ -207,26 +209,39 @@ class LoopWriter:
         return build.extract_element(build.bitcast(found, words), half(0))
 
     def _write_unpack(self, spread: Any) -> None:
+        """Write a `Loop` of `store.codecs.base`: the arguments are those of its work, and libc's `pread`."""
         ir, half, word = self._ir, self._half, self._word
-        function = ir.Function(self.module, ir.FunctionType(word, [word] * 10), "unpack")
-        library, context, sources, lengths, targets, count, size, scratch, room, widened = function.args
+        names = (*LoopWork._fields, "pread")
+        function = ir.Function(self.module, ir.FunctionType(word, [word] * len(names)), "unpack")
+        work = dict(zip(names, function.args, strict=True))
         build = ir.IRBuilder(function.append_basic_block())
-        lz4 = build.inttoptr(library, ir.FunctionType(half, [word, word, half, half]).as_pointer())
-        zstd = build.inttoptr(library, ir.FunctionType(word, [word] * 5).as_pointer())
-        has_context, is_sparse = (build.icmp_unsigned("!=", each, word(0)) for each in (context, scratch))
-        most = build.select(is_sparse, room, size)
+        lz4 = build.inttoptr(work["function"], ir.FunctionType(half, [word, word, half, half]).as_pointer())
+        zstd = build.inttoptr(work["function"], ir.FunctionType(word, [word] * 5).as_pointer())
+        pread = build.inttoptr(work["pread"], ir.FunctionType(word, [half, word, word, word]).as_pointer())
+        given = (work[name] for name in ("context", "sparse", "descriptors"))
+        has_context, is_sparse, in_files = (build.icmp_unsigned("!=", each, word(0)) for each in given)
+        most = build.select(is_sparse, work["sparse_bytes"], work["size"])
+        prefix = build.select(in_files, word(4), word(0))
         found = build.alloca(word)
 
         def stop_if(is_wrong: Any) -> None:
             with build.if_then(is_wrong):
                 build.ret(turn)
 
-        with self._counting(build, word(0), count, 1) as turn:
-            source, length, target = (self._item(build, array, turn, word) for array in (sources, lengths, targets))
-            to = build.select(is_sparse, scratch, target)
+        with self._counting(build, word(0), work["count"], 1) as turn:
+            source, whole, target = (self._item(build, work[name], turn, word) for name in ("sources", "lengths", "targets"))
+            length = build.sub(whole, prefix)
+            with build.if_then(in_files):
+                stop_if(build.icmp_unsigned(">", length, build.sub(work["record_bytes"], prefix)))
+                file = build.trunc(self._item(build, work["descriptors"], turn, word), half)
+                stop_if(build.icmp_unsigned("!=", build.call(pread, [file, work["record"], whole, source]), whole))
+                noted = build.zext(self._load(build, half, work["record"]), word)
+                stop_if(build.icmp_unsigned("!=", noted, length))
+            source = build.select(in_files, build.add(work["record"], prefix), source)
+            to = build.select(is_sparse, work["sparse"], target)
             with build.if_else(has_context) as (by_zstd, by_lz4):
                 with by_zstd:
-                    build.store(build.call(zstd, [context, to, most, source, length]), found)
+                    build.store(build.call(zstd, [work["context"], to, most, source, length]), found)
                 with by_lz4:
                     stop_if(build.icmp_unsigned(">", build.or_(length, most), word(_INT_MAX)))  # either of them
                     written = build.call(lz4, [source, to, *(build.trunc(each, half) for each in (length, most))])
@@ -235,11 +250,11 @@ class LoopWriter:
             stop_if(build.icmp_unsigned(">", plain, most))  # an error is a negative number
             with build.if_else(is_sparse) as (to_spread, in_place):
                 with to_spread:
-                    fits = build.call(spread, [scratch, plain, target, size, widened])
+                    fits = build.call(spread, [work["sparse"], plain, target, work["size"], work["values"]])
                     stop_if(build.icmp_unsigned("==", fits, word(0)))
                 with in_place:
-                    stop_if(build.icmp_unsigned("!=", plain, size))
-        build.ret(count)
+                    stop_if(build.icmp_unsigned("!=", plain, work["size"]))
+        build.ret(work["count"])
 
     def _declare(self, name: str, result: Any, arguments: list[Any]) -> Any:
         """Return an instruction of LLVM's, by its name."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tpucache.loading.records.loops import LoopWriter
-from tpucache.store.codecs.base import Loop
+from tpucache.store.codecs.base import Loop, LoopWork
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -90,5 +90,7 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
     read = function("read", ctypes.c_int64, 7)
     preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
-    unpack = function("unpack", ctypes.c_int64, 10)
-    return Native(function("copy", None, 4), lambda *arguments: read(*arguments, preadv), unpack)
+    unpack = function("unpack", ctypes.c_int64, len(LoopWork._fields) + 1)
+    pread = ctypes.cast(libc.pread, ctypes.c_void_p).value
+    copy = function("copy", None, 4)
+    return Native(copy, lambda *arguments: read(*arguments, preadv), lambda work: unpack(*work, pread))

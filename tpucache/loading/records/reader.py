@@ -20,7 +20,8 @@ from tpucache.loading.records.native import native
 from tpucache.loading.records.scratch import Scratch
 from tpucache.loading.records.streaming import Addresses, address, copy_rows
 from tpucache.store.cache import Cache
-from tpucache.store.codecs import decode_rows, unpack_rows
+from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
+from tpucache.store.codecs.base import FileRecords
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
 
@@ -210,15 +211,34 @@ class RecordReader:
             chosen = np.flatnonzero(~unmapped & (found["shard"] == shard))
             starts, lengths = (found[name][chosen].astype(np.int64) for name in ("offset", "length"))
             self._decode(buffer, places[chosen], self._maps.block(shard), starts, lengths)
-        if unmapped.any():
-            rows = found[unmapped]
-            lengths = rows["length"].astype(np.int64)
-            block, starts = self._scratch.block(lengths)
-            data, ends = block.data, starts + lengths
-            views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            parts = np.stack([address(block) + starts, lengths], -1)[:, None]
-            self._scatter(rows, views, parts, buffer.is_large)
-            self._decode(buffer, places[unmapped], block, starts, lengths)
+        places, found = places[unmapped], found[unmapped]
+        done = self._unpack(buffer, places, found) if len(found) else 0
+        if done < len(found):
+            self._read_encoded(buffer, places[done:], found[done:])
+
+    def _unpack(self, buffer: Buffer, places: Indices, found: Rows) -> int:
+        """Read records of one packed field, each unpacked before the next is read; return how many could be."""
+        loops = native()
+        (field, form), *others = zip(self._layout.fields, self.fields, strict=True)
+        if loops is None or field == form or others:
+            return 0
+
+        def read(descriptors: Numbers, rows: Rows) -> int:
+            offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+            records = FileRecords(descriptors, offsets, lengths)
+            return unpack_files(field, records, buffer.arrays[0], buffer.places(places), loops.unpack)
+
+        return self.cache.reader.read_by(found, read)
+
+    def _read_encoded(self, buffer: Buffer, places: Indices, found: Rows) -> None:
+        """Read encoded records, then decode them into rows of a buffer."""
+        lengths = found["length"].astype(np.int64)
+        block, starts = self._scratch.block(lengths)
+        data, ends = block.data, starts + lengths
+        views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        parts = np.stack([address(block) + starts, lengths], -1)[:, None]
+        self._scatter(found, views, parts, buffer.is_large)
+        self._decode(buffer, places, block, starts, lengths)
 
     def _decode(self, buffer: Buffer, places: Indices, block: Block, starts: Numbers, lengths: Numbers) -> None:
         """Decode records of a block of bytes, or unpack them, into rows of a buffer."""

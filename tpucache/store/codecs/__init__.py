@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec, Loop, Numbers, PackedCodec
+from tpucache.store.codecs.base import Array, Codec, FieldSpec, FileRecords, Loop, Numbers, PackedCodec
 from tpucache.store.codecs.bytes import Bytes
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.jpeg import Jpeg
@@ -66,3 +66,13 @@ def unpack_rows(
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
     codec.unpack_rows(field, block, spans, out, rows, loop)
+
+
+def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers, loop: Loop) -> int:
+    """Decode records of one field into its packed form, read one by one from open files, each with its length in front.
+
+    `out` and `rows` are those of `unpack_rows`. Returns how many were decoded before the first that cannot be, or is to
+    be read in another way.
+    """
+    codec = CODECS[field.codec]
+    return codec.unpack_files(field, records, out, rows, loop) if isinstance(codec, PackedCodec) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,48 @@ from tpucache.errors import DamageError, DependencyError, UsageError
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
-#: (function, context, sources, lengths, targets, count, size, scratch, room, values): call a library's function for
-#: each record, until one does not become exactly `size` bytes; returns how many did. The function, its context, the
-#: three arrays of int64 and the scratch memory are given by their addresses. A function with a context is Zstandard's:
-#: (context, target, room, source, length). Where the context is 0, it is LZ4's: (source, target, length, room), which
-#: counts bytes in C ints; more are refused. Records are unpacked into their targets, or, where the scratch memory is
-#: not 0, into its first `room` bytes, whose sparse form (`store.codecs.dct.sparse`) is then spread to the target. Where
-#: `values` is not 0, the form's values are nibbles (`store.codecs.dct.nibbles`), which are first widened to there.
-Loop = Callable[[int, int, int, int, int, int, int, int, int, int], int]
+
+class LoopWork(NamedTuple):
+    """What a compiled loop is given: records to unpack, each to exactly `size` bytes. All memory is given by addresses.
+
+    Records are bytes in memory or, where there are `descriptors`, in files, each with its length in front as u32.
+    """
+
+    #: A library's function. With a context it is Zstandard's, (context, target, room, source, length); without one
+    #: LZ4's, (source, target, length, room), which counts bytes in C ints: more are refused.
+    function: int
+    #: The function's context, 0 where it takes none.
+    context: int
+    #: The files that records are in: int64 (count,), or 0 for records in memory.
+    descriptors: int
+    #: Where records are: addresses, or positions in the files; int64 (count,).
+    sources: int
+    #: How many bytes each takes, in a file with the length in front of it: int64 (count,).
+    lengths: int
+    #: Where each is unpacked to: addresses, int64 (count,).
+    targets: int
+    count: int
+    size: int
+    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes; 0 for records without one.
+    sparse: int
+    sparse_bytes: int
+    #: Memory for the values of a sparse form that has them as nibbles (`store.codecs.dct.nibbles`), 0 for others.
+    values: int
+    #: Memory for a record out of a file, and its bytes; longer ones are refused.
+    record: int
+    record_bytes: int
+
+
+#: Do the work until one record does not become exactly so many bytes; returns how many did.
+Loop = Callable[[LoopWork], int]
+
+
+class FileRecords(NamedTuple):
+    """Records in open files: file descriptors, positions in the files, and lengths; all int64 (n,)."""
+
+    descriptors: Numbers
+    offsets: Numbers
+    lengths: Numbers
 
 
 class FieldSpec(Protocol):
@@ -150,6 +184,14 @@ class PackedCodec(Codec):
             self._unpack_rows(field, block, spans, out, rows, loop)
         except (ValueError, OSError) as error:
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
+
+    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers, loop: Loop) -> int:
+        """Decode records of this field alone into their packed form, read one by one from open files.
+
+        So each is decoded while the processor's cache has it. `out` and `rows` are those of `unpack_rows`. Returns how
+        many were decoded before the first that cannot be, or is to be read in another way. Raises IndexError.
+        """
+        return 0
 
     @abstractmethod
     def _unpack_rows(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import FormatError
-from tpucache.store.codecs.base import Array, FieldSpec, Loop, Numbers, PackedCodec, missing_package
+from tpucache.store.codecs.base import Array, FieldSpec, FileRecords, Loop, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
 from tpucache.store.codecs.dct.libraries import Unpacker, unpack_lz4, unpack_zstd
@@ -30,7 +30,7 @@ _ZSTD_PARAMETERS: Final = {
     "hash_log": 14,
     "chain_log": 14,
 }
-# Nibbles are compressed by LZ4's default: this saves 3 % of their bytes, and makes unpacking take half as long again.
+# For other packings than nibbles, of which it saves 3 % of the bytes and makes unpacking take half as long again.
 _LZ4_OF_BYTES: Final = {"mode": "high_compression", "compression": 10}
 
 
@@ -79,6 +79,14 @@ class DctCodec(PackedCodec):
         done = library.unpack_all(sources, lengths, out, rows, field.packing, loop)
         if done < len(lengths):
             raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
+
+    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers, loop: Loop) -> int:
+        """Decode records of this field alone, read one by one from open files: `PackedCodec.unpack_files`."""
+        library = self._library()
+        if library is None:
+            return 0
+        _check_rows(out, rows, len(records.offsets))
+        return library.unpack_files(records, out, rows, field.packing, loop)
 
     def _unpack_by_package(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         room = sparse.most_bytes(len(out), field.packing) if field.packing else len(out)
@@ -163,11 +171,20 @@ class DctLz4(DctCodec):
 
 def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
     """Refuse places that are not there: the library looks at addresses alone."""
-    if not (block.flags.c_contiguous and out.flags.c_contiguous and len(spans) == len(rows)):
-        raise IndexError("records are unpacked from one block of bytes into rows of contiguous memory")
-    ends = np.array([spans.min(initial=0), rows.min(initial=0), np.min(spans[:, 1] - spans[:, 0], initial=0)])
-    if ends.min() < 0 or spans.max(initial=0) > len(block) or rows.max(initial=-1) >= len(out):
-        raise IndexError(f"records lie outside of {len(block):,} bytes, or of {len(out):,} rows")
+    _check_rows(out, rows, len(spans))
+    if not block.flags.c_contiguous:
+        raise IndexError("records are unpacked from one contiguous block of bytes")
+    least = min(spans.min(initial=0), np.min(spans[:, 1] - spans[:, 0], initial=0))
+    if least < 0 or spans.max(initial=0) > len(block):
+        raise IndexError(f"records lie outside of {len(block):,} bytes")
+
+
+def _check_rows(out: Array, rows: Numbers, records: int) -> None:
+    """Refuse rows that are not there."""
+    if not (out.flags.c_contiguous and records == len(rows)):
+        raise IndexError(f"{records:,} records are unpacked into as many rows of contiguous memory")
+    if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(out):
+        raise IndexError(f"rows lie outside of {len(out):,}")
 
 
 def _layout(field: FieldSpec) -> CoefficientLayout:

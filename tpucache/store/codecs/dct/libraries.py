@@ -17,11 +17,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tpucache.store.codecs.base import Array, Loop, Numbers
-from tpucache.store.codecs.dct.sparse import scratch_for, spread
+from tpucache.store.codecs.base import Array, FileRecords, Loop, LoopWork, Numbers
+from tpucache.store.codecs.dct.sparse import Scratch, scratch_for, spread
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"
+_SHORT: Final = 64  # bytes that a byte code may add to a short record
 _INT_MAX: Final = (1 << 31) - 1
 
 _log: Final = logging.getLogger("tpucache")
@@ -45,26 +46,59 @@ class Unpacker(NamedTuple):
         `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), contiguous. Without a
         `loop`, Python calls the function.
         """
+        if loop is not None:
+            return self._run(loop, None, sources, lengths, out, rows, packing)
         size = out.shape[1]
         scratch = None if packing is None else scratch_for(size, packing)
-        start = 0 if scratch is None else scratch.memory.ctypes.data
-        if loop is not None:
-            numbers = [
-                np.ascontiguousarray(each, np.int64) for each in (sources, lengths, out.ctypes.data + size * rows)
-            ]
-            first, second, third = (each.ctypes.data for each in numbers)
-            room, values = (0, 0) if scratch is None else (scratch.room, scratch.values and start + scratch.values)
-            return loop(self.function, self.context(), first, second, third, len(sources), size, start, room, values)
         records = zip(sources.tolist(), lengths.tolist(), rows.tolist(), strict=True)
         for done, (source, length, row) in enumerate(records):
             if scratch is None or packing is None:
                 is_whole = self.unpack(source, length, out.ctypes.data + size * row, size) == size
             else:
-                found = self.unpack(source, length, start, scratch.room)
+                found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
                 is_whole = found >= 0 and _spreads(scratch.memory[:found], out[row], packing)
             if not is_whole:
                 return done
         return len(sources)
+
+    def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str | None, loop: Loop) -> int:
+        """Unpack records into rows of `out` as `unpack_all` does, each out of a file with its length in front."""
+        return self._run(loop, records.descriptors, records.offsets, records.lengths, out, rows, packing)
+
+    def _run(
+        self,
+        loop: Loop,
+        descriptors: Numbers | None,
+        sources: Numbers,
+        lengths: Numbers,
+        out: Array,
+        rows: Numbers,
+        packing: str | None,
+    ) -> int:
+        size = out.shape[1]
+        numbers = [descriptors, sources, lengths, out.ctypes.data + size * rows]
+        arrays = [None if each is None else np.ascontiguousarray(each, np.int64) for each in numbers]
+        scratch = Scratch(np.empty(0, np.uint8), 0, 0) if packing is None else scratch_for(size, packing)
+        # No byte code makes a record much longer than what it is of.
+        record = np.empty(0 if descriptors is None else 2 * max(size, scratch.room) + _SHORT, np.uint8)
+        files, first, second, third = (0 if each is None else each.ctypes.data for each in arrays)
+        start = scratch.memory.ctypes.data if packing else 0
+        work = LoopWork(
+            function=self.function,
+            context=self.context(),
+            descriptors=files,
+            sources=first,
+            lengths=second,
+            targets=third,
+            count=len(rows),
+            size=size,
+            sparse=start,
+            sparse_bytes=scratch.room,
+            values=scratch.values and start + scratch.values,
+            record=record.ctypes.data,
+            record_bytes=len(record),
+        )
+        return loop(work)
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:
