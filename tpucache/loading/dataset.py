@@ -244,7 +244,9 @@ class CachedDataset(Dataset[Item]):
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
-        self._open_reader.prepare(self._selection.records, self._selection.shards, threads)
+        reader, selection = self._open_reader, self._selection
+        first = np.arange(min(len(self), reader.most_to_prepare))
+        reader.prepare(selection.records, selection.shards, self._rows(first, self.epoch), threads)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

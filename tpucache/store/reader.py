@@ -160,8 +160,7 @@ class ShardReader:
 
         Where a few of them, spread over the rows, are in memory already, all are taken to be, and nothing is asked.
         """
-        probes = rows[:: max(1, len(rows) // _PROBES)]
-        if all(self.is_in_memory(int(row["shard"]), int(row["offset"])) for row in probes):
+        if self.are_in_memory(rows[:: max(1, len(rows) // _PROBES)]):
             return
         for shard, start, stop in _extents(rows):
             try:
@@ -171,6 +170,10 @@ class ShardReader:
                     os.posix_fadvise(descriptor.number, piece, length, os.POSIX_FADV_WILLNEED)
             except (OSError, OverflowError, StoreError):
                 return  # reading the record itself will say what is wrong with it
+
+    def are_in_memory(self, rows: Rows) -> bool:
+        """Return whether the first byte of each of some records is in the page cache."""
+        return all(self.is_in_memory(int(row["shard"]), int(row["offset"])) for row in rows)
 
     def is_in_memory(self, shard: int, offset: int) -> bool:
         """Return whether a byte of a shard is in the page cache; False where that cannot be learnt."""

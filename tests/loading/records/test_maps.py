@@ -58,7 +58,7 @@ def test_a_loader_is_made_with_maps_of_what_is_in_the_page_cache(
     cache: Path, monkeypatch: pytest.MonkeyPatch, is_warm: bool, seconds: float
 ) -> None:
     monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: is_warm)
-    monkeypatch.setattr(maps_module, "_PREPARE_SECONDS", seconds)
+    monkeypatch.setattr(maps_module, "PREPARE_SECONDS", seconds)
     dataset = CachedDataset(cache)
     CachedLoader(dataset, 50)
     count = len(dataset._selection.shards) if is_warm and seconds else 0

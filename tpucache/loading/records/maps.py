@@ -38,7 +38,7 @@ _F_SEAL_SHRINK: Final = 2
 _PIECE_BITS: Final = 21  # 2 MiB of a map, read and entered in the page table at once: a third of the cost of one record
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
-_PREPARE_SECONDS: Final = 0.2  # two threads enter 3 GB of pages in this time
+PREPARE_SECONDS: Final = 0.2  # two threads enter 3 GB of pages in this time, or copy 1 GB
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -113,7 +113,7 @@ class ShardMaps:
 
         What is out of the page cache, or takes longer, is left to be read when it is asked for. Raises StoreError.
         """
-        end = time.monotonic() + _PREPARE_SECONDS
+        end = time.monotonic() + PREPARE_SECONDS
         reader = self._made_of[0]
 
         def read(piece: int) -> None:

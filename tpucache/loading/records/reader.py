@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import FormatError, StoreError, UsageError
 from tpucache.loading.records.budget import BUDGET
-from tpucache.loading.records.buffers import Buffer, BufferPools
-from tpucache.loading.records.maps import ShardMaps
+from tpucache.loading.records.buffers import Buffer, BufferPool, BufferPools
+from tpucache.loading.records.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.records.memory import RecordMemory
 from tpucache.loading.records.native import native
 from tpucache.loading.records.scratch import Scratch
@@ -24,6 +27,11 @@ from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
 from tpucache.store.codecs.base import FileRecords
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
+
+_LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
+_MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
+_BATCH_BYTES: Final = 16 << 20
+_PROBES: Final = 4
 
 InMemory = bool | Literal["auto"]
 Indices = npt.NDArray[np.int64]
@@ -86,6 +94,7 @@ class RecordReader:
             field.is_plain if form == field else field.stored_bytes == form.nbytes
             for field, form in zip(stored, self.fields, strict=True)
         )
+        self._is_decoded = not self._is_plain and self.fields == stored
         lengths = [field.nbytes for field in self.fields]
         self._record_bytes = sum(lengths)
         self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # of the fields in a decoded record
@@ -126,17 +135,41 @@ class RecordReader:
         room = max(0, BUDGET.room) + self._memory.granted if self.in_memory else 0
         return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
 
-    def prepare(self, records: int, shards: Sequence[ShardEntry], threads: int) -> None:
-        """Map shards where that is how so many records of them will be read, and what is in the page cache.
+    @property
+    def most_to_prepare(self) -> int:
+        """How many records `prepare` has time for at most."""
+        return _MOST_PREPARED // max(1, self._record_bytes)
 
-        What is missing or damaged is an error when it is read, and not here.
+    def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
+        """Map shards, or keep the `first` records, where so many records of these shards will be read in such a way.
+
+        Only what is in the page cache is read, for a moment, and nothing that Python decodes. What is missing or
+        damaged is an error when it is read, and not here.
         """
         with contextlib.suppress(StoreError):
-            if self.plan(records, shards).way != "map":
-                return
-            manifest = self.cache.manifest
-            first = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
-            self._maps.prepare(self.cache.index[np.array(first, np.int64)], threads)
+            way, needed = self.plan(records, shards)
+            if way == "map":
+                manifest = self.cache.manifest
+                each = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
+                self._maps.prepare(self.cache.index[np.array(each, np.int64)], threads)
+            elif way == "keep" and needed >= _LEAST_PREPARED and not self._is_decoded:
+                self._keep_present(first[self._memory.addresses(first) == 0], threads)
+
+    def _keep_present(self, rows: Numbers, threads: int) -> None:
+        """Keep those of some records that are in the page cache. Raises StoreError."""
+        end = time.monotonic() + PREPARE_SECONDS
+        batch = max(1, _BATCH_BYTES // max(1, self._record_bytes))
+        pool = BufferPool(self.fields, batch)
+
+        def keep(part: Numbers) -> None:
+            probes = self.cache.index[part[:: max(1, len(part) // _PROBES)]]
+            if time.monotonic() < end and self.cache.reader.are_in_memory(probes):
+                buffer = pool.take()
+                self.read_into(buffer, part, keep=True)
+                pool.give_back(buffer)
+
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as executor:  # it starts no thread before there is work
+            deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
 
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> None:
         """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.

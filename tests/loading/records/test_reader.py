@@ -1,0 +1,101 @@
+"""What a loader keeps before its first epoch: only what is in the page cache, for a moment, and nothing decoded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
+from tpucache.loading.records import reader as reader_module
+from tpucache.store.reader import ShardReader
+
+
+@pytest.fixture(autouse=True)
+def small_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_LEAST_PREPARED", 1)
+    monkeypatch.setattr(reader_module, "PREPARE_SECONDS", 60)
+
+
+def kept(dataset: CachedDataset) -> int:
+    """Count the records in memory."""
+    reader = dataset._reader
+    return int(np.count_nonzero(reader._memory.addresses(np.arange(reader.cache.manifest.records))))
+
+
+@pytest.mark.parametrize("variant", [0, "epoch"])
+def test_the_first_epoch_comes_out_of_memory(cache: Path, variant, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = CachedDataset(cache, variant)
+    loader = CachedLoader(dataset, 40, shuffle=True)
+    assert kept(dataset) == len(dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardReader, "scatter", lambda *_, **__: pytest.fail("a record was read from its file"))
+        found = torch.cat([images for images, _ in loader])
+    other = CachedLoader(CachedDataset(cache, variant, in_memory=False), 40, shuffle=True)
+    assert torch.equal(found, torch.cat([images for images, _ in other]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("_LEAST_PREPARED", 1 << 30), ("PREPARE_SECONDS", 0), ("_MOST_PREPARED", 20 * 16 * 16 * 3)]
+)
+def test_little_data_is_left_and_so_is_what_takes_long(
+    cache: Path, name: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, name, value)
+    dataset = CachedDataset(cache)
+    loader = CachedLoader(dataset, 40)
+    assert kept(dataset) == (20 if name == "_MOST_PREPARED" else 0)
+    assert sum(len(images) for images, _ in loader) == len(dataset)
+    assert kept(dataset) == len(dataset)
+
+
+def test_what_is_not_in_the_page_cache_is_left(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: False)
+    dataset = CachedDataset(cache)
+    CachedLoader(dataset, 40)
+    assert kept(dataset) == 0
+
+
+def test_where_nothing_is_to_be_kept_nothing_is(cache: Path) -> None:
+    dataset = CachedDataset(cache, in_memory=False)
+    CachedLoader(dataset, 40)
+    assert kept(dataset) == 0
+
+
+@pytest.mark.parametrize("codec", ["dct-lz4", "jpeg"])
+def test_packed_records_are_kept_and_decoded_ones_left(photos: Path, tmp_path: Path, codec: str) -> None:
+    build_cache(photos, tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
+    for finish in ("host", "device"):
+        dataset = CachedDataset(tmp_path / "cache")
+        loader = CachedLoader(dataset, 40, finish=finish)
+        is_packed = codec == "dct-lz4" and finish == "device"
+        assert kept(loader.dataset) == (len(dataset) if is_packed else 0)
+
+
+def test_a_second_loader_reads_nothing_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = CachedDataset(cache)
+    CachedLoader(dataset, 40)
+    monkeypatch.setattr(ShardReader, "scatter", lambda *_, **__: pytest.fail("a record was read again"))
+    CachedLoader(dataset, 20)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_what_is_missing_or_damaged_is_found_when_it_is_read_and_not_by_making_a_loader(
+    cache: Path, tmp_path: Path, is_gone: bool
+) -> None:
+    shutil.copytree(cache, tmp_path / "damaged")
+    dataset = CachedDataset(tmp_path / "damaged")
+    entry = dataset._selection.shards[0]
+    row = dataset._reader.cache.index[np.array([0])][0]
+    if is_gone:
+        (tmp_path / "damaged" / entry.name).unlink()
+    else:
+        with (tmp_path / "damaged" / entry.name).open("r+b") as file:
+            file.seek(int(row["offset"]))
+            file.write(bytes(int(row["length"])))
+    loader = CachedLoader(dataset, 50)
+    with pytest.raises(DamageError, match=entry.name):
+        list(loader)
