@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.records.native import native
+from tpucache.loading.records.compiled.native import native
 from tpucache.loading.records.streaming import address, is_large
 from tpucache.store.fields import Field
 

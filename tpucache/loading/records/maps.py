@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.loading.records.budget import BUDGET
-from tpucache.loading.records.native import can_populate, libc, populate
+from tpucache.loading.records.compiled.native import can_populate, libc, populate
 from tpucache.loading.records.streaming import Addresses
 from tpucache.store.files.lock import ThreadLock
 from tpucache.store.index import Numbers, Rows

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tpucache.errors import FormatError, StoreError, UsageError
 from tpucache.loading.records.budget import BUDGET
 from tpucache.loading.records.buffers import Buffer, BufferPool, BufferPools
+from tpucache.loading.records.compiled.native import native
 from tpucache.loading.records.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.records.memory import RecordMemory
-from tpucache.loading.records.native import native
 from tpucache.loading.records.scratch import Scratch
 from tpucache.loading.records.streaming import Addresses, address, copy_rows
 from tpucache.store.cache import Cache

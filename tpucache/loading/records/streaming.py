@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.loading.records.native import native
+from tpucache.loading.records.compiled.native import native
 
 Array = npt.NDArray[Any]
 Addresses = npt.NDArray[np.int64]

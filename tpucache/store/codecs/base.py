@@ -27,15 +27,17 @@ class LoopWork(NamedTuple):
     function: int
     #: The function's context, 0 where it takes none.
     context: int
-    #: The files that records are in: int64 (count,), or 0 for records in memory.
+    #: The files that records are in: int64 (records,), or 0 for records in memory.
     descriptors: int
-    #: Where records are: addresses, or positions in the files; int64 (count,).
+    #: Where records are: addresses, or positions in the files; int64 (records,).
     sources: int
-    #: How many bytes each takes, in a file with the length in front of it: int64 (count,).
+    #: How many bytes each takes, in a file with the length in front of it: int64 (records,).
     lengths: int
-    #: Where each is unpacked to: addresses, int64 (count,).
+    #: Where each is unpacked to: addresses, int64 (records,).
     targets: int
-    count: int
+    #: How many records there are.
+    records: int
+    #: Bytes of each unpacked.
     size: int
     #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes; 0 for records without one.
     sparse: int

@@ -90,7 +90,7 @@ class Unpacker(NamedTuple):
             sources=first,
             lengths=second,
             targets=third,
-            count=len(rows),
+            records=len(rows),
             size=size,
             sparse=start,
             sparse_bytes=scratch.room,

@@ -13,7 +13,8 @@ import mmap
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from tpucache.loading.records.loops import LoopWriter
+from tpucache.loading.records.compiled.loops import write_copy, write_read
+from tpucache.loading.records.compiled.unpacking import UnpackWriter
 from tpucache.store.codecs.base import Loop, LoopWork
 
 _log: Final = logging.getLogger("tpucache")
@@ -73,8 +74,11 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
     binding.initialize_native_asmprinter()
     here = binding.get_host_cpu_features()
     processor = binding.get_process_triple().partition("-")[0]
-    writer = LoopWriter(ir, processor, here if features is None else features)
-    module = binding.parse_assembly(str(writer.module))
+    written = ir.Module()
+    write_copy(ir, written)
+    write_read(ir, written)
+    UnpackWriter(ir, written, processor, here if features is None else features).write()
+    module = binding.parse_assembly(str(written))
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(), features=here.flatten(), opt=2

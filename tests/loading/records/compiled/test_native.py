@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
 from tpucache.loading.records import reader
-from tpucache.loading.records.native import Native, compile_loops
+from tpucache.loading.records.compiled.native import Native, compile_loops
 from tpucache.store.codecs import encode, unpack_rows
 from tpucache.store.codecs.dct import libraries
 from tpucache.store.fields import Field
