@@ -23,7 +23,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.files.reading import OpenFile
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import Rows, ShardReader
+from tpucache.store.reader import Numbers, Rows, ShardReader
 from tpucache.store.verify import verify_cache
 
 Records = tuple[list[bytes], list[bytes]]
@@ -448,3 +448,29 @@ def test_a_shard_is_proven_again_when_it_is_opened_again(cache: Path) -> None:
     reader.close()
     with pytest.raises(DamageError, match="other records"):
         reader.read(index[0])
+
+
+def test_records_are_read_in_another_way_once_their_shards_are_proven(cache: Path) -> None:
+    reader, index = opened(cache)
+    rows = index[[0, 8, 1]]
+    asked = []
+
+    def read(descriptors: Numbers, rows: Rows) -> int:
+        asked.append([os.pread(number, 4, 0) for number in descriptors.tolist()])
+        assert (descriptors == [reader.file(shard).number for shard in rows["shard"].tolist()]).all()
+        return 2
+
+    assert reader.read_by(rows, read) == 0
+    for row in rows[:2]:
+        reader.read(row)
+        assert reader.read_by(rows[:1], read) == 2
+    assert reader.read_by(rows, read) == 2
+    assert [len(each) for each in asked] == [1, 1, 3]
+    reader.close()
+    assert reader.read_by(rows, read) == 0
+
+
+def test_more_files_than_may_be_open_are_not_read_in_another_way(many: tuple[Path, list[ShardEntry], Rows]) -> None:
+    directory, shards, rows = many
+    reader = ShardReader(directory, shards)
+    assert reader.read_by(rows, lambda *_: pytest.fail("it was called")) == 0

@@ -14,7 +14,8 @@ from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.find import locate
 from tpucache.loading.labels import SampleLabels
 from tpucache.loading.records.buffers import Buffer, BufferPools
-from tpucache.loading.records.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
+from tpucache.loading.records.plan import ReadingPlan
+from tpucache.loading.records.reader import Divide, InMemory, RecordReader, undivided
 from tpucache.loading.samples.filter import matching
 from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
 from tpucache.loading.samples.selection import Selection, Variant, to_variant
@@ -244,9 +245,8 @@ class CachedDataset(Dataset[Item]):
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
-        reader, selection = self._open_reader, self._selection
-        first = np.arange(min(len(self), reader.most_to_prepare))
-        reader.prepare(selection.records, selection.shards, self._rows(first, self.epoch), threads)
+        first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
+        self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

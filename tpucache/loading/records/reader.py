@@ -20,6 +20,7 @@ from tpucache.loading.records.buffers import Buffer, BufferPool, BufferPools
 from tpucache.loading.records.compiled.native import native
 from tpucache.loading.records.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.records.memory import RecordMemory
+from tpucache.loading.records.plan import ReadingPlan
 from tpucache.loading.records.scratch import Scratch
 from tpucache.loading.records.streaming import Addresses, address, copy_rows
 from tpucache.store.cache import Cache
@@ -38,26 +39,6 @@ Indices = npt.NDArray[np.int64]
 Block = npt.NDArray[np.uint8]
 #: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
 Divide = Callable[[Callable[[int, int], None], int], None]
-
-
-class ReadingPlan(NamedTuple):
-    """How records are read: kept in memory once they are read, from maps of the shards, or from files each time.
-
-    `planned_bytes` are those of the process's memory that they will take.
-    """
-
-    way: Literal["keep", "map", "stream"]
-    planned_bytes: int
-
-    @property
-    def text(self) -> str:
-        """The plan in words."""
-        size = f"{self.planned_bytes / 1e9:,.1f} GB"
-        if self.way == "keep":
-            return f"kept in memory, {size}"
-        if self.way == "map":
-            return f"mapped, {size}"
-        return f"from files, {size} of them kept in memory" if self.planned_bytes else "from files"
 
 
 def undivided(work: Callable[[int, int], None], rows: int) -> None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
-import shutil
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
-from tpucache.loading.records import reader
+from tpucache import DamageError
 from tpucache.loading.records.compiled.native import Native, compile_loops
 from tpucache.store.codecs import encode, unpack_rows
 from tpucache.store.codecs.dct import libraries
@@ -229,30 +225,3 @@ def test_no_sparse_form_leads_the_loop_out_of_its_memory(
         assert messages[0] or (found == expected).all()
         sound += not messages[0]
     assert 20 < sound < 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", CODECS)
-def test_packed_batches_are_read_by_the_loop(
-    photos: Path, tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "few").mkdir()
-    for path in sorted(photos.glob("ant/*"))[:6]:
-        shutil.copy(path, tmp_path / "few")
-    build_cache(tmp_path / "few", tmp_path / "cache", Recipe(size=16, codec=codec), jobs=1)
-
-    def images() -> torch.Tensor:
-        data = CachedDataset(tmp_path / "cache", in_memory=False)
-        return torch.cat([images for images, _ in CachedLoader(data, 4, finish="device")])
-
-    counts = []
-
-    def unpack(*numbers: int) -> int:
-        counts.append(numbers[5])
-        return loops("loop").unpack(*numbers)  # type: ignore[call-arg]  # mypy does not count them
-
-    monkeypatch.setattr(reader, "native", lambda: None)
-    expected = images()
-    monkeypatch.setattr(reader, "native", lambda: loops("loop")._replace(unpack=unpack))
-    assert torch.equal(images(), expected)
-    assert sum(counts) == 6
