@@ -270,7 +270,7 @@ class CachedDataset(Dataset[Item]):
     @staticmethod
     def as_tensor(name: str, array: Array) -> torch.Tensor:
         """Return an array (batch, …) as a tensor over the same memory; images that are not packed: (batch, C, H, W)."""
-        return to_tensor(np.moveaxis(array, 3, 1) if name == IMAGE and array.ndim == 4 else array)
+        return to_tensor(array.transpose(0, 3, 1, 2) if name == IMAGE and array.ndim == 4 else array)
 
     def _derive(self, selection: Selection, reader: RecordReader) -> CachedDataset:
         """Return a dataset of a selection, with an epoch of its own; everything else is as here."""

@@ -67,10 +67,13 @@ class Cache:
         `positions` are whole numbers of any shape, from 0 to below the manifest's `samples`; `variant` is one variant
         number, or one for each position. Raises UsageError for a variant that the cache does not have.
         """
+        positions = np.asarray(positions, np.int64)
+        if isinstance(variant, int) and variant in self.manifest.variants:  # of one variant, as most batches are
+            return self.manifest.variants.index(variant) * self.manifest.samples + positions
         places = np.searchsorted(self._variants, variant)
         if not np.array_equal(self._variants[np.minimum(places, len(self._variants) - 1)], variant):
             raise UsageError(f"{self.directory} has variants {self.manifest.variants}, not {variant}")
-        rows: Numbers = places * self.manifest.samples + np.asarray(positions, np.int64)
+        rows: Numbers = places * self.manifest.samples + positions
         return rows
 
     def rows_of(self, shard: ShardEntry) -> Numbers:

@@ -178,10 +178,10 @@ class RecordReader:
     def _find(self, rows: Numbers) -> _Places:
         """Look up where records are: in memory, in maps, or in files."""
         decoded = self._memory.addresses(rows) if self.in_memory else np.zeros(len(rows), np.int64)
+        if decoded.all():
+            return _Places(decoded, decoded, None, is_complete=True)
         missing = np.flatnonzero(decoded == 0)
         encoded = np.zeros(len(rows), np.int64)
-        if not len(missing):
-            return _Places(decoded, encoded, None, is_complete=True)
         found = self.cache.index[rows]
         if self.in_memory is not True:
             encoded[missing] = self._maps.addresses(rows[missing], found[missing])
