@@ -168,12 +168,11 @@ class ShardMaps:
         starts = rows["offset"].astype(np.int64)
         first = self._first_piece[shards] + (starts >> _PIECE_BITS)
         last = self._first_piece[shards] + ((starts + np.maximum(lengths, 1) - 1) >> _PIECE_BITS)
-        pieces = np.unique(np.concatenate([first, last]))
-        missing = pieces[~self._whole[pieces]]
-        if len(missing):
-            # Threads whose first batches touch the same pieces begin in different places, and so share the work.
-            for piece in np.roll(missing, threading.get_ident() >> 12).tolist():
-                self._read_piece(piece)
+        pieces = np.concatenate([first, last])
+        missing = np.unique(pieces[~self._whole[pieces]])
+        # Threads whose first batches touch the same pieces begin in different places, and so share the work.
+        for piece in np.roll(missing, threading.get_ident() >> 12).tolist():
+            self._read_piece(piece)
         is_read = self._whole[first] & self._whole[last] & (last - first < 2)
         for at in np.flatnonzero(~is_read).tolist():
             self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
