@@ -86,7 +86,9 @@ def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
 
 
 @pytest.mark.slow
-def test_buffers_that_batches_no_longer_need_are_freed():
+@pytest.mark.parametrize(("seconds", "left"), [(0.0, 2), (30.0, 100)])
+def test_buffers_that_no_batch_needed_for_a_while_are_freed(seconds, left, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(buffers_module, "_SECONDS", seconds)
     pool = BufferPool(FIELDS, 2)
     kept = [pool.lend(pool.take(), 2) for _ in range(100)]
     buffers = weakref.WeakSet(array.base._buffer for array, _ in kept)
@@ -98,7 +100,7 @@ def test_buffers_that_batches_no_longer_need_are_freed():
         pool.give_back(two)
     del one, two
     gc.collect()
-    assert len(buffers) == 2
+    assert len(buffers) == left
 
 
 def test_buffers_that_are_in_use_now_and_then_are_kept():

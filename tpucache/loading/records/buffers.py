@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -23,7 +24,9 @@ from tpucache.store.fields import Field
 Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
+# A fresh buffer costs as much as several batches: what only some loops of a program need is kept from one to the next.
 _BATCHES: Final = 64
+_SECONDS: Final = 30.0
 _POOLS: Final = 2  # one to train with, one to validate with
 
 
@@ -71,7 +74,7 @@ class Buffer:
 
 
 class BufferPool:
-    """Lends buffers of one shape, and frees those that no batch of the last 64 needed."""
+    """Lends buffers of one shape, and frees those that no batch of the last 64, and of the last 30 s, needed."""
 
     def __init__(self, fields: Sequence[Field], batch: int) -> None:
         """Begin empty: a buffer is made when none is free."""
@@ -81,6 +84,7 @@ class BufferPool:
         self._free: deque[Buffer] = deque()
         # Threads may lose an update of these two: a buffer is then freed a little early or late, which does no harm.
         self._taken = 0
+        self._since = time.monotonic()
         self._unused = 0  # buffers that were free all the time since they were last counted
 
     def take(self) -> Buffer:
@@ -91,7 +95,7 @@ class BufferPool:
             buffer = Buffer(self._fields, self._batch)
         self._unused = min(self._unused, len(self._free))
         self._taken += 1
-        if self._taken >= _BATCHES:
+        if self._taken >= _BATCHES and time.monotonic() - self._since >= _SECONDS:
             self._free_unused()
         return buffer
 
@@ -124,7 +128,7 @@ class BufferPool:
         for _ in range(self._unused):
             with contextlib.suppress(IndexError):  # other threads may have taken them just now
                 self._free.popleft()
-        self._taken, self._unused = 0, len(self._free)
+        self._taken, self._since, self._unused = 0, time.monotonic(), len(self._free)
 
 
 class AllocatedBuffers:
