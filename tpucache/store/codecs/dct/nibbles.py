@@ -14,6 +14,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _SIGN: Final = 8
+_VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # by nibble
+#: The two values of each byte, as one number: one lookup is for both.
+_PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1).view(np.uint16)[:, 0]
 
 
 def narrow(values: Array) -> bytes:
@@ -27,11 +30,9 @@ def narrow(values: Array) -> bytes:
 def widen(form: Array, count: int) -> Array:
     """Return so many values of the bytes that `narrow` made of them. Raises ValueError where these are not as many."""
     pairs = -(-count // 2)
-    nibbles = np.stack([form[:pairs] & 15, form[:pairs] >> 4], axis=1).ravel()[:count]
-    is_whole = nibbles == 0
-    whole = form[pairs:]
-    if len(nibbles) != count or np.count_nonzero(is_whole) != len(whole):
+    values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
+    whole, at = form[pairs:], np.flatnonzero(values == 0)
+    if len(values) != count or len(at) != len(whole):
         raise ValueError(f"{len(form):,} bytes, not those of {count:,} values")
-    values: Array = (nibbles ^ _SIGN) - np.uint8(_SIGN)
-    values[is_whole] = whole
+    values[at] = whole
     return values

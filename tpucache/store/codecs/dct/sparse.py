@@ -91,9 +91,9 @@ def _bits(mask: Array) -> Array:
 
 def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
     """Return the next value where there is one, else 0, and the values that are left."""
-    count = np.count_nonzero(is_value)
-    if count > len(values):
-        raise ValueError(f"{count:,} bits in a mask, but {len(values):,} bytes")
+    at = np.flatnonzero(is_value)  # numpy puts values at numbers faster than at a mask
+    if len(at) > len(values):
+        raise ValueError(f"{len(at):,} bits in a mask, but {len(values):,} bytes")
     out = np.zeros(len(is_value), np.uint8)
-    out[is_value] = values[:count]
-    return out, values[count:]
+    out[at] = values[: len(at)]
+    return out, values[len(at) :]
