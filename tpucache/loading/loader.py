@@ -69,7 +69,7 @@ class CachedLoader:
         sampler: Sampler[int] | None = None,
         pin_memory: bool = False,
     ) -> None:
-        """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.2 s.
+        """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
 
         `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
         short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty

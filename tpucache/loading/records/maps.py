@@ -38,7 +38,7 @@ _F_SEAL_SHRINK: Final = 2
 _PIECE_BITS: Final = 21  # 2 MiB of a map, read and entered in the page table at once: a third of the cost of one record
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
-PREPARE_SECONDS: Final = 0.2  # two threads enter 3 GB of pages in this time, or copy 1 GB
+PREPARE_SECONDS: Final = 0.5  # two threads enter 7 GB of pages in this time, or copy 2 GB into memory that is there
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
