@@ -470,7 +470,10 @@ def test_records_are_read_in_another_way_once_their_shards_are_proven(cache: Pat
     assert reader.read_by(rows, read) == 0
 
 
-def test_more_files_than_may_be_open_are_not_read_in_another_way(many: tuple[Path, list[ShardEntry], Rows]) -> None:
+def test_more_files_than_may_be_open_are_not_read_in_another_way(
+    many: tuple[Path, list[ShardEntry], Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory, shards, rows = many
     reader = ShardReader(directory, shards)
+    monkeypatch.setattr(reader, "file", lambda _: pytest.fail("one was opened"))
     assert reader.read_by(rows, lambda *_: pytest.fail("it was called")) == 0
