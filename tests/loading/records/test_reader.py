@@ -11,6 +11,7 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
 from tpucache.loading.records import reader as reader_module
+from tpucache.loading.records.reader import RecordReader
 from tpucache.store.reader import ShardReader
 
 
@@ -78,7 +79,7 @@ def test_packed_records_are_kept_and_decoded_ones_left(photos: Path, tmp_path: P
 def test_a_second_loader_reads_nothing_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = CachedDataset(cache)
     CachedLoader(dataset, 40)
-    monkeypatch.setattr(ShardReader, "scatter", lambda *_, **__: pytest.fail("a record was read again"))
+    monkeypatch.setattr(RecordReader, "read_into", lambda *_, **__: pytest.fail("a record was read again"))
     CachedLoader(dataset, 20)
 
 
