@@ -50,6 +50,14 @@ def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+def test_a_run_that_ends_early_says_nothing_of_the_tasks_under_way() -> None:
+    """Their results come to nobody, as where the disk is full: joblib would warn of wasted computation."""
+    run = Executor(jobs=2).run((time.sleep, (seconds,)) for seconds in (0, 0.5))
+    next(run)
+    run.close()
+
+
+@pytest.mark.slow
 def test_workers_end_soon_after_their_parent_was_killed(tmp_path: Path) -> None:
     code = (
         "import os, signal\nfrom tpucache.warmup.running.executor import Executor\n"

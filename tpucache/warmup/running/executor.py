@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +109,19 @@ class Executor(WorkerOptions):
 
         workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
         place = _Place.here()
+        results = workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
         try:
-            yield from workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
+            for result in results:  # noqa: UP028  # `yield from` would close `results` before what follows does
+                yield result
         except BrokenProcessPool as error:
             raise BuildError(
                 "A worker process died, most likely for want of memory. What it had finished is kept: "
                 "run the same command again, with fewer --jobs."
             ) from error
+        finally:
+            with warnings.catch_warnings():  # of tasks under way when an error ends the run: they are tried again later
+                warnings.simplefilter("ignore", UserWarning)
+                results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Keep a few tasks a worker under way. Dask gives a dead worker's tasks to others, a few times."""
