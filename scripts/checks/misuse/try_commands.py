@@ -210,22 +210,11 @@ def an_interruption_by_the_keyboard(lab: Lab) -> Outcome:
     (lab.folder / "slow.py").write_text(
         "import time\ndef slow(image, generator):\n    time.sleep(0.2)\n    return image\n"
     )
-    words = (
-        "warmup",
-        lab.shared.photos(),
-        "cache",
-        "--size",
-        SIDE,
-        "--jobs",
-        1,
-        "--variants",
-        1,
-        "--augment",
-        "slow:slow",
-    )
+    options = ("--size", SIDE, "--jobs", 1, "--variants", 1, "--augment", "slow:slow")
     for number in (signal.SIGINT, signal.SIGTERM):
-        running = lab.start(*words)
-        while not Path("cache").exists():
+        cache = f"cache-{number:d}"  # it shows that the command has begun, and so what it does with signals is settled
+        running = lab.start("warmup", lab.shared.photos(), cache, *options)
+        while not Path(cache).exists():
             if os.waitpid(running.pid, os.WNOHANG)[0]:
                 raise Wrong("it ended by itself")
         running.signal(number)
