@@ -66,30 +66,6 @@ def test_a_loader_is_made_with_maps_of_what_is_in_the_page_cache(
     assert dataset._reader._maps._whole.any() == (count > 0)
 
 
-@pytest.mark.usefixtures("read_only")
-def test_what_is_damaged_is_found_when_it_is_read_and_not_by_making_a_loader(cache: Path, tmp_path: Path) -> None:
-    shutil.copytree(cache, tmp_path / "damaged")
-    dataset = CachedDataset(tmp_path / "damaged")
-    entry = dataset._selection.shards[0]
-    row = dataset._reader.cache.index[np.array([0])][0]
-    with (tmp_path / "damaged" / entry.name).open("r+b") as file:
-        file.seek(int(row["offset"]))
-        file.write(bytes(int(row["length"])))
-    loader = CachedLoader(dataset, 50)
-    with pytest.raises(DamageError, match=entry.name):
-        list(loader)
-
-
-@pytest.mark.usefixtures("read_only")
-def test_a_loader_is_made_also_where_a_shard_is_missing(cache: Path, tmp_path: Path) -> None:
-    shutil.copytree(cache, tmp_path / "missing")
-    dataset = CachedDataset(tmp_path / "missing")
-    (tmp_path / "missing" / dataset._selection.shards[0].name).unlink()
-    loader = CachedLoader(dataset, 50)
-    with pytest.raises(DamageError, match="cannot be opened"):
-        list(loader)
-
-
 @pytest.mark.usefixtures("read_only", "no_reads")
 @pytest.mark.parametrize("variant", [0, "epoch"])
 @pytest.mark.parametrize("in_memory", ["auto", False])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,11 +85,15 @@ def test_a_second_loader_reads_nothing_again(cache: Path, monkeypatch: pytest.Mo
     CachedLoader(dataset, 20)
 
 
+@pytest.mark.parametrize("way", ["keep", "map"])
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_what_is_missing_or_damaged_is_found_when_it_is_read_and_not_by_making_a_loader(
-    cache: Path, tmp_path: Path, is_gone: bool
+    cache: Path, tmp_path: Path, is_gone: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if way == "map":
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     shutil.copytree(cache, tmp_path / "damaged")
+    assert CachedDataset(cache).reading.way == way
     dataset = CachedDataset(tmp_path / "damaged")
     entry = dataset._selection.shards[0]
     row = dataset._reader.cache.index[np.array([0])][0]
@@ -98,5 +104,5 @@ def test_what_is_missing_or_damaged_is_found_when_it_is_read_and_not_by_making_a
             file.seek(int(row["offset"]))
             file.write(bytes(int(row["length"])))
     loader = CachedLoader(dataset, 50)
-    with pytest.raises(DamageError, match=entry.name):
+    with pytest.raises(DamageError, match=f"{entry.name} .*{'cannot be opened' if is_gone else 'holds other'}"):
         list(loader)

@@ -118,14 +118,14 @@ class RecordReader:
 
     @property
     def most_to_prepare(self) -> int:
-        """How many records `prepare` has time for at most."""
-        return _MOST_PREPARED // max(1, self._record_bytes)
+        """How many records `prepare` may keep: what Python decodes takes too long."""
+        return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
         """Map shards, or keep the `first` records, where so many records of these shards will be read in such a way.
 
-        Only what is in the page cache is read, for a moment, and nothing that Python decodes. What is missing or
-        damaged is an error when it is read, and not here.
+        Only what is in the page cache is read, for a moment. What is missing or damaged is an error when it is read,
+        and not here.
         """
         with contextlib.suppress(StoreError):
             way, needed = self.plan(records, shards)
@@ -133,7 +133,7 @@ class RecordReader:
                 manifest = self.cache.manifest
                 each = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
                 self._maps.prepare(self.cache.index[np.array(each, np.int64)], threads)
-            elif way == "keep" and needed >= _LEAST_PREPARED and not self._is_decoded:
+            elif way == "keep" and needed >= _LEAST_PREPARED:
                 self._keep_present(first[self._memory.addresses(first) == 0], threads)
 
     def _keep_present(self, rows: Numbers, threads: int) -> None:
