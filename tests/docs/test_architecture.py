@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,3 @@ def test_the_order_of_imports_is_the_one_that_is_checked():
 def test_each_file_that_is_named_exists(name):
     paths = (PACKAGE / name, PACKAGE.parent / name, *PACKAGE.glob(f"*/{name}"))
     assert any(path.is_file() for path in paths)
-
-
-def test_no_folder_has_more_than_twelve_files_and_no_file_more_than_300_lines():
-    files = list(PACKAGE.rglob("*.py"))
-    per_folder = Counter(path.parent.relative_to(PACKAGE.parent).as_posix() for path in files)
-    assert {name: count for name, count in per_folder.items() if count > 12} == {}
-    lines = {path.relative_to(PACKAGE).as_posix(): len(path.read_text().splitlines()) for path in files}
-    assert {name: count for name, count in lines.items() if count > 300} == {}
