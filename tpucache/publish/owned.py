@@ -23,6 +23,7 @@ from tpucache.store.copying.lineage import check_descends
 from tpucache.store.files.reading import sha256_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
 
 COMMAND: Final = "publish"
 _KEY: Final = "tpucache"
@@ -84,8 +85,8 @@ def _read_claims(folder: Path) -> list[Claim]:
 
 def _metadata(folder: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads((folder / METADATA_NAME).read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
+        content = parse_json((folder / METADATA_NAME).read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.kaggle import MAX_FILES, MAX_SHARDS
+from tpucache.strict_json import parse_json
 
 __all__ = [
     "LICENSES",
@@ -127,7 +127,7 @@ def breaches(folder: str | Path) -> list[str]:
 
 def _metadata_breaches(path: Path) -> list[str]:
     try:
-        metadata: Any = json.loads(path.read_text())
+        metadata: Any = parse_json(path.read_bytes())
         check_id(metadata["id"])
         check_title(metadata["title"])
         (entry,) = metadata["licenses"]

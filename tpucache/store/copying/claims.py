@@ -24,6 +24,7 @@ from tpucache.errors import UsageError
 from tpucache.store.files.atomic import write_atomically
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
 FINISHED: Final = "finished"
@@ -55,9 +56,9 @@ class Claim:
     def from_json(cls, text: str | bytes) -> Claim | None:
         """Return the claim that a text holds, None for a text that no tpucache wrote."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             claim = cls(content["command"], content["identity"], dict(content["files"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return None
         texts = (claim.command, claim.identity, *claim.files, *claim.files.values())
         is_ours = content.get("format") == _FORMAT and all(isinstance(text, str) for text in texts)
