@@ -31,7 +31,7 @@ class Server:
         self.sent = 0
         self._answer = answer
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self._listening.getsockname()[1]
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -222,7 +222,7 @@ def test_a_server_without_parts_is_known_by_its_status(serve: Serve) -> None:
 def test_a_connection_that_is_cut_is_an_error_after_what_came(serve: Serve, body: bytes) -> None:
     for headers in (("Content-Length: 200",), ()):
         came = []
-        with pytest.raises(EOFError):  # noqa: PT012  # what came before it counts
+        with pytest.raises(EOFError):  # what came before it counts
             came += HttpFolder.part(serve(fixed(partial(100, 300, *headers), body)), "x", 100, 300)
         assert b"".join(came) == body
     with pytest.raises(EOFError):
