@@ -267,6 +267,36 @@ def test_an_endless_manifest_is_not_read_to_its_end(served, tmp_path, monkeypatc
         fetch_cache(served.url, tmp_path / "fetched")
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "samples.npz", "v01-00000.lmdb"])
+def test_of_an_endless_answer_no_more_is_read_than_was_asked_for(served, tmp_path, monkeypatch, name, ranges):
+    monkeypatch.setattr(remote, "MAX_MANIFEST_BYTES", 100_000)
+    served.hostile, served.ranges = {name: "endless"}, ranges
+    if name == "manifest.json":
+        with pytest.raises(FormatError, match="larger than any manifest"):
+            fetch_cache(served.url, tmp_path / "fetched")
+    else:
+        fetch_cache(served.url, tmp_path / "fetched")  # what was asked for is right
+    requests = sum(path.endswith(name) for path, _ in served.requests)
+    assert served.sent < requests * 12 << 20  # what fits into the buffers of two sockets
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "index.npy"])
+def test_an_answer_in_a_coding_that_was_not_asked_for_is_refused(served, tmp_path, name, ranges):
+    served.hostile, served.ranges = {name: "gzip"}, ranges
+    with pytest.raises(StoreError, match=rf"{name}: HttpError: .* coding 'gzip', which was not asked for"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert sum(path.endswith(name) for path, _ in served.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["simplecache::http://127.0.0.1:1/x", "zip://a::HTTPS://ann:secret@127.0.0.1:1/x.zip"])
+def test_a_web_server_is_read_directly_alone(tmp_path, url):
+    with pytest.raises(UsageError, match="give its own URL") as caught:
+        fetch_cache(url, tmp_path / "fetched")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (503, 7), (429, 7)])
 def test_what_the_server_refuses_is_reported_and_what_may_pass_is_tried_again(served, tmp_path, status, asked):
     served.status = status

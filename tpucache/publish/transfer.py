@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -52,18 +52,18 @@ def fetch_cache(url: str, directory: str | Path, report: Report = lambda done, t
     the URL, or is inside of it, DependencyError without fsspec or the store's own library.
     """
     target = folder_path(directory)
-    remote = Remote(url)
-    if remote.local is not None:
-        check_apart(remote.local, target)
-    manifest, text = remote.manifest()
-    try:
-        with hold_folder(target, "fetching into"):
-            _check_target(remote, manifest, target)
-            _fetch_files(remote, manifest, target, report)
-            write_atomically(target / MANIFEST_NAME, text)
-            remove_claim(target)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error}") from error
+    with closing(Remote(url)) as remote:
+        if remote.local is not None:
+            check_apart(remote.local, target)
+        manifest, text = remote.manifest()
+        try:
+            with hold_folder(target, "fetching into"):
+                _check_target(remote, manifest, target)
+                _fetch_files(remote, manifest, target, report)
+                write_atomically(target / MANIFEST_NAME, text)
+                remove_claim(target)
+        except OSError as error:
+            raise StoreError(f"{target} cannot be written: {error}") from error
     return manifest
 
 
@@ -178,6 +178,7 @@ def _read_claim(remote: Remote) -> Claim:
 def _table_of(remote: Remote, manifest: Manifest) -> Iterator[str]:
     """Fetch the table of a cache's samples alone, into a folder that is removed afterwards. Raises DamageError."""
     with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
+        check_room(Path(folder), manifest.table.bytes)
         _fetch_file(remote, Path(folder), manifest.table, lambda part: None)
         yield folder
 
@@ -236,11 +237,12 @@ def _part(target: Path, entry: FileEntry) -> Path:
     return target / f".{entry.name}{PART_SUFFIX}"
 
 
-def _counted(chunks: Iterator[bytes], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-        done += len(chunk)
-        advance(done)
+def _counted(chunks: Generator[bytes, None, None], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
+    with closing(chunks):  # and its connection, also when `advance` raises
+        for chunk in chunks:
+            yield chunk
+            done += len(chunk)
+            advance(done)
 
 
 def _after(done: int, manifest: Manifest, report: Report) -> Callable[[int], None]:
