@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from tpucache.loading.loader import CachedLoader, Uncounted
+
 Prepared = TypeVar("Prepared")
 Self = TypeVar("Self", bound="Ahead[Any]")
 
@@ -24,21 +26,30 @@ class _Failure:
 class Ahead(Generic[Prepared]):
     """Iterates what `prepare(batch, number)` makes of batches, `depth` of them ahead of the loop, in a thread.
 
-    An error in reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains
-    when the context is left early. `waited_seconds` is how long the loop has been blocked here.
+    A CachedLoader's batches are counted in its state when they are handed out here, not when they are read. An error in
+    reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
+    context is left early. `waited_seconds` is how long the loop has been blocked here.
     """
 
     def __init__(
         self, batches: Iterable[Any], prepare: Callable[[Any, int], Prepared], depth: int = 2, first: int = 0
     ) -> None:
-        """Take batches, whose numbers begin at `first`; the thread starts with the context."""
+        """Take batches, whose numbers begin at `first`; iterating them, in a thread, begins with the context."""
         self.waited_seconds = 0.0
         self._batches, self._prepare, self._first = batches, prepare, first
+        self._iterator: Iterator[Any] = iter(())  # that of the batches, once the context has begun
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tpucache-feed", daemon=True)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the context has begun, and with it the thread."""
+        return self._thread.ident is not None
+
     def __enter__(self: Self) -> Self:
+        batches = self._batches
+        self._iterator = batches.iterate_ahead() if isinstance(batches, CachedLoader) else iter(batches)
         self._thread.start()
         return self
 
@@ -66,16 +77,20 @@ class Ahead(Generic[Prepared]):
                 return
             if isinstance(item, _Failure):
                 raise item.error
-            yield item
+            prepared, count = item
+            if count is not None:
+                count()
+            yield prepared
 
     def _run(self) -> None:
-        batches = iter(self._batches)
+        batches = self._iterator
         try:
-            for number, batch in enumerate(batches, self._first):
+            for number, item in enumerate(batches, self._first):
                 if self._stop.is_set():
                     return
-                self._ready.put(self._prepare(batch, number))
-                del batch  # otherwise the buffer would be in use until the next batch is read
+                batch, count = item if isinstance(item, Uncounted) else (item, None)
+                self._ready.put((self._prepare(batch, number), count))
+                del batch, item  # otherwise the buffer would be in use until the next batch is read
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
             self._ready.put(_Failure(error))
