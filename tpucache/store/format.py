@@ -27,6 +27,8 @@ INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "
 
 # What a reader accepts from a manifest it did not write; far above anything useful, far below what hurts.
 MAX_MANIFEST_BYTES: Final = 256 << 20
+MAX_HEADER_BYTES: Final = 10 + 0xFFFF  # of a .npy file of version 1.0
+MAX_ROW_BYTES: Final = 64 << 10  # of a sample in the samples table, on average
 MAX_SAMPLES: Final = 1 << 40
 MAX_NUMBER: Final = (1 << 64) - 1
 MAX_SHARDS: Final = 1 << 20

@@ -128,7 +128,10 @@ def find_below(root: Path, name: str) -> str | None:
 
 
 def read_below(root: Path, name: str, sample: str) -> bytes:
-    """Return the bytes of a file that a table names for a sample. Raises SampleError, also when it is not below `root`."""
+    """Return the bytes of a file that a table names for a sample.
+
+    Raises SampleError when it cannot be read, or is not below `root`.
+    """
     path = find_below(root, name)
     if path is None:
         raise SampleError(

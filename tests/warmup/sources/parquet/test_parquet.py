@@ -115,7 +115,7 @@ def test_a_parquet_file_names_no_picture_outside_of_its_folder_unless_root_has_i
     cell = {"bytes": None, "path": name} if as_struct else name
     path = _write(tmp_path / "others" / "a.parquet", {"image": [cell]}, {"image": {"_type": "Image"}})
     source = open_source(path, TableOptions(path_col="image"))
-    with pytest.raises(SampleError, match="is outside of .*others: give --root"):
+    with pytest.raises(SampleError, match=r"is outside of .*others: give --root"):
         source.load(source.list().samples[0])
     if not name.startswith("."):
         source = open_source(path, TableOptions(path_col="image", root="/"))

@@ -17,7 +17,7 @@ from tpucache.errors import FormatError
 from tpucache.store.codecs.base import Array, FieldSpec, FileRecords, Loop, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
-from tpucache.store.codecs.dct.libraries import Unpacker, unpack_lz4, unpack_zstd
+from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
 from tpucache.store.codecs.zstd import load_zstandard
 
@@ -52,6 +52,11 @@ class DctCodec(PackedCodec):
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of the packed coefficients."""
         return _layout(field).nbytes
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return a length that no encoded array of the field exceeds."""
+        size = _layout(field).nbytes
+        return longest_record(size, sparse.most_bytes(size, field.packing) if field.packing else 0)
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
         packed = coefficients.pack(array, _layout(field))
