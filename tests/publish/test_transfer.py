@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
@@ -257,6 +258,17 @@ def test_a_hostile_manifest_writes_nowhere(served, tmp_path, name):
     manifest = served.folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"name": "v00-00000.lmdb"', f'"name": "{name}"'))
     with pytest.raises(FormatError, match=r"served/manifest\.json: .*no shard is called"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+
+
+@pytest.mark.parametrize("table", [0, 1])
+def test_a_table_that_is_too_large_for_its_samples_is_not_fetched(served, tmp_path, table):
+    manifest = Manifest.load(served.folder)
+    tables = list(manifest.tables)
+    tables[table] = dataclasses.replace(tables[table], bytes=100 << 20)
+    dataclasses.replace(manifest, tables=tuple(tables)).save(served.folder)
+    with pytest.raises(FormatError, match="larger than those of 150 samples"):
         fetch_cache(served.url, tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 

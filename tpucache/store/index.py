@@ -86,7 +86,10 @@ class RecordIndex:
         return self._opened
 
     def _load(self, table: _Table, blocks: Numbers) -> None:
-        """Read blocks of rows, and refuse records that are too long. Threads, and forked processes, may write the same bytes into the same place at once."""
+        """Read blocks of rows, and refuse records that are too long.
+
+        Threads, and forked processes, may write the same bytes into the same place at once.
+        """
         size = _BLOCK * INDEX_DTYPE.itemsize
         if len(blocks) > 1:  # all are asked for at once, so that a disk far away is waited for once
             with contextlib.suppress(OSError):

@@ -279,9 +279,6 @@ def _check_whole(manifest: Manifest) -> None:
     generations = [re.sub(r"\D", "", name) or "0" for name in tables]
     if len(set(generations)) != 1 or tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES]:
         raise FormatError(f"the tables are not {' and '.join(_TABLES)}, or a later generation of them")
-    most = fmt.MAX_HEADER_BYTES + manifest.records * fmt.INDEX_DTYPE.itemsize
-    if manifest.index.bytes > most or manifest.table.bytes > (manifest.samples + 64) * fmt.MAX_ROW_BYTES:
-        raise FormatError(f"its tables are larger than those of {manifest.samples:,} samples")
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
     position = dict.fromkeys(manifest.variants, 0)

@@ -17,6 +17,7 @@ from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files.npy import parse
 from tpucache.store.files.reading import refuse_too_many_files
+from tpucache.store.format import most_table_bytes
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +93,9 @@ class SampleTable(Mapping[str, Column]):
         self._proven: tuple[int, ...] = ()  # the file's state when its SHA-256 was compared
         self._loaded: dict[str, Column] = {}
         try:
+            size = self._path.stat().st_size
+            if size > most_table_bytes(samples):
+                raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
         except FileNotFoundError as error:

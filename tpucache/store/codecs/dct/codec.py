@@ -19,7 +19,7 @@ from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
-from tpucache.store.codecs.zstd import load_zstandard
+from tpucache.store.codecs.zstd import load_zstandard, unpack_frame
 
 # Long matches only: shorter ones make a sparse form's frame larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {
@@ -138,14 +138,7 @@ class DctZstd(DctCodec):
         return b"".join([*blocks, compressor.compress(last), compressor.flush()])
 
     def _decompress(self, data: memoryview, most: int) -> bytes:
-        zstandard = load_zstandard(self.name)
-        try:
-            size = zstandard.frame_content_size(data)
-            if not 0 <= size <= most:  # a size that is not checked would be allocated
-                raise ValueError(f"a frame of {size} bytes, at most {most}")
-            return bytes(zstandard.ZstdDecompressor().decompress(data))
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
+        return unpack_frame(self.name, data, 0, most)
 
     def _library(self) -> Unpacker | None:
         return unpack_zstd()
