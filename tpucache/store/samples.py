@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files.npy import parse
-from tpucache.store.files.reading import refuse_too_many_files
+from tpucache.store.files.reading import open_file, refuse_too_many_files
 from tpucache.store.format import most_table_bytes
 
 Array = npt.NDArray[Any]
@@ -93,11 +93,12 @@ class SampleTable(Mapping[str, Column]):
         self._proven: tuple[int, ...] = ()  # the file's state when its SHA-256 was compared
         self._loaded: dict[str, Column] = {}
         try:
-            size = self._path.stat().st_size
-            if size > most_table_bytes(samples):
-                raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
-            with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
+            with open_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > most_table_bytes(samples):
+                    raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
+                with zipfile.ZipFile(file) as archive:
+                    members = archive.infolist()
         except FileNotFoundError as error:
             raise _missing(self._path) from error
         except _BROKEN as error:
@@ -160,7 +161,7 @@ class SampleTable(Mapping[str, Column]):
 
     def _load(self, name: str) -> Column:
         try:
-            with self._path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            with open_file(self._path) as file, zipfile.ZipFile(file) as archive:
                 self._prove(file)
                 if f"{name}.ends.npy" in archive.namelist():
                     ends = parse(archive.read(f"{name}.ends.npy"))

@@ -22,6 +22,7 @@ from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files.reading import read_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.strict_json import parse_json
@@ -125,7 +126,11 @@ def read_claims(folder: Path) -> list[Claim]:
     claims = []
     path = folder / CLAIM_NAME
     if path.exists():
-        claims.append(parse_claim(path.read_bytes(), str(path)))
+        try:
+            text = read_file(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}. Move it away, or use another folder") from error
+        claims.append(parse_claim(text, str(path)))
     if (folder / MANIFEST_NAME).exists():
         claims.append(Claim.of(FINISHED, Manifest.load(folder)))
     return claims

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tpucache.errors import RecipeError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import BOXES, IMAGE, Field
+from tpucache.store.files.reading import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.strict_json import parse_json
 from tpucache.warmup.code_digest import code_changes, code_digests
@@ -97,7 +98,7 @@ def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapp
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"the augmentation file {path} cannot be read: {error}") from error
     try:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from tpucache.errors import BuildError, RecipeError, SourceError
 from tpucache.recipe import EXTENT
 from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files.reading import read_file
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.strict_json import parse_json
@@ -71,7 +72,7 @@ def _read_plan(work: Path) -> dict[str, Any]:
     """Return the plan in a work folder. Raises FileNotFoundError, BuildError."""
     path = work / _PLAN_NAME
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_file(path))
         if not isinstance(content, dict):
             raise ValueError(f"it is a {type(content).__name__}, not an object")
     except ValueError as error:

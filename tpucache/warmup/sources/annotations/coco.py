@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
+from tpucache.store.files.reading import read_file
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.base import Item, Listing, Sample, Source
 
@@ -161,7 +162,7 @@ def _coco_of(path: Path) -> _Coco:
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     """Read a COCO JSON file. Its size and time of change are part of the cache's key. Raises SourceError."""
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_file(path))
         _check_ids(content)
         categories = {item["id"]: str(item["name"]) for item in content["categories"]}
         numbers = {key: number for number, key in enumerate(sorted(categories))}
