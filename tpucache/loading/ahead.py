@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -58,7 +59,10 @@ class Ahead(Generic[Prepared]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
+        is_ending: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
+        if is_ending():  # the interpreter has ended the thread, and has taken the modules apart that would wait for it
+            return
         self._stop.set()
         while self._thread.is_alive():
             # The thread may be blocked on a full queue: make room until it has seen the flag.
