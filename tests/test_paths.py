@@ -56,6 +56,8 @@ INNER = {
         "read_file",
         "predict_parts",
         "write_json",
+        "find_below",
+        "read_below",
     ),
     *("Found", "Search", "Roots", "Bundle", "OpenFile"),
 }

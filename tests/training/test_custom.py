@@ -70,6 +70,7 @@ def test_a_text_classifier_trains_from_cached_ids_and_masks_and_is_traced(caches
     assert [path for path in (tmp_path / "trace").rglob("*.xplane.pb") if path.stat().st_size]
     output = tmp_path / "out.csv"
     arguments = ["predict", tmp_path / "xla", caches / "texts", "-o", output, "--backend", "eager"]
+    arguments += ["--trust", "tiny_tasks:Bag"]
     assert main([str(argument) for argument in arguments]) == 0
     rows = list(csv.DictReader(output.read_text().splitlines()))
     assert np.mean([row["label"] == row["prediction"] for row in rows]) > 0.85
@@ -93,7 +94,12 @@ def test_numbers_are_learned_and_predicted(caches, tmp_path):
         caches / "greys", tmp_path / "run", model="tiny_tasks:linear", epochs=10, batch_size=10, lr=0.02
     )
     assert report.epochs[-1]["valid_rmse"] < 0.15
-    predict(Predictor([tmp_path / "run"], EagerDevice()), [CachedDataset(caches / "greys")], tmp_path / "out.csv", 16)
+    predict(
+        Predictor([tmp_path / "run"], EagerDevice(), trust=[LINEAR.model]),
+        [CachedDataset(caches / "greys")],
+        tmp_path / "out.csv",
+        16,
+    )
     for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines()):
         assert row["prediction"] == f"{row['value_0']};{row['value_1']}"
         assert float(row["value_0"]) == pytest.approx(float(row["label"].split(";")[0]), abs=0.6)
@@ -139,5 +145,10 @@ def test_an_evaluation_of_ones_own_is_what_is_evaluated_and_predicted(cache, tmp
     learner.model.load_state_dict(best["model"])
     straight = evaluate(learner, dataset)
     assert report.epochs[-1]["valid_loss"] != pytest.approx(straight["loss"], rel=1e-3)
-    found = predict(Predictor([tmp_path], EagerDevice()), [dataset], tmp_path / "out.csv", 50)
+    found = predict(
+        Predictor([tmp_path], EagerDevice(), trust=[LINEAR.model, "tiny_tasks:reversed_eval"]),
+        [dataset],
+        tmp_path / "out.csv",
+        50,
+    )
     assert found.metrics["accuracy"] == pytest.approx(report.epochs[-1]["valid_accuracy"])

@@ -33,7 +33,7 @@ def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
     for result in results[1:]:
         assert result.report.losses == results[0].report.losses
         assert result.history == results[0].history
-    assert Predictor([tmp_path / "function"], EagerDevice()).runs == 1
+    assert Predictor([tmp_path / "function"], EagerDevice(), trust=["tiny_models:tiny"]).runs == 1
     with pytest.raises(UsageError, match="Sequential was given as an object"):
         Predictor([tmp_path / "module"], EagerDevice())
 

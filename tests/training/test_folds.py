@@ -31,6 +31,7 @@ from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup import TableOptions, relabel_cache
 
+TRUST = ["tiny_models:tiny"]
 SETTINGS = TrainSettings(
     model="tiny_models:tiny", epochs=2, batch_size=8, lr=0.05, metric=("tiny_metrics:second_share",)
 )
@@ -172,7 +173,7 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
 
 def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(folded, whole, tmp_path):
     dataset, run = CachedDataset(folded), whole[0]
-    predict(Predictor([run], EagerDevice(), flip=True), [dataset], tmp_path / "out.csv", 8)
+    predict(Predictor([run], EagerDevice(), flip=True, trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
     expected = []
     for folder in run.glob("fold-*"):
@@ -237,7 +238,7 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
     (tmp_path / "run").mkdir()
     shutil.copy(run / "folds.json", tmp_path / "run")
     with pytest.raises(TrainingError, match=r"no weights of fold 0, 1 yet"):
-        Predictor([tmp_path / "run"], EagerDevice())
+        Predictor([tmp_path / "run"], EagerDevice(), trust=TRUST)
     (tmp_path / "other").mkdir()
     other = with_folds(folded, tmp_path / "other", ["0", "1", "2"])
     with pytest.raises(UsageError, match="has the folds 0, 1, the cache 0, 1, 2"):
@@ -245,7 +246,7 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
     with pytest.raises(UsageError, match=r"lr 0.05, now 0.1"):
         run_all(folded, run, settings=TrainSettings(**{**vars(SETTINGS), "lr": 0.1}))
     with pytest.raises(UsageError, match="is a file of the run"):
-        predict(Predictor([run], EagerDevice()), [dataset], run / "out_of_fold.csv", 8)
+        predict(Predictor([run], EagerDevice(), trust=TRUST), [dataset], run / "out_of_fold.csv", 8)
     with pytest.raises(UsageError, match="training samples do not make"):
         run_all(folded, tmp_path / "small", resume=False, settings=TrainSettings(batch_size=30))
     run_all(other, tmp_path / "small", resume=False)  # nothing had begun there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 
 import numpy as np
@@ -23,6 +24,8 @@ from tpucache.training.run.report import read_report, write_report
 from tpucache.training.settings import TrainSettings
 
 COUNTS = (1, 7, 8, 9, 1000)
+
+TRUST = ["tiny_models:tiny"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def read(path):
 @pytest.mark.parametrize("count", COUNTS)
 def test_values_are_those_of_plain_torch(cache, folds, tmp_path, count):
     dataset = many(cache, count)
-    predict(Predictor(folds[:1], EagerDevice()), [dataset], tmp_path / "out.csv", 8)
+    predict(Predictor(folds[:1], EagerDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     (_, _, _, _, *names), *rows = read(tmp_path / "out.csv")
     assert names == ["ant", "bee", "cat", "dog"]
     expected = plain(folds[0], dataset)
@@ -86,13 +89,13 @@ from tpucache.training.predictor import Predictor
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))
-predictor = Predictor([Path(run)], device)
+predictor = Predictor([Path(run)], device, trust=TRUST)
 found, compiles = {{}}, []
 for count in {counts}:
     dataset = CachedDataset(cache, 0, np.arange(count) * 7 % 150)
     found[str(count)] = predict_values(predictor, [dataset], 8, 2, Progress(count, "predict", "images"))
     compiles.append(device.counters().compiles)
-both, dataset = Predictor([Path(run)], device, flip=True), CachedDataset(cache)
+both, dataset = Predictor([Path(run)], device, flip=True, trust=TRUST), CachedDataset(cache)
 found["flipped"] = predict_values(both, [dataset], 8, 2, Progress(len(dataset), "predict", "images"))
 np.savez(output, compiles=compiles, **found)
 """
@@ -117,6 +120,7 @@ def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, 
 def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
     output = tmp_path / "out" / "predictions.csv"
     arguments = ["predict", *folds, cache, "-o", output, "--variants", "all", "--backend", "eager"]
+    arguments += ["--trust", "tiny_models:tiny"]
     assert main([str(argument) for argument in arguments]) == 0
     expected = np.mean([plain(run, CachedDataset(cache, variant)) for run in folds for variant in range(4)], 0)
     np.testing.assert_allclose(np.float32([row[4:] for row in read(output)[1:]]), expected, atol=1e-6)
@@ -126,14 +130,14 @@ def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
 def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_path):
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     dataset = CachedDataset(tmp_path / "flat")
-    report = predict(Predictor(folds[:1], EagerDevice()), [dataset], tmp_path / "out.csv", 8)
+    report = predict(Predictor(folds[:1], EagerDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     assert report.metrics == {}
     assert {row[2] for row in read(tmp_path / "out.csv")[1:]} == {""}
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
-    predictor = Predictor(folds[:1], EagerDevice())
+    predictor = Predictor(folds[:1], EagerDevice(), trust=TRUST)
     build_cache(photos, tmp_path / "larger", Recipe(size=20), jobs=1)
     with pytest.raises(UsageError, match=r"20, 20, 3"):
         predict(predictor, [CachedDataset(tmp_path / "larger")], tmp_path / "out.csv", 8)
@@ -156,7 +160,10 @@ def test_a_cache_of_other_classes_is_refused_by_what_differs(photos, folds, tmp_
         (tmp_path / "photos" / name).mkdir(parents=True)
         shutil.copy(next((photos / "ant").iterdir()), tmp_path / "photos" / name)
     build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=16), jobs=1)
-    predictor, dataset = Predictor(folds[:1], EagerDevice()), CachedDataset(tmp_path / "cache")
+    predictor, dataset = (
+        Predictor(folds[:1], EagerDevice(), trust=TRUST),
+        CachedDataset(tmp_path / "cache"),
+    )
     if words is None:  # folders are sorted: these are the classes of the run
         predictor.check(dataset)
         predictor.classes = predictor.classes[::-1]
@@ -174,12 +181,17 @@ def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
     torch.save(best, tmp_path / "run" / "best.pt")
     dataset = CachedDataset(cache)
     with pytest.raises(TrainingError, match=f"150 samples are not finite, the first that of '{dataset.paths[0]}'"):
-        predict(Predictor([tmp_path / "run"], EagerDevice()), [dataset], tmp_path / "out.csv", 8)
+        predict(Predictor([tmp_path / "run"], EagerDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     assert not (tmp_path / "out.csv").exists()
 
 
 def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
-    report = predict(Predictor(folds[:1], EagerDevice()), [CachedDataset(cache, indices=[])], tmp_path / "out.csv", 8)
+    report = predict(
+        Predictor(folds[:1], EagerDevice(), trust=TRUST),
+        [CachedDataset(cache, indices=[])],
+        tmp_path / "out.csv",
+        8,
+    )
     assert (report.samples, report.metrics) == (0, {})
     assert read(tmp_path / "out.csv") == [["sample", "path", "label", "prediction", "ant", "bee", "cat", "dog"]]
 
@@ -190,15 +202,15 @@ def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_pa
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
     train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, EagerDevice(), RunOptions(replay=False))
     with pytest.raises(UsageError, match="other fields"):
-        Predictor([folds[0], tmp_path / "run"], EagerDevice())
+        Predictor([folds[0], tmp_path / "run"], EagerDevice(), trust=TRUST)
 
 
 def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
     with pytest.raises(TrainingError, match="holds no run"):
-        Predictor([tmp_path], EagerDevice())
+        Predictor([tmp_path], EagerDevice(), trust=TRUST)
     (tmp_path / "last.pt").write_bytes(b"")
     with pytest.raises(TrainingError, match="no epoch of it has ended"):
-        Predictor([tmp_path], EagerDevice())
+        Predictor([tmp_path], EagerDevice(), trust=TRUST)
 
 
 @pytest.mark.slow
@@ -208,7 +220,30 @@ def test_a_run_and_its_predictions_are_given_by_text_too(cache, tmp_path):
     report = train(run, settings, CachedDataset(str(cache)), None, EagerDevice(), options)
     assert read_report(run) == report
     assert load_checkpoint(f"{run}/best.pt")["classes"] == ["ant", "bee", "cat", "dog"]
-    predict(Predictor([run], EagerDevice()), [many(cache, 9)], f"{tmp_path}/out.csv", 8)
+    predict(Predictor([run], EagerDevice(), trust=TRUST), [many(cache, 9)], f"{tmp_path}/out.csv", 8)
     assert len(read(tmp_path / "out.csv")) == 10
     write_report(str(tmp_path / "elsewhere"), report)
     assert find_lr(run, settings, CachedDataset(cache), EagerDevice(), resume=True).lr == settings.lr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["model", "eval_step"])
+def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, tmp_path, monkeypatch, capsys, setting):
+    (tmp_path / "trap_by_test.py").write_text(
+        f"open({str(tmp_path / 'imported')!r}, 'w').close()\nfrom tiny_models import tiny\n"
+        "def step(model, batch): return model(batch['image'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    code = {"model": "trap_by_test:tiny", "eval_step": "trap_by_test:step"}[setting]
+    run = tmp_path / "run"
+    shutil.copytree(folds[0], run)
+    content = torch.load(run / "best.pt", weights_only=True)
+    content["settings"][setting] = code
+    torch.save(content, run / "best.pt")
+    words = ["predict", str(run), str(cache), "-o", str(tmp_path / "out.csv"), "--backend", "eager"]
+    words += ["--trust", "tiny_models:tiny"]
+    assert main(words) == 2
+    assert re.search(f"names code, '{code}', .*add --trust {code}", capsys.readouterr().err)
+    assert not (tmp_path / "imported").exists()
+    assert main([*words, "--trust", code]) == 0
+    assert (tmp_path / "imported").exists()

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
 
-from tpucache import Manifest, Recipe, build_cache, repair_cache, verify_cache
+from tpucache import Manifest, Recipe, build_cache, verify_cache
+from tpucache import repair_cache as repair_cache_of
 from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, FormatError, RecipeError, SourceError
 from tpucache.store.cache import Cache
@@ -25,6 +26,11 @@ from tpucache.warmup.sources.base import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 Harm = Callable[[Path], None]
+
+
+def repair_cache(source: Any, cache: Path, **options: Any) -> list[Any]:
+    """Repair a cache of this file's own augmentation."""
+    return repair_cache_of(source, cache, augment="moved_by_test:shift", **options)
 
 
 def flip(path: Path) -> None:
@@ -325,6 +331,23 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     build_cache(source, cache, recipe, jobs=1, report=lambda progress: reports.append(progress.samples))
     assert reports[0] == Manifest.load(cache).samples, "what was added was built again"
     assert digests(cache) == digests(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [None, "moved_by_test:other"])
+def test_an_augmentation_that_a_manifest_names_is_imported_only_if_it_is_named_too(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    (tmp_path / "trap_by_test.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef shift(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    manifest = cache / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("moved_by_test:shift", "trap_by_test:shift"))
+    flip(cache / "v00-00000.lmdb")
+    repair_cache_of(source, cache, jobs=1, augment=named)  # the clean images are not augmented
+    flip(cache / "v01-00000.lmdb")
+    with pytest.raises(RecipeError, match=r"'trap_by_test:shift'.*add --augment trap_by_test:shift"):
+        repair_cache_of(source, cache, jobs=1, augment=named)
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ def predict(options: argparse.Namespace) -> int:
         options.runs,
         open_device(options.backend, options.cores, options.device, compile=options.compile),
         options.flip_tta,
+        options.trust,
     )
     batch_size = options.batch_size or predictor.settings.part_size
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
@@ -71,6 +72,13 @@ def add(commands: Any) -> None:
     command.add_argument("--fold", metavar="N", help="predict the samples of one fold alone")
     command.add_argument(
         "--flip-tta", action="store_true", help="average with the predictions of images that are mirrored left to right"
+    )
+    command.add_argument(
+        "--trust",
+        metavar="module:name",
+        action="append",
+        default=[],
+        help="call this code, a model or evaluation step of yours that a run names; give it once for each",
     )
     add_device(command)
     command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")

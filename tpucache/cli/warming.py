@@ -156,6 +156,8 @@ def verify(options: argparse.Namespace) -> int:
     if options.repair is None:
         if from_options(TableOptions, options) != TableOptions():
             raise UsageError("what a table's columns mean is for --repair: name the .csv with it")
+        if options.augment is not None:
+            raise UsageError("--augment is for --repair, which may have to augment again: give --repair SOURCE, too")
         manifest = Manifest.load(options.cache)
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
             damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
@@ -204,6 +206,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
                 _opened(options.repair, options),
                 options.cache,
                 jobs=options.jobs,
+                augment=options.augment,
                 report=building.report,
                 progress=lambda entry: verifying.advance(entry.bytes),
             )
@@ -241,6 +244,11 @@ def add(commands: Any) -> None:
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
+    command.add_argument(
+        "--augment",
+        metavar="module:name",
+        help="with --repair: call this code, an augmentation of yours that the cache's manifest names",
+    )
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BoxOptions)
     _add_table(command)

@@ -108,7 +108,7 @@ def train_folds(
             account = Account() if has_trained else account
             account.add_earlier(*_prediction_seconds(folds, report))
             write_report(folds.run, _make_report(folds, device, account))
-            report = _predict_all(folds, device, stop, account)
+            report = _predict_all(folds, settings, device, stop, account)
             write_report(folds.run, report)
     except Stopped as stopped:
         raise stop.to_error(stopped) from None
@@ -140,7 +140,9 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
     return has_trained
 
 
-def _predict_all(folds: Folds, device: Device, stop: StopRequest, account: Account) -> FoldsReport:
+def _predict_all(
+    folds: Folds, settings: TrainSettings, device: Device, stop: StopRequest, account: Account
+) -> FoldsReport:
     """Let each fold's model predict its samples, and return the report of the finished run.
 
     When it has to stop, the report of the run has the seconds so far.
@@ -148,10 +150,13 @@ def _predict_all(folds: Folds, device: Device, stop: StopRequest, account: Accou
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")
     output = folds.run / OUT_OF_FOLD_NAME
-    parts = ((Predictor([fold.run], device), fold.valid_set) for fold in folds.folds)
+    trust = [settings.model, *filter(None, [settings.eval_step])]
+    parts = ((Predictor([fold.run], device, trust=trust), fold.valid_set) for fold in folds.folds)
     try:
         with stop.on_signals():
-            metrics = predict_parts(parts, folds.dataset, output, lambda: stop.check("in the out-of-fold predictions"))
+            metrics = predict_parts(
+                parts, folds.dataset, output, settings.metric, lambda: stop.check("in the out-of-fold predictions")
+            )
     except Stopped:
         write_report(folds.run, _make_report(folds, device, account))
         raise

@@ -115,11 +115,12 @@ def predict_parts(
     parts: Iterable[tuple[Predictor, CachedDataset]],
     dataset: CachedDataset,
     output: Path,
+    metric: Sequence[str] = (),
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Write the CSV of a whole cache, a part of it by each predictor; return the metrics over all samples.
 
-    The rows are as `predict` writes them. Metrics are those of the task and of the runs' settings. `check` is
+    The rows are as `predict` writes them. Metrics are those of the task and `metric`, names of the user's. `check` is
     called between batches, and what it raises ends this before the CSV is written. Raises as `predict` does.
     """
     check_no_cache_file(output)
@@ -136,7 +137,7 @@ def predict_parts(
     # The counts of maps are added up, in any order.
     scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
     labels = dataset.labels.numpy()
-    own = compute_metrics(load_metrics(settings.metric, task.metric_names), scores, labels)
+    own = compute_metrics(load_metrics(metric, task.metric_names), scores, labels)
     joined = _Predictions([texts[index] for index in order], found[0].names, values, scores)
     _write(output, dataset, _labels(dataset, task), joined)
     return {**task.metrics(scores, labels), **own}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +21,12 @@ from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
 from tpucache.training.learn.learner import named_callable
-from tpucache.training.learn.models import build_model
+from tpucache.training.learn.models import build_model, is_user_code
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.folds import run_folders
-from tpucache.training.settings import settings_from
+from tpucache.training.settings import TrainSettings, settings_from
 
 Outputs = Callable[[DeviceBatch], torch.Tensor]
 
@@ -37,15 +37,22 @@ _NAMED: Final = 5  # classes in a message, at most
 class Predictor:
     """The models of runs for the same task, each with its own normalisation, in evaluation mode."""
 
-    def __init__(self, runs: Sequence[str | Path], device: Device, flip: bool = False) -> None:
+    def __init__(
+        self, runs: Sequence[str | Path], device: Device, flip: bool = False, trust: Collection[str] = ()
+    ) -> None:
         """Load each run's `best.pt`, those of all folds of a run of folds; `flip` also predicts mirrored images.
 
-        Raises TrainingError where there is none, UsageError for runs that do not fit or cannot be mirrored.
+        A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
+        whoever wrote the file could name any code. Raises TrainingError where there is no run, UsageError for runs that
+        do not fit, cannot be mirrored, or name code that is not trusted.
         """
         if device.processes.world_size > 1:
             raise UsageError("predictions are made by one process: start it without torchrun")
         folders = [folder for run in runs for folder in run_folders(Path(run))]
         contents = [_load_best(run) for run in folders]
+        all_settings = [settings_from(content["settings"]) for content in contents]
+        for run, settings in zip(folders, all_settings, strict=True):
+            _check_trusted(run, settings, trust)
         first = contents[0]
         self.fields = _inputs(first)
         for run, content in zip(folders, contents, strict=True):
@@ -59,7 +66,7 @@ class Predictor:
         if flip:
             _check_flip(self.fields)
         self.device, self.runs, self.flip = device, len(folders), flip
-        self.settings = settings_from(first["settings"])
+        self.settings = all_settings[0]
         self.task: Task = make_task(first["task"], first["outputs"])
         self.classes = self.task.class_names(first["classes"])
         #: Of each run the columns of the samples table that its model takes, as its training samples have them.
@@ -146,6 +153,17 @@ def _load_best(run: Path) -> dict[str, Any]:
             f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
         )
     raise TrainingError(f"{run} holds no run: give the folder that was train's --run")
+
+
+def _check_trusted(run: Path, settings: TrainSettings, trust: Collection[str]) -> None:
+    """Raise UsageError where a run's file names code to be called that the user did not name."""
+    called = [settings.model] if is_user_code(settings.model) else []
+    called += [] if settings.eval_step is None else [settings.eval_step]
+    if unknown := [name for name in called if name not in trust]:
+        raise UsageError(
+            f"{run / BEST_NAME} names code, {' and '.join(map(repr, unknown))}, that would be imported and called: if "
+            f"you know it, add {' '.join(f'--trust {name}' for name in unknown)} (in Python trust={unknown})"
+        )
 
 
 def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:

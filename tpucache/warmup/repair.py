@@ -48,18 +48,21 @@ def repair_cache(
     *,
     jobs: int | None = None,
     engine: Executor | None = None,
+    augment: str | None = None,
     report: Callable[[BuildProgress], None] = lambda progress: None,
     progress: Callable[[ShardEntry], None] = lambda entry: None,
 ) -> list[Damage]:
     """Build again exactly what is damaged in a cache, from the source it was made of, and return what was damaged.
 
     The manifest describes how. A file is put in its place once it has the manifest's SHA-256, and all others stay
-    untouched; an interrupted repair is finished by the next one. `engine` runs the work elsewhere than in `jobs` local
-    processes. `progress` is called after each shard that was verified, and `report` with the progress of the building.
+    untouched; an interrupted repair is finished by the next one. An augmentation of the user's, `module:name`, is
+    imported only if `augment` names it, too: whoever wrote the manifest could name any code. `engine` runs the work
+    elsewhere than in `jobs` local processes. `progress` is called after each shard that was verified, and `report`
+    with the progress of the building.
 
     Raises FormatError when the manifest itself is damaged, SourceError or SampleError for a source that is not the
-    cache's, RecipeError for an augmentation that changed, DamageError when something else comes out than there was,
-    BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
+    cache's, RecipeError for an augmentation that changed or that `augment` does not name, DamageError when something
+    else comes out than there was, BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
     """
     source = to_source(source)
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
@@ -70,7 +73,7 @@ def repair_cache(
     work = outer / REPAIR_NAME
     if not damages and not work.exists():
         return []
-    case = _examine(source, opened, damages) if damages else None
+    case = _examine(source, opened, damages, augment) if damages else None
     with cache_folder(folder):
         work.mkdir(parents=True, exist_ok=True)
         with hold(outer), hold(work) as run:
@@ -126,7 +129,7 @@ def load_manifest(cache: Path) -> Manifest:
         raise FormatError(f"{error}. A manifest cannot be repaired: copy it again, or build the cache anew") from error
 
 
-def _examine(source: Source, cache: Cache, damages: Sequence[Damage]) -> _Case:
+def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
     """Find what there is to do, and refuse what cannot result in the same bytes. Nothing is written."""
     manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
@@ -139,7 +142,7 @@ def _examine(source: Source, cache: Cache, damages: Sequence[Damage]) -> _Case:
     damaged = frozenset(damage.name for damage in damages)
     case = _Case(cache, damaged, _listing(source, cache, damaged), _numbers(manifest))
     if any(variant for block in case.blocks for variant in block.variants):
-        _check_callable(manifest)
+        _check_callable(cache, augment)
     return case
 
 
@@ -202,14 +205,20 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
     return listing
 
 
-def _check_callable(manifest: Manifest) -> None:
-    """Refuse a callable whose code changed: it would make other records."""
-    recipe, before = Recipe.from_dict(manifest.recipe), manifest.recipe.get("augmentation", {})
-    if "callable" not in before:
+def _check_callable(cache: Cache, augment: str | None) -> None:
+    """Refuse a callable that the user did not name, before it is imported, and one whose code changed."""
+    before = cache.manifest.recipe.get("augmentation", {})
+    name = before.get("callable")
+    if name is None:
         return
-    if changed := code_changes(before, {"callable": recipe.augment, **code_digests(recipe.augment)}):
+    if name != augment:
         raise RecipeError(
-            f"the augmentation {recipe.augment} is another one than when the cache was made: bring it back as it was "
+            f"the manifest of {cache.directory} names code as augmentation, {name!r}, that would be imported and "
+            f"called: if you know it, add --augment {name} (in Python augment={name!r})"
+        )
+    if changed := code_changes(before, {"callable": name, **code_digests(name)}):
+        raise RecipeError(
+            f"the augmentation {name} is another one than when the cache was made: bring it back as it was "
             f"(changed: {', '.join(changed)})"
         )
 

@@ -57,7 +57,9 @@ def one_bit_flipped_in_each_file(lab: Lab) -> Outcome:
     for name in (SHARD, "index.npy", "samples.npz"):
         cache = damaged(lab, name, 3)
         outcome = refused(lab.command("verify", cache), name, "repair|copy")
-        succeeded(lab.command("verify", cache, "--repair", lab.shared.photos(), "--jobs", 1))
+        succeeded(
+            lab.command("verify", cache, "--repair", lab.shared.photos(), "--augment", "lab_module:invert", "--jobs", 1)
+        )
         equal("files", files_of(cache), files_of(lab.shared.augmented()))
         shutil.rmtree(cache)
     return outcome
@@ -122,7 +124,11 @@ def further_files_in_a_caches_folder(lab: Lab) -> Outcome:
 def repairing_from_another_source(lab: Lab) -> Outcome:
     cache = damaged(lab, SHARD, 2)
     before = files_of(cache)
-    outcome = refused(lab.command("verify", cache, "--repair", lab.shared.folder / "rotated", "--jobs", 1))
+    outcome = refused(
+        lab.command(
+            "verify", cache, "--repair", lab.shared.folder / "rotated", "--augment", "lab_module:invert", "--jobs", 1
+        )
+    )
     equal("files", files_of(cache), before)
     return outcome
 
@@ -133,7 +139,7 @@ def repairing_from_a_source_that_changed_at_equal_size(lab: Lab) -> Outcome:
     photos = lab.copy(lab.shared.photos(), "photos")
     first, second = sorted((photos / "ant").iterdir())[:2]
     exchange_bytes(first, second)
-    done = lab.command("verify", cache, "--repair", photos, "--jobs", 1)
+    done = lab.command("verify", cache, "--repair", photos, "--augment", "lab_module:invert", "--jobs", 1)
     outcome = refused(done, "ant|changed|differ|source|not the")
     refuses(lambda: read_all(cache), TpucacheError, SHARD)
     return outcome

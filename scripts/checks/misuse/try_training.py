@@ -17,7 +17,7 @@ from scripts.checks.misuse.outcome import Outcome, correct, equal, refused, succ
 from scripts.checks.misuse.rows import row
 from scripts.checks.misuse.try_tables import rows
 
-PLAIN = ("--backend", "torch")
+PLAIN = ("--backend", "torch", "--trust", "lab_module:tiny")
 
 
 @row

@@ -32,7 +32,9 @@ def predicted(folder, dataset):
     from tpucache.training.predictions import predict_values
 
     with Progress(len(dataset), "", "") as progress:
-        return predict_values(Predictor([folder], DEVICE), [dataset], 16, 1, progress)
+        return predict_values(
+            Predictor([folder], DEVICE, trust=["tiny_models:tiny", "tiny_tasks:linear"]), [dataset], 16, 1, progress
+        )
 
 
 @pytest.fixture(scope="module")

@@ -120,6 +120,11 @@ MODELS: Final[dict[str, Callable[[int, int], nn.Module]]] = {"cnn": cnn, "resnet
 DENSE_MODELS: Final[dict[str, Callable[[int, int], nn.Module]]] = {"unet": unet}
 
 
+def is_user_code(name: str) -> bool:
+    """Return whether a model's name is `module:callable`, whose module is imported to make it."""
+    return ":" in name and not name.startswith((_TIMM, _OBJECT))
+
+
 def channels_of(fields: Iterable[Field]) -> int:
     """Return the channels of the images that records with these fields have; 3 where they have none."""
     return next((field.shape[2] for field in fields if field.name == IMAGE), 3)

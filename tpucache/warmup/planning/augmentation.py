@@ -69,7 +69,13 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
         asked = (recipe.augment, list(recipe.to_dict()["size"]), *(used[name] for name in _PRESET_LIBRARIES))
         made = (before.recipe.get("augment"), before.recipe.get("size"))
         if asked == (*made, *(before.created_by.get(name) for name in _PRESET_LIBRARIES)):
-            return dict(before.recipe["augmentation"])
+            found = dict(before.recipe["augmentation"])
+            if "callable" in found:  # code that the user did not name
+                raise RecipeError(
+                    f"the manifest says that the preset {recipe.augment} is the code {found['callable']!r}, which no "
+                    "tpucache writes: build the cache anew"
+                )
+            return found
     old = before.recipe["augmentation"] if before is not None else {}
     if old.get("callable") == recipe.augment:
         now = {"callable": recipe.augment, **code_digests(recipe.augment)}

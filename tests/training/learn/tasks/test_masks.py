@@ -22,6 +22,7 @@ from tpucache.training.predictions import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.settings import TrainSettings
 
+TRUST = ["failing_code:dense"]
 SETTINGS = TrainSettings(model="failing_code:dense", task="mask", mask_classes=3, epochs=1, batch_size=20, lr=0.01)
 CLASSES = 3
 
@@ -107,9 +108,11 @@ def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
 def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
     train(tmp_path, SETTINGS, masks, None, EagerDevice(), RunOptions(replay=False))
     best = torch.load(tmp_path / "best.pt", weights_only=True)
-    assert predict(Predictor([tmp_path], EagerDevice()), [masks], tmp_path / "good.csv", 16).samples == len(masks)
+    assert predict(
+        Predictor([tmp_path], EagerDevice(), trust=TRUST), [masks], tmp_path / "good.csv", 16
+    ).samples == len(masks)
     best["model"]["weight"][0] = float("nan")
     torch.save(best, tmp_path / "best.pt")
     with pytest.raises(TrainingError, match="not finite"):
-        predict(Predictor([tmp_path], EagerDevice()), [masks], tmp_path / "bad.csv", 16)
+        predict(Predictor([tmp_path], EagerDevice(), trust=TRUST), [masks], tmp_path / "bad.csv", 16)
     assert not (tmp_path / "bad.csv").exists()
