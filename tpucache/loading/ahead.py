@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
+
+from tpucache.loading.threads import refuse_fork
 
 Prepared = TypeVar("Prepared")
 Self = TypeVar("Self", bound="Ahead[Any]")
@@ -25,7 +28,8 @@ class Ahead(Generic[Prepared]):
     """Iterates what `prepare(batch, number)` makes of batches, `depth` of them ahead of the loop, in a thread.
 
     An error in reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains
-    when the context is left early. `waited_seconds` is how long the loop has been blocked here.
+    when the context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is
+    how long the loop has been blocked here.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Ahead(Generic[Prepared]):
         self._thread = threading.Thread(target=self._run, name="tpucache-feed", daemon=True)
 
     def __enter__(self: Self) -> Self:
+        self._process = os.getpid()
         self._thread.start()
         return self
 
@@ -59,6 +64,7 @@ class Ahead(Generic[Prepared]):
 
     def __iter__(self) -> Iterator[Prepared]:
         while True:
+            refuse_fork(self._process)
             asked = time.perf_counter()
             item = self._ready.get()
             self.waited_seconds += time.perf_counter() - asked
