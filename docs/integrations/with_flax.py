@@ -51,9 +51,9 @@ def main(cache: str) -> None:
 
     right = total = 0
     model.eval()
-    for images, labels in feed(CachedLoader(valid, batch, drop_last=True), normalise=True):
-        right += int((predict(model, images) == labels).sum())
-        total += len(labels)
+    for images, labels, is_sample in feed(CachedLoader(valid, batch), normalise=True, pad_last=True):
+        right += int(((predict(model, images) == labels) & is_sample).sum())
+        total += int(is_sample.sum())
     print(f"{seen} images seen, accuracy {right / total:.3f}, waited for data {batches.waited:.1%} of the time")
 
 

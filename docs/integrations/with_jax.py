@@ -51,9 +51,9 @@ def main(cache: str) -> None:
 
     right = total = 0
     predict = jax.jit(lambda weights, images: outputs_of(weights, images).argmax(1))
-    for images, labels in feed(CachedLoader(valid, batch, drop_last=True), normalise=True):
-        right += int((predict(weights, images) == labels).sum())
-        total += len(labels)
+    for images, labels, is_sample in feed(CachedLoader(valid, batch), normalise=True, pad_last=True):
+        right += int(((predict(weights, images) == labels) & is_sample).sum())
+        total += int(is_sample.sum())
     print(f"{seen} images seen, accuracy {right / total:.3f}, waited for data {batches.waited:.1%} of the time")
 
 

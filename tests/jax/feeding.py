@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 import types
+import zlib
 
 import jax
 import numpy as np
@@ -120,6 +122,118 @@ def test_an_epoch_continued_in_the_middle_has_the_same_batches(cache):
     found = [np.asarray(images) for images, _ in feed(rest, augment=settings)]
     assert len(found) == 2
     assert all(np.array_equal(one, other) for one, other in zip(found, whole[1:], strict=True))
+
+
+def names_of(batches):
+    """A checksum of each sample of each batch, for batches of JAX."""
+    return [[zlib.crc32(image.tobytes()) for image in np.asarray(images)] for images, *_ in batches]
+
+
+def mixture(cache):
+    dataset = CachedDataset(cache)
+    loaders = [CachedLoader(part, 8, shuffle=True) for part in (dataset[:32], dataset[32:])]
+    return MixedLoader(loaders, shares=[3, 1])
+
+
+def shuffled(cache):
+    return CachedLoader(CachedDataset(cache), 8, shuffle=True, seed=4)
+
+
+@pytest.mark.parametrize("make", [shuffled, mixture])
+@pytest.mark.parametrize("taken", [0, 1, 2, 5, 6, 8])
+def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, make, taken):
+    whole = feed(make(cache))
+    expected = [names for _ in range(3) for names in names_of(whole)]
+    loader = make(cache)
+    batches = feed(loader, depth=3)
+    found = names_of(itertools.islice(batches, min(taken, 6)))
+    if taken > 6:
+        found += names_of(itertools.islice(batches, taken - 6))
+    state = batches.state_dict()
+    assert state == loader.state_dict()
+    assert (state["epoch"], state["position"]) == (taken // 6, taken % 6 * 8)
+    rest = feed(make(cache))
+    rest.load_state_dict(state)
+    found += [names for _ in range(2) for names in names_of(rest)]
+    assert found == expected[: len(found)]
+    assert len(found) == (taken // 6 + 2) * 6
+
+
+def test_a_state_counts_while_the_next_batches_are_read(cache):
+    loader = shuffled(cache)
+    batches = feed(loader)
+    for position, _ in enumerate(batches, 1):
+        time.sleep(0.02)  # meanwhile batches are read ahead
+        assert batches.state_dict()["position"] == loader.state_dict()["position"] == position * 8 % 48
+    assert (loader.state_dict()["epoch"], loader.epoch) == (1, 1)
+
+
+def test_an_epoch_that_is_left_early_is_begun_again_however_much_was_read(cache):
+    settings = AugmentSettings(shift=2)
+    expected = names_of(feed(shuffled(cache), augment=settings))
+    batches = feed(shuffled(cache), augment=settings, depth=6)
+    for _ in itertools.islice(batches, 2):
+        time.sleep(0.1)  # by now the whole epoch is read
+    assert names_of(batches) == expected
+
+
+def test_a_state_is_right_after_set_epoch_and_ends_what_next_continues(cache):
+    loader = shuffled(cache)
+    batches = feed(loader)
+    next(batches)
+    loader.set_epoch(4)
+    assert (batches.state_dict()["epoch"], batches.state_dict()["position"]) == (4, 0)
+    with pytest.raises(UsageError, match="no single place"):
+        next(batches), batches.state_dict()
+    batches.load_state_dict({**shuffled(cache).state_dict(), "epoch": 2, "position": 16})
+    assert not threads()
+    assert names_of([next(batches)]) == names_of(feed(continued(cache, 2, 16)))[:1]
+    assert batches.state_dict()["position"] == 24
+
+
+def continued(cache, epoch, position):
+    loader = shuffled(cache)
+    loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": position})
+    return loader
+
+
+@pytest.mark.parametrize("finish", ["host", "device"])
+def test_padded_batches_have_one_shape_and_say_which_rows_are_samples(each_cache, finish):
+    dataset = CachedDataset(each_cache)[:42]
+    batches = list(feed(CachedLoader(dataset, 20, finish=finish), normalise=True, pad_last=True))
+    assert [int(np.asarray(is_sample).sum()) for _, _, is_sample in batches] == [20, 20, 2]
+    for number, (images, labels, is_sample) in enumerate(batches):
+        assert images.shape == (20, 20, 28, 3)
+        assert labels.shape == is_sample.shape == (20,)
+        assert is_sample.dtype == bool
+        assert len(is_sample.sharding.device_set) == len(images.sharding.device_set) == 4
+        rows = slice(20 * number, 20 * number + 20)
+        assert np.array_equal(np.asarray(labels)[np.asarray(is_sample)], dataset.labels[rows])
+        expected = normalised(dataset, torch.stack([image for image, _ in dataset[rows]]))
+        found = torch.from_numpy(np.array(images)[: len(expected)]).permute(0, 3, 1, 2)
+        # What a device decodes is within one step of 255 of what the host does.
+        torch.testing.assert_close(found, expected, atol=0.03, rtol=1e-5)
+
+
+def test_padding_compiles_nothing_and_leaves_whole_batches_as_they_are(cache):
+    dataset = CachedDataset(cache)
+    assert all(np.asarray(is_sample).all() for *_, is_sample in feed(CachedLoader(dataset, 16), pad_last=True))
+    count = jax.jit(lambda images, is_sample: images.sum() + is_sample.sum())
+    for images, _, is_sample in feed(CachedLoader(dataset[:42], 16), normalise=True, pad_last=True):
+        count(images, is_sample)
+    assert count._cache_size() == 1
+
+
+def test_padding_that_does_not_fit_is_refused(cache):
+    dataset = CachedDataset(cache)[:42]
+    with pytest.raises(UsageError, match="drop_last leaves them out"):
+        feed(CachedLoader(dataset, 20, drop_last=True), pad_last=True)
+    with pytest.raises(UsageError, match="would mix samples with the padding"):
+        feed(CachedLoader(dataset, 20), augment=AugmentSettings(mixup=0.2), pad_last=True)
+    with pytest.raises(UsageError, match="pad_last=True"):
+        feed(CachedLoader(dataset, 20))
+    views = next(feed(CachedLoader(dataset, 20), augment=AugmentSettings(flip=True, views=2), pad_last=True))
+    assert [len(part) for part in views] == [40, 40, 40]
 
 
 def test_kept_batches_stay_as_they_were_while_buffers_are_used_again(cache):
@@ -246,12 +360,7 @@ def test_a_sampler_of_fewer_samples_is_checked_by_its_own_number(cache):
 
 
 def test_a_mixture_gives_the_batches_that_it_gives_itself(cache):
-    def mixture():
-        dataset = CachedDataset(cache)
-        loaders = [CachedLoader(part, 8, shuffle=True) for part in (dataset[:32], dataset[32:])]
-        return MixedLoader(loaders, shares=[3, 1])
-
-    pairs = list(zip(feed(mixture()), mixture(), strict=True))
+    pairs = list(zip(feed(mixture(cache)), mixture(cache), strict=True))
     assert len(pairs) == 6
     for (images, labels), (expected, expected_labels) in pairs:
         assert np.array_equal(images, expected.permute(0, 2, 3, 1))

@@ -47,3 +47,11 @@ def test_every_sample_of_an_epoch_is_seen_exactly_once(found, cache, way):
     dataset = CachedDataset(cache, variant="epoch")
     expected = [zlib.crc32(dataset[row][0].permute(1, 2, 0).numpy().tobytes()) for row in range(144)]
     assert sorted(seen.tolist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("way", ["one", "eight", "two"])
+def test_every_sample_is_evaluated_exactly_once_in_batches_of_one_shape(found, cache, way):
+    rows = np.concatenate([values["evaluated"] for (name, _), values in found.items() if name == way])
+    expected = [zlib.crc32(image.permute(1, 2, 0).numpy().tobytes()) for image, _ in CachedDataset(cache)]
+    assert len(expected) % 16  # so that a batch is padded
+    assert sorted(rows.tolist()) == sorted(expected)

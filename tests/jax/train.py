@@ -1,6 +1,6 @@
 """Fifty steps of a small network with momentum, fed by JAX: `train.py CACHE OUT PROCESSES PROCESS PORT`.
 
-OUT gets the losses, and a checksum of each sample that this process saw in each epoch.
+OUT gets the losses, and a checksum of each sample that this process saw in an epoch, and in an evaluation.
 """
 
 from __future__ import annotations
@@ -61,7 +61,20 @@ def main(cache: str, out: str, processes: int, process: int, port: int) -> None:
         assert labels.dtype == jnp.int32
         for shard in images.addressable_shards:
             seen += [zlib.crc32(image.tobytes()) for image in np.asarray(shard.data)]
-    np.savez(out, losses=np.array(losses[:STEPS]), seen=np.array(seen))
+    place = batches.state_dict()
+    steps = len(losses)
+    assert (place["epoch"], place["position"]) == divmod(steps * BATCH, 144), place
+    evaluated = []
+    whole = CachedDataset(cache)
+    options = {"rank": process, "world_size": processes}
+    for images, labels, is_sample in feed(CachedLoader(whole, BATCH // processes, **options), pad_last=True):
+        assert images.shape == (BATCH, 16, 16, 3), images.shape
+        assert labels.shape == is_sample.shape == (BATCH,), is_sample.shape
+        assert len(images.sharding.device_set) == jax.device_count()
+        for pixels, flags in zip(images.addressable_shards, is_sample.addressable_shards, strict=True):
+            rows = np.asarray(pixels.data)[np.asarray(flags.data)]
+            evaluated += [zlib.crc32(image.tobytes()) for image in rows]
+    np.savez(out, losses=np.array(losses[:STEPS]), seen=np.array(seen), evaluated=np.array(evaluated))
 
 
 if __name__ == "__main__":

@@ -99,3 +99,30 @@ def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
     assert "index.npy was cut short" in done.stdout
+
+
+KEPT = """
+import stat, sys
+from tpucache import CachedDataset, CachedLoader
+
+datasets = [CachedDataset(sys.argv[1], "epoch", in_memory=memory) for memory in ("auto", False)]
+loaders = [CachedLoader(dataset, 8) for dataset in datasets]
+iterators = [iter(loader) for loader in loaders]
+kept = [datasets, loaders, iterators, [next(iterator) for iterator in iterators], [dataset[0] for dataset in datasets]]
+if sys.argv[2] == "ahead":
+    from tpucache.training import Feeder, open_device
+
+    feeder = Feeder(CachedLoader(datasets[0], 8), open_device("torch"))
+    feeder.__enter__()
+    iterator = iter(feeder)
+    kept += [feeder, next(iterator), iterator]
+stat.kept = kept  # a module that is taken apart after os, and after tpucache
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["loaders", "ahead"])
+def test_what_lives_until_the_interpreter_ends_goes_without_a_word(cache, what):
+    words = [sys.executable, "-c", KEPT, str(cache), what]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

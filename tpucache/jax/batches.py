@@ -25,6 +25,8 @@ _AXIS: Final = "data"
 Array = npt.NDArray[Any]
 Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
 
+IS_SAMPLE: Final = "is_sample"  # in a dict, what says which rows are samples and no padding
+
 
 def feed(
     loader: CachedLoader,
@@ -34,6 +36,7 @@ def feed(
     normalise: bool = False,
     seed: int = 0,
     depth: int = 2,
+    pad_last: bool = False,
 ) -> Feed:
     """Return an iterator of (images, labels) as sharded arrays: one epoch of the loader, and the next one when it is
     iterated again.
@@ -45,15 +48,21 @@ def feed(
     mixed. Records with more fields than an image give a dict of arrays, the label under "label". With `views`, all of
     them have as many rows for each sample, side by side. JAX keeps numbers of 64 bits as 32 unless it is set to 64.
 
+    With `pad_last`, a short batch is filled up by zeros, so that every batch has one shape and is divided evenly, and
+    each batch says which of its rows are samples: bool (batch,), as the last of (images, labels, is_sample), or under
+    "is_sample" of a dict. For evaluation: each sample comes once.
+
     `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
     has a loader with `rank=jax.process_index()` and `world_size=jax.process_count()`, and the arrays are of the global
     batch. Uploading is done by a thread, `depth` batches ahead; computing is started by the caller's thread, so that
     all processes do it in the same order. Raises UsageError, also for whole numbers that 32 bits do not hold.
     """
     sharding = _of_first_axis(sharding or _all_devices())
-    _check(loader, sharding)
+    _check(loader, sharding, pad_last)
     settings = AugmentSettings() if augment is None and normalise else augment
-    return Feed(_Epochs(loader, sharding, settings, seed, depth))
+    if pad_last and settings is not None and settings.mixes:
+        raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave one of them out")
+    return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last))
 
 
 class Feed:
@@ -62,6 +71,9 @@ class Feed:
     An error in reading or uploading is raised where that batch would have come. No thread remains when a loop is left
     early. `waited_seconds` is how long the caller has been blocked here after the first two batches of each epoch, and
     `waited` the fraction of the time since then.
+
+    The loader's state counts the batches that were handed out here, not those read ahead; `state_dict` and
+    `load_state_dict` here are the loader's.
     """
 
     def __init__(self, epochs: _Epochs) -> None:
@@ -94,6 +106,18 @@ class Feed:
             self._current = None
             raise
 
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict."""
+        return self._epochs.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another loader or Feed was: the next iteration begins there; that of `next` is ended.
+
+        Raises UsageError where data or order are not the same; see CachedLoader.load_state_dict.
+        """
+        self._epochs.loader.load_state_dict(state)
+        self.close()
+
     def close(self) -> None:
         """End the iteration that `next` began, with its thread."""
         if self._current is not None:
@@ -111,40 +135,45 @@ class _Epochs:
         augment: AugmentSettings | None,
         seed: int,
         depth: int,
+        pad_last: bool,
     ) -> None:
         self.loader, self._sharding = loader, sharding
+        self._pads = pad_last
         self._draws = None if augment == AugmentSettings() else augment
         self._seed, self._depth = seed, depth
         options = _options(loader, augment)
         self._size = (0, 0) if options.image is None else (options.image.shape[0], options.image.shape[1])
         self._finish = make_finish(options)
+        self._views = 1 if self._draws is None else self._draws.views
         self.waited_seconds = self.seconds = 0.0
 
     def run(self) -> Generator[Batch, None, None]:
         """Yield the batches of one epoch."""
+        batches = self.loader.iterate_ahead()
         first = self._next_step() if self._draws else 0
-        with Ahead(iter(self.loader), self._upload, self._depth, first) as ahead:
+        with Ahead(batches, self._upload, self._depth, first) as ahead:
             counted: tuple[float, float] | None = None  # when counting began, and what had been waited before
             try:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
                         counted = time.perf_counter(), ahead.waited_seconds
-                    fields, labels = self._finish(*uploaded)
-                    yield (fields[IMAGE], labels) if fields.keys() == {IMAGE} else {**fields, LABEL: labels}
-                    del uploaded, fields, labels
+                    *parts, is_sample = uploaded
+                    fields, labels = self._finish(*parts)
+                    yield _to_batch(fields, labels, is_sample)
+                    del uploaded, parts, fields, labels
             finally:
                 if counted is not None:
                     self.seconds += time.perf_counter() - counted[0]
                     self.waited_seconds += ahead.waited_seconds - counted[1]
 
     def _next_step(self) -> int:
-        """Return the number of the loader's next batch, counted from the first epoch on."""
+        """Return the number of the first batch of the iteration that has just begun, from the first epoch on."""
         place = self.loader.state_dict()
         whole = self.loader.batch_size * self.loader.world_size
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
-    def _upload(self, batch: Any, number: int) -> tuple[dict[str, Any], Any, Any]:
-        """Return a batch's fields, labels and random numbers on the devices; in the uploading thread."""
+    def _upload(self, batch: Any, number: int) -> tuple[dict[str, Any], Any, Any, Any]:
+        """Return a batch's fields, labels, random numbers and which rows are samples; in the uploading thread."""
         named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
         arrays = {name: _to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
         labels = arrays.pop(LABEL)
@@ -152,16 +181,38 @@ class _Epochs:
         if arrays.get(IMAGE, labels).ndim == 4:
             # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
             arrays[IMAGE] = np.moveaxis(arrays[IMAGE], 1, 3)
+        is_sample = None
+        if self._pads:
+            rows = self.loader.batch_size
+            is_sample = self._put(np.repeat(np.arange(rows) < len(labels), self._views))
+            arrays = {name: _pad(array, rows) for name, array in arrays.items()}
+            labels = _pad(labels, rows)
         draws = None
         if self._draws is not None:
             drawn = draw(self._draws, self._seed, number, len(labels) * self.loader.world_size, self._size)
             draws = self._put(drawn[len(labels) * self.loader.rank :][: len(labels)])
-        return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws
+        return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
 
     def _put(self, array: Array) -> jax.Array:
         # JAX keeps the array, and with it the pooled buffer, until its copy is done.
         uploaded: jax.Array = jax.make_array_from_process_local_data(self._sharding, array)
         return uploaded
+
+
+def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
+    if fields.keys() == {IMAGE}:
+        return (fields[IMAGE], labels) if is_sample is None else (fields[IMAGE], labels, is_sample)
+    batch = {**fields, LABEL: labels}
+    return batch if is_sample is None else {**batch, IS_SAMPLE: is_sample}
+
+
+def _pad(array: Array, rows: int) -> Array:
+    """Return an array with zeros after its last row, up to `rows`; the array itself where it has so many."""
+    if len(array) == rows:
+        return array
+    padded = np.zeros((rows, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    return padded
 
 
 def _to_jax_dtype(name: str, array: Array) -> Array:
@@ -219,7 +270,7 @@ def _of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[:1]))
 
 
-def _check(loader: CachedLoader, sharding: jax.sharding.Sharding) -> None:
+def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
     """Raise UsageError unless the loader is of this process and each of its batches can be divided evenly."""
     processes = len({device.process_index for device in sharding.device_set})
     if loader.world_size != processes or (processes > 1 and loader.rank != jax.process_index()):
@@ -228,13 +279,21 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding) -> None:
             f"has rank={loader.rank}, world_size={loader.world_size}: give it rank=jax.process_index() and "
             "world_size=jax.process_count()"
         )
+    if pad_last and loader.drop_last:
+        raise UsageError(
+            "pad_last keeps the last samples, and the loader's drop_last leaves them out: give one of them"
+        )
+    if pad_last and IS_SAMPLE in loader.dataset.names:
+        raise UsageError(
+            f"pad_last says in {IS_SAMPLE!r} which rows are samples, and the cache has a field of that name"
+        )
     whole = loader.batch_size * loader.world_size
-    sizes = [whole] if loader.drop_last else [whole, loader.samples % whole]
+    sizes = [whole] if loader.drop_last or pad_last else [whole, loader.samples % whole]
     for size in sizes:
         try:
             sharding.shard_shape((size,))
         except ValueError as error:
             raise UsageError(
                 f"a batch of {size} samples cannot be divided evenly over {len(sharding.device_set)} devices: "
-                "choose another batch_size, or drop_last=True"
+                "choose another batch_size, drop_last=True to train, or feed(..., pad_last=True) to evaluate"
             ) from error

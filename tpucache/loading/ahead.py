@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from tpucache.loading.loader import CachedLoader, Uncounted
 from tpucache.loading.threads import refuse_fork
 
 Prepared = TypeVar("Prepared")
@@ -27,23 +29,31 @@ class _Failure:
 class Ahead(Generic[Prepared]):
     """Iterates what `prepare(batch, number)` makes of batches, `depth` of them ahead of the loop, in a thread.
 
-    An error in reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains
-    when the context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is
-    how long the loop has been blocked here.
+    A CachedLoader's batches are counted in its state when they are handed out here, not when they are read. An error in
+    reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
+    context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is how long
+    the loop has been blocked here.
     """
 
     def __init__(
         self, batches: Iterable[Any], prepare: Callable[[Any, int], Prepared], depth: int = 2, first: int = 0
     ) -> None:
-        """Take batches, whose numbers begin at `first`; the thread starts with the context."""
+        """Take batches, whose numbers begin at `first`; iterating them, in a thread, begins with the context."""
         self.waited_seconds = 0.0
         self._batches, self._prepare, self._first = batches, prepare, first
+        self._iterator: Iterator[Any] = iter(())  # that of the batches, once the context has begun
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tpucache-feed", daemon=True)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the context has begun, and with it the thread."""
+        return self._thread.ident is not None
+
     def __enter__(self: Self) -> Self:
-        self._process = os.getpid()
+        self._process, batches = os.getpid(), self._batches
+        self._iterator = batches.iterate_ahead() if isinstance(batches, CachedLoader) else iter(batches)
         self._thread.start()
         return self
 
@@ -52,7 +62,10 @@ class Ahead(Generic[Prepared]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
+        is_ending: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
+        if is_ending():  # the interpreter has ended the thread, and has taken the modules apart that would wait for it
+            return
         self._stop.set()
         while self._thread.is_alive():
             # The thread may be blocked on a full queue: make room until it has seen the flag.
@@ -72,16 +85,20 @@ class Ahead(Generic[Prepared]):
                 return
             if isinstance(item, _Failure):
                 raise item.error
-            yield item
+            prepared, count = item
+            if count is not None:
+                count()
+            yield prepared
 
     def _run(self) -> None:
-        batches = iter(self._batches)
+        batches = self._iterator
         try:
-            for number, batch in enumerate(batches, self._first):
+            for number, item in enumerate(batches, self._first):
                 if self._stop.is_set():
                     return
-                self._ready.put(self._prepare(batch, number))
-                del batch  # otherwise the buffer would be in use until the next batch is read
+                batch, count = item if isinstance(item, Uncounted) else (item, None)
+                self._ready.put((self._prepare(batch, number), count))
+                del batch, item  # otherwise the buffer would be in use until the next batch is read
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
             self._ready.put(_Failure(error))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -35,6 +35,13 @@ Finish = Literal["host", "device"]
 
 _CHUNK_BYTES: Final = 8 << 20
 _SPAN: Final = 1024  # positions of the order that are hinted at once where it has no windows
+
+
+class Uncounted(NamedTuple):
+    """A batch that was read, and the function to call when it is handed out, which counts it as seen."""
+
+    batch: Batch
+    count: Callable[[], None]
 
 
 class CachedLoader:
@@ -137,12 +144,24 @@ class CachedLoader:
         return self._place[0]
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._iterate(is_counted=True)
+
+    def iterate_ahead(self) -> Generator[Uncounted, None, None]:
+        """Begin an iteration like any other, for what reads batches ahead of the loop that takes them.
+
+        The loader's place moves when a batch's `count` is called, not when it is read: so `state_dict` is right
+        whatever is read ahead. Call each `count` once, in the order of the batches.
+        """
+        return self._iterate(is_counted=False)
+
+    def _iterate(self, *, is_counted: bool) -> Generator[Any, None, None]:
         self._buffers  # a closed loader is refused  # noqa: B018
         epoch, start, self._resume = self.epoch, self._resume, 0
         self._iterations += 1
         self._is_ambiguous = False
         self._move(epoch, start)
-        return self._run(self._iterations, epoch, start, self._order.positions(len(self.dataset), self._seed, epoch))
+        order = self._order.positions(len(self.dataset), self._seed, epoch)
+        return self._run(self._iterations, epoch, start, order, is_counted)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -167,6 +186,7 @@ class CachedLoader:
     def state_dict(self) -> dict[str, int | str]:
         """Return the place in the epoch, the batches handed out so far counted as seen.
 
+        Where `Feeder` or `tpucache.jax.feed` read ahead, those are counted that they handed out.
         It holds what `load_state_dict` compares, too: the dataset's digest, and the order's name.
         Raises UsageError while several iterations of this loader run side by side: they have no common place.
         """
@@ -226,7 +246,9 @@ class CachedLoader:
     def _global_batch(self) -> int:
         return self.batch_size * self.world_size
 
-    def _run(self, iteration: int, epoch: int, start: int, order: Positions) -> Generator[Batch, None, None]:
+    def _run(
+        self, iteration: int, epoch: int, start: int, order: Positions, is_counted: bool
+    ) -> Generator[Any, None, None]:
         pending: deque[tuple[int, Future[Batch]]] = deque()
         hinted, shared = start, self._order.shared
         window = self._order.window or _SPAN
@@ -241,10 +263,10 @@ class CachedLoader:
                 work = functools.partial(self._read, own, epoch, shared, threads.divide)
                 pending.append((stop, threads.submit(work)))
                 if len(pending) > self._prefetch:
-                    yield self._next(pending, iteration, epoch)
+                    yield self._next(pending, iteration, epoch, is_counted)
                     threads.check()
             while pending:
-                yield self._next(pending, iteration, epoch)
+                yield self._next(pending, iteration, epoch, is_counted)
                 threads.check()
 
     def _move(self, epoch: int, position: int) -> None:
@@ -259,14 +281,20 @@ class CachedLoader:
         """Yield where each global batch begins and ends in the epoch's order."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
-    def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int) -> Batch:
+    def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int, is_counted: bool) -> Any:
         self._buffers  # a loader closed meanwhile is refused  # noqa: B018
         stop, future = pending.popleft()
         batch = future.result()
+        if not is_counted:
+            return Uncounted(batch, functools.partial(self._count, iteration, epoch, stop))
+        self._count(iteration, epoch, stop)
+        return batch
+
+    def _count(self, iteration: int, epoch: int, stop: int) -> None:
+        """Note that the samples of an epoch before `stop` are handed out, unless the loader went elsewhere since."""
         if iteration > self._outdated:
             self._move(epoch, stop)
         self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
-        return batch
 
     def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> Batch:
         pool = self._buffers

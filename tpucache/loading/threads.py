@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +43,9 @@ class ReadingThreads:
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_ending():  # the interpreter has ended the threads, and has taken the modules apart that would end them
+            return
         self._hints.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 

@@ -85,15 +85,20 @@ def _has_index(cache: Cache, damages: list[Damage]) -> bool:
 
 
 def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
-    """Return the sample numbers; where their table is damaged, return None and add that to the damages."""
+    """Return the sample numbers; where their table is damaged, return None and add that to the damages.
+
+    So are labels that no class has.
+    """
     name = cache.manifest.table.name
     if any(damage.name == name for damage in damages):
         return None
     try:
-        return cache.samples.numbers
+        numbers = cache.samples.numbers
+        _ = cache.samples.labels
     except (DamageError, FormatError) as error:
         damages.append(Damage(name, str(error)))
         return None
+    return numbers
 
 
 def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> Iterator[Damage]:

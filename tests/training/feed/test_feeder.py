@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tpucache import CachedDataset, CachedLoader, MixedLoader, UsageError
 from tpucache.training.device import EagerDevice
 from tpucache.training.feed.feeder import Feeder
 
@@ -78,6 +79,77 @@ def test_leaving_early_leaves_no_thread_and_closes_the_data(taken):
             pass
     assert feed_threads() == []
     assert closed == [True]
+
+
+def loader_of(cache, **options):
+    return CachedLoader(CachedDataset(cache)[:60], 10, shuffle=True, **options)
+
+
+def halves(cache):
+    dataset = CachedDataset(cache)
+    loaders = [CachedLoader(part, 10, shuffle=True) for part in (dataset[:30], dataset[30:60])]
+    return MixedLoader(loaders, shares=[1, 1])
+
+
+@pytest.mark.parametrize("make", [loader_of, halves])
+@pytest.mark.parametrize("taken", [0, 1, 4, 6])
+def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, make, taken):
+    loader = make(cache)
+    loader.set_epoch(3)
+    with Feeder(loader, EagerDevice()) as feeder:
+        for _ in zip(range(taken), feeder, strict=False):
+            while not feeder._ready.full() and feeder._thread.is_alive():
+                time.sleep(0.001)  # batches are read ahead now
+        state = feeder.state_dict()
+        assert state == loader.state_dict()
+    assert state == loader.state_dict()
+    assert (state["epoch"], state["position"]) == divmod(3 * 60 + 10 * taken, 60)
+    plain = make(cache)
+    plain.set_epoch(3)
+    for _ in zip(range(taken), plain, strict=False):
+        pass
+    resumed, again = make(cache), Feeder(make(cache), EagerDevice())
+    resumed.load_state_dict(state)
+    again.load_state_dict(state)
+    with again:
+        assert [batch.labels.tolist() for batch in again] == [labels.tolist() for _, labels in resumed]
+    assert plain.state_dict() == state
+
+
+def test_the_states_of_all_ranks_are_the_same_and_continue_on_one(cache):
+    found = []
+    for rank in range(2):
+        with Feeder(loader_of(cache, rank=rank, world_size=2), EagerDevice(), depth=1) as feeder:
+            next(iter(feeder))
+            found.append(feeder.state_dict())
+    assert found[0] == found[1]
+    alone = loader_of(cache)
+    alone.load_state_dict(found[0])
+    assert sum(len(labels) for _, labels in alone) == 40
+
+
+def test_epochs_that_follow_one_another_are_counted(cache):
+    loader = loader_of(cache)
+    for epoch in range(3):
+        with Feeder(loader, EagerDevice()) as feeder:
+            assert len(list(feeder)) == 6
+        assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch + 1, 0)
+
+
+def test_what_has_no_state_says_so(cache):
+    feeder = Feeder(batches(3), EagerDevice())
+    for call in (feeder.state_dict, lambda: feeder.load_state_dict({})):
+        with pytest.raises(UsageError, match="reads a generator: give it the loader itself"):
+            call()
+    with Feeder(loader_of(cache), EagerDevice()) as feeder, pytest.raises(UsageError, match="before its `with` block"):
+        feeder.load_state_dict(feeder.state_dict())
+
+
+def test_a_closed_loader_is_refused_and_not_waited_for(cache):
+    loader = loader_of(cache)
+    loader.close()
+    with pytest.raises(UsageError, match="closed"), Feeder(loader, EagerDevice()) as feeder:
+        next(iter(feeder))
 
 
 def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not():

@@ -8,7 +8,7 @@ import os
 import re
 import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
@@ -30,9 +30,10 @@ class OpenFile:
             refuse_too_many_files(error)
             raise
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the interpreter's end the names of modules may be gone; a default argument is still there.
         if hasattr(self, "number"):
-            os.close(self.number)
+            close(self.number)
 
 
 def refuse_too_many_files(error: BaseException) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
+from tpucache.loading.loader import CachedLoader
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
@@ -18,12 +20,16 @@ Draw = Callable[[int], npt.NDArray[np.float32]]
 
 
 class Feeder(Ahead[DeviceBatch]):
-    """Iterates device batches, uploaded by a thread ahead of the loop (see Ahead)."""
+    """Iterates device batches, uploaded by a thread ahead of the loop (see Ahead).
+
+    The state of a CachedLoader that it is given counts the batches that it has handed out, not those read ahead:
+    `state_dict` and `load_state_dict` here are the loader's.
+    """
 
     def __init__(
         self, batches: Iterable[Any], device: Device, depth: int = 2, draw: Draw | None = None, first: int = 0
     ) -> None:
-        """Take host batches as CachedLoader gives them; the thread starts with the context.
+        """Take a CachedLoader, or host batches as it gives them; the thread starts with the context.
 
         `draw` makes the random numbers that go up with a batch from its number, the first one's being `first`.
         """
@@ -43,6 +49,33 @@ class Feeder(Ahead[DeviceBatch]):
 
         super().__init__(batches, send, depth, first)
         self._device = device
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict.
+
+        Raises UsageError where this was given other batches than a CachedLoader.
+        """
+        return self._loader().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the loader continue at a place, before the context begins; see CachedLoader.load_state_dict.
+
+        Raises UsageError within the context, and where this was given other batches than a CachedLoader.
+        """
+        loader = self._loader()
+        if self.has_begun:
+            raise UsageError(
+                "this Feeder reads already: load the state before its `with` block begins, or make another Feeder"
+            )
+        loader.load_state_dict(state)
+
+    def _loader(self) -> CachedLoader:
+        if not isinstance(self._batches, CachedLoader):
+            raise UsageError(
+                f"a Feeder has the state of the CachedLoader that it reads, and this one reads a "
+                f"{type(self._batches).__name__}: give it the loader itself, or count the batches that you took"
+            )
+        return self._batches
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         for batch in super().__iter__():
