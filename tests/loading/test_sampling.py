@@ -95,6 +95,50 @@ def test_a_state_of_another_sampling_is_refused(cache: Path, kind: str) -> None:
         Shown(CachedDataset(cache), 16, shuffle=True).load_state_dict(state)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, "list of tensors"], ids=str)
+def test_weights_that_require_a_gradient_are_their_values(kind: object, cache: Path) -> None:
+    dataset = CachedDataset(cache).select(range(64))
+    plain = np.arange(64) % 4
+    weights = torch.tensor(plain, dtype=kind if isinstance(kind, torch.dtype) else torch.float64)
+    given = list(weights) if kind == "list of tensors" else weights.requires_grad_()
+    for one, other in zip(
+        CachedLoader(dataset, 16, weights=given), CachedLoader(dataset, 16, weights=plain), strict=True
+    ):
+        assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.ones(64).to_sparse(),
+        torch.ones(64, device="meta"),
+        torch.ones(64, dtype=torch.complex64),
+        torch.ones(64).requires_grad_()[:3],
+        [torch.ones((), requires_grad=True)] * 64,
+        [[1.0], [1.0, 2.0]],
+        torch.full((64,), -1.0, requires_grad=True),
+        torch.full((64,), np.nan),
+        np.ones(64, complex),
+        ["a"] * 64,
+        object(),
+    ],
+    ids=lambda each: f"{type(each).__name__} {getattr(each, 'dtype', '')} {getattr(each, 'device', '')}",
+)
+def test_weights_that_are_no_numbers_are_a_usage_error(weights: object, cache: Path) -> None:
+    with pytest.raises(UsageError, match="weights"):
+        CachedLoader(CachedDataset(cache).select(range(64)), 16, weights=weights)
+
+
+@pytest.mark.parametrize(
+    "indices", [torch.ones(4, requires_grad=True), torch.ones(4, device="meta").long(), torch.ones(4).to_sparse()]
+)
+def test_tensors_that_choose_no_samples_are_a_usage_error(indices: torch.Tensor, cache: Path) -> None:
+    with pytest.raises(UsageError):
+        CachedDataset(cache).select(indices)
+    with pytest.raises(UsageError):
+        CachedLoader(CachedDataset(cache), torch.ones((), requires_grad=True))  # type: ignore[arg-type]
+
+
 def test_a_state_of_other_weights_or_another_seed_of_a_generator_is_refused(cache: Path) -> None:
     dataset = CachedDataset(cache)
     state = CachedLoader(dataset, 16, weights=WEIGHTS).state_dict()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -88,3 +90,52 @@ def test_loaders_of_a_dataset_that_follow_one_another_use_the_same_buffers(cache
     with ThreadPoolExecutor(2) as threads:  # two at once never share a batch
         lists = list(threads.map(lambda _: [images.clone() for images, _ in CachedLoader(dataset, 40)], range(2)))
     assert all(torch.equal(one, other) for one, other in zip(*lists, strict=True))
+
+
+FORKED = """
+import os, signal, sys, time
+from tpucache import CachedDataset, CachedLoader, MixedLoader
+from tpucache.errors import UsageError
+from tpucache.loading.ahead import Ahead
+
+dataset = CachedDataset(sys.argv[2])
+loader = CachedLoader(dataset, 16, shuffle=True)
+if sys.argv[1] == "mixed":
+    loader = MixedLoader([loader], [1])
+if sys.argv[1] == "ahead":
+    context = Ahead(loader, lambda batch, number: batch)
+    iterator = iter(context.__enter__())
+else:
+    iterator = iter(loader)
+next(iterator)
+time.sleep(0.2)  # the threads have read ahead, and wait
+child = os.fork()
+signal.alarm(20)
+if child:
+    status = os.waitpid(child, 0)[1]
+    print(len(list(iterator)), status)
+else:
+    try:
+        next(iterator)
+    except UsageError as error:
+        print(error)
+    if sys.argv[1] == "ahead":
+        context.__exit__(None, None, None)
+    print(len(list(loader)), len(list(CachedLoader(dataset, 30))), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loader", "mixed", "ahead"])
+def test_an_epoch_is_not_continued_in_a_forked_process_which_begins_its_own(kind, cache) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, kind, str(cache)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    said, own, others = done.stdout.splitlines()
+    assert "begin a new iteration here" in said
+    assert (own, others) == ("10 5", "9 0")

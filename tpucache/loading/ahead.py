@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from tpucache.loading.loader import CachedLoader, Uncounted
+from tpucache.loading.threads import refuse_fork
 
 Prepared = TypeVar("Prepared")
 Self = TypeVar("Self", bound="Ahead[Any]")
@@ -29,7 +31,8 @@ class Ahead(Generic[Prepared]):
 
     A CachedLoader's batches are counted in its state when they are handed out here, not when they are read. An error in
     reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
-    context is left early. `waited_seconds` is how long the loop has been blocked here.
+    context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is how long
+    the loop has been blocked here.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Ahead(Generic[Prepared]):
         return self._thread.ident is not None
 
     def __enter__(self: Self) -> Self:
-        batches = self._batches
+        self._process, batches = os.getpid(), self._batches
         self._iterator = batches.iterate_ahead() if isinstance(batches, CachedLoader) else iter(batches)
         self._thread.start()
         return self
@@ -74,6 +77,7 @@ class Ahead(Generic[Prepared]):
 
     def __iter__(self) -> Iterator[Prepared]:
         while True:
+            refuse_fork(self._process)
             asked = time.perf_counter()
             item = self._ready.get()
             self.waited_seconds += time.perf_counter() - asked

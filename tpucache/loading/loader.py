@@ -54,7 +54,8 @@ class CachedLoader:
     finished with its last batch, whether or not the caller asks for one more. One that is abandoned is begun again, or
     continued in the middle through `state_dict` and `load_state_dict`. A dataset without samples gives no batch.
 
-    `close`, or leaving a `with` block, frees the buffers that no batch uses.
+    `close`, or leaving a `with` block, frees the buffers that no batch uses. A process that is forked in the middle of
+    an epoch begins a new iteration: to continue the one of its parent raises UsageError.
     """
 
     def __init__(
@@ -263,8 +264,10 @@ class CachedLoader:
                 pending.append((stop, threads.submit(work)))
                 if len(pending) > self._prefetch:
                     yield self._next(pending, iteration, epoch, is_counted)
+                    threads.check()
             while pending:
                 yield self._next(pending, iteration, epoch, is_counted)
+                threads.check()
 
     def _move(self, epoch: int, position: int) -> None:
         """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.

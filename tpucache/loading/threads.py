@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
+
+from tpucache.errors import UsageError
 
 T = TypeVar("T")
 Self = TypeVar("Self", bound="ReadingThreads")
@@ -15,11 +18,24 @@ LEAST_ROWS: Final = 8  # of a part of a batch: handing it to another thread cost
 _SPARE: Final = 2  # parts for each thread: none waits while another finishes a batch
 
 
+def refuse_fork(began: int) -> None:
+    """Raise UsageError in another process than the one where an iteration began: it would wait for ever.
+
+    A forked process has the iterator, but not the threads that read for it.
+    """
+    if os.getpid() != began:
+        raise UsageError(
+            f"this iteration was begun in process {began}, and a process that is forked has not the threads that read "
+            "ahead for it: begin a new iteration here, such as `for batch in loader`"
+        )
+
+
 class ReadingThreads:
     """A pool of threads for as long as an iteration lasts, at work at `ahead` batches at once."""
 
     def __init__(self, threads: int, ahead: int) -> None:
         """Start no thread before there is work."""
+        self._process = os.getpid()
         self._parts = 1 if threads <= ahead else -(-_SPARE * threads // ahead)
         self._readers = ThreadPoolExecutor(threads, "tpucache-read")
         self._hints = ThreadPoolExecutor(threads, "tpucache-hint")
@@ -32,6 +48,10 @@ class ReadingThreads:
             return
         self._hints.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
+
+    def check(self) -> None:
+        """Raise UsageError in a process that was forked from the one where the iteration began."""
+        refuse_fork(self._process)
 
     def hint(self, work: Callable[[], None]) -> None:
         """Do something in another thread: a hint may block while the disk is busy, or wait for one that is far away."""

@@ -25,6 +25,7 @@ from tpucache.warmup.planning.listing_check import content_digests
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sizes_of
 from tpucache.warmup.planning.plan import Plan
 from tpucache.warmup.planning.retrying import is_read_as_before
+from tpucache.warmup.records.labels import MOST_CLASSES, class_range
 from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.sources.base import Listing
 from tpucache.warmup.versions import versions
@@ -216,8 +217,8 @@ def label_column(
         marked = bool(classes) and len(classes) == column.shape[1]
         counts = tuple((column > 0).sum(axis=0).tolist()) if marked else ()
         return column, classes if marked else (), counts
-    if min(labels) < 0 or (classes and max(labels) >= len(classes)):
-        raise SourceError(f"a label is {min(labels)} or {max(labels)}, and the classes are 0 to {len(classes) - 1}")
+    if min(labels) < 0 or max(labels) >= (len(classes) or MOST_CLASSES):
+        raise SourceError(f"labels are {min(labels)} to {max(labels)}, and {class_range(len(classes))}")
     classes = classes or tuple(map(str, range(max(labels) + 1)))
     numbers = np.array(labels, np.min_scalar_type(len(classes)))
     return numbers, classes, tuple(np.bincount(numbers, minlength=len(classes)).tolist())

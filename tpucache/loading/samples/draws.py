@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.loading.arguments import to_array
 from tpucache.loading.samples.sampler import Positions, epoch_random
 
 _SHOWN: Final = 16  # hexadecimal digits of a digest
@@ -79,7 +80,7 @@ class BalancedDraws:
 
 def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
     """Return weights that can be drawn by: float64 (samples,)."""
-    array = np.asarray(weights)
+    array = to_array("weights", weights)
     if array.dtype.kind not in "biuf":
         raise UsageError(f"weights are numbers, one a sample, not {array.dtype}")
     if array.shape != (samples,):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import OutOfRangeError, UsageError
+from tpucache.loading.arguments import to_array
 
 Positions = npt.NDArray[np.int64]
 
@@ -29,7 +30,7 @@ def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positi
         return np.arange(*indices.indices(samples))
     if isinstance(indices, tuple) and len(indices) == 1 and np.ndim(indices[0]) == 1:
         (indices,) = indices
-    array = np.asarray(indices)
+    array = to_array("indices", indices)
     if array.dtype.kind != "b":
         return integer_positions(array, samples, from_end=from_end)
     if array.shape != (samples,):
@@ -39,7 +40,7 @@ def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positi
 
 def integer_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
     """Return whole numbers, and nothing else, as `to_positions` does; a list of bools is not a mask here."""
-    array = np.asarray(indices)
+    array = to_array("indices", indices)
     if array.ndim != 1:
         raise UsageError(f"samples are chosen by a list or array of one dimension, not of {array.ndim}")
     if not array.size:

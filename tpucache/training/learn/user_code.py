@@ -72,7 +72,7 @@ def compute_metrics(metrics: Mapping[str, Callable[..., Any]], predictions: Any,
     for name, metric in metrics.items():
         with user_code(f"the metric {name!r}", {"predictions": predictions, "labels": labels}):
             value = metric(predictions.copy(), labels.copy())
-        array = np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value)
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
         if array.size != 1 or array.dtype.kind not in "fiub":
             raise UsageError(f"the metric {name!r} returns {value!r:.80}, and a metric is one number")
         found[name] = float(array.reshape(()))

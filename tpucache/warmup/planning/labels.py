@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache.errors import SourceError
 from tpucache.store.cache import Cache
-from tpucache.warmup.records.labels import LabelRule
+from tpucache.warmup.records.labels import MOST_CLASSES, LabelRule, class_range
 from tpucache.warmup.sources.base import Column, Item, Label, Listing
 
 _LABEL_NAMES: Final = frozenset(
@@ -25,6 +26,16 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
     if any(sample.label is not None for sample in listing.samples):
         return None
     return LabelRule(first, len(listing.classes))
+
+
+def check_labels(listing: Listing) -> None:
+    """Raise SourceError for the number of no class in a listing: found only at the end, all would be built in vain."""
+    most = len(listing.classes) or MOST_CLASSES
+    for sample in listing.samples:
+        if isinstance(sample.label, int) and not 0 <= sample.label < most:
+            raise SourceError(
+                f"{sample.path!r} has the label {sample.label!r:.40}: {class_range(len(listing.classes))}"
+            )
 
 
 def first_label(cache: Cache) -> Label:

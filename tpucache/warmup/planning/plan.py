@@ -18,7 +18,13 @@ from tpucache.warmup.options import BuildOptions, LabelKind
 from tpucache.warmup.planning.asked import check_given_classes
 from tpucache.warmup.planning.augmentation import full_augmentation
 from tpucache.warmup.planning.blocks import Block, listing_sha256, missing_blocks, plan_blocks
-from tpucache.warmup.planning.labels import find_unused_labels, first_label, label_rule, saved_unused_labels
+from tpucache.warmup.planning.labels import (
+    check_labels,
+    find_unused_labels,
+    first_label,
+    label_rule,
+    saved_unused_labels,
+)
 from tpucache.warmup.planning.listing_check import check_contents, check_listing
 from tpucache.warmup.planning.numbering import number_samples, order_of
 from tpucache.warmup.planning.recipe_check import check_recipe
@@ -73,6 +79,7 @@ class Plan:
 
 def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
     """Plan a new cache. Raises RecipeError, SourceError."""
+    check_labels(listing)
     first, fields = _first_item(source, listing, recipe)
     _warn_of_white_masks(first, recipe)
     unused = find_unused_labels(listing, first)
@@ -104,6 +111,7 @@ def plan_addition(
 
     Raises RecipeError, SourceError, and UsageError for both at once.
     """
+    check_labels(listing)
     manifest = cache.manifest
     is_retry = (retry or retry_all) and bool(manifest.skipped)
     unchanged: frozenset[int] = frozenset()

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tpucache.errors import SampleError
 from tpucache.warmup.sources.base import Label
+
+#: Classes that have no names, at most: each gets one in the manifest.
+MOST_CLASSES: Final = 1 << 22
+
+
+def class_range(classes: int) -> str:
+    """Return which numbers are classes, of so many or of an unknown number (0) of them."""
+    if classes:
+        return f"the {classes:,} classes are 0 to {classes - 1:,}"
+    return (
+        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or say --labels "
+        "numbers where these are values"
+    )
 
 
 @dataclass(frozen=True)
@@ -22,9 +36,9 @@ class LabelRule:
         if isinstance(label, tuple) and len(label) == self.classes and not all(0 <= mark <= 1 for mark in label):
             raise SampleError(path, f"has the label {label}: give 0 or 1 for each class, or say --labels numbers")
         if isinstance(label, int) and label < 0:
-            raise SampleError(path, f"has the label {label}: class numbers begin at 0")
-        if isinstance(label, int) and label >= self.classes > 0:
-            raise SampleError(path, f"has the label {label}: the {self.classes} classes are 0 to {self.classes - 1}")
+            raise SampleError(path, f"has the label {label!r:.40}: class numbers begin at 0")
+        if isinstance(label, int) and label >= (self.classes or MOST_CLASSES):
+            raise SampleError(path, f"has the label {label!r:.40}: {class_range(self.classes)}")
 
 
 def _kind(label: Label) -> str:

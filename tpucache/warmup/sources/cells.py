@@ -6,16 +6,19 @@ import csv
 import dataclasses
 import io
 import posixpath
+import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from tpucache.errors import SourceError
 from tpucache.store.files.reading import open_text
 from tpucache.warmup.sources.archives.archive import find_archive
+
+_PADDED: Final = re.compile(r"\s*0\d")
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,17 @@ def _open(path: Path) -> TextIO:
     if member is None:
         raise SourceError(f"{folder} has no file {path.name!r}")
     return io.TextIOWrapper(io.BytesIO(folder.read(member, path.name)), encoding="utf-8-sig", newline="")
+
+
+def are_names(texts: Iterable[str]) -> bool:
+    """Return whether texts are names of classes, and not their numbers: one is no number, or all are whole, one padded.
+
+    007 is a name, and another one than 7.
+    """
+    distinct = set(texts)
+    numbers = [to_number(text) for text in distinct]
+    is_padded = all(isinstance(number, int) for number in numbers) and any(map(_PADDED.match, distinct))
+    return None in numbers or is_padded
 
 
 def to_number(text: str) -> int | float | None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
-from typing import Final
 
 from tpucache.errors import SourceError
 from tpucache.warmup.sources.base import Label
-from tpucache.warmup.sources.cells import Table, to_number
-
-_PADDED: Final = re.compile(r"\s*0\d")  # 007 is a name, and another one than 7
+from tpucache.warmup.sources.cells import Table, are_names, to_number
 
 
 def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> tuple[Sequence[Label], tuple[str, ...]]:
@@ -38,9 +34,7 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
 def _single(table: Table, name: str) -> tuple[Sequence[Label], tuple[str, ...]]:
     cells = table.column(name)
     distinct = {cell for cell in set(cells) if cell.strip()}
-    numbers = [to_number(cell) for cell in distinct]
-    is_padded = all(isinstance(number, int) for number in numbers) and any(map(_PADDED.match, distinct))
-    if None in numbers or is_padded:
+    if are_names(distinct):
         names = sorted(distinct)
         by_name = {cell: number for number, cell in enumerate(names)}
         return [by_name.get(cell) for cell in cells], tuple(names)

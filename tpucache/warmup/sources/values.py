@@ -79,7 +79,10 @@ def _column(values: Sequence[Any]) -> Column:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float64 is near
+        return False
 
 
 def _is_exact(value: Any) -> bool:

@@ -82,6 +82,23 @@ def test_labels_in_json_and_captions(tmp_path):
         open_source(path, TableOptions(label_cols=("none",))).list()
 
 
+@pytest.mark.parametrize(
+    ("texts", "classes", "labels"),
+    [
+        (["01", "1", "02"], ("01", "02", "1"), [0, 2, 1]),  # as in a table
+        (["1", "cat", "2"], ("1", "2", "cat"), [0, 2, 1]),
+        (["2", "0", " 1\n"], (), [2, 0, 1]),
+        (["10", "0", "3"], (), [10, 0, 3]),
+        (["1", "", "0"], (), [1, None, 0]),
+    ],
+)
+def test_a_padded_number_is_a_name_in_cls_files_too(tmp_path, texts, classes, labels):
+    path = _write(tmp_path / "a.tar", [{"png": _pixels(n), "cls": text} for n, text in enumerate(texts)])
+    listing = open_source(path).list()
+    assert listing.classes == classes
+    assert [sample.label for sample in listing.samples] == labels
+
+
 def test_arrays_are_fields_and_other_files_are_left_out(tmp_path):
     path = _write(tmp_path / "a.tar", [{"features.npy": np.arange(4) + n, "cls": n, "pyd": {"a": 1}} for n in range(2)])
     source = open_source(path, TableOptions(label_cols=("cls",)))

@@ -57,6 +57,15 @@ def _shard(path, numbers):
     return _write(path, columns, {"image": {"_type": "Image"}, "label": CLASS}, row_group_size=4)
 
 
+@pytest.mark.parametrize("label", [-7, 2**62, 2**40])
+@pytest.mark.parametrize("features", [None, {"label": CLASS}])
+def test_a_number_that_is_no_class_is_refused_before_anything_is_built(label, features, tmp_path):
+    path = _write(tmp_path / "a.parquet", {"image": _images(range(3)), "label": [0, label, 1]}, features)
+    with pytest.raises(SourceError, match=rf"a\.parquet#1' has the label {label}: .*class"):
+        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.slow
 def test_a_folder_of_hugging_face_becomes_a_cache_that_trains(tmp_path):
     for part in range(2):

@@ -22,7 +22,7 @@ from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Member, Sample
-from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import SUFFIXES
 from tpucache.warmup.sources.names import field_names
 from tpucache.warmup.sources.table import TableOptions
@@ -70,7 +70,10 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
             found.append(_listed_metadata(sample, read))
             progress.advance(1)
     names = list(dict.fromkeys(name for metadata in found for name in metadata))
-    columns = {name: [metadata.get(name) for metadata in found] for name in names}
+    columns: dict[str, Sequence[Any]] = {name: [metadata.get(name) for metadata in found] for name in names}
+    kinds = {_kind(_split(member.name)[1]) for sample in samples for member in sample.members}
+    if _CLASS in kinds and _CLASS in columns:
+        columns[_CLASS] = _class_column(columns[_CLASS])
     labels, classes, used = _labels(columns, options.label_cols, where)
     kept = {
         name: values
@@ -134,9 +137,20 @@ def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
     except ValueError as error:
         raise SampleError(path, f"its .{kind} cannot be read: {error}") from error
     if kind == _CLASS:
-        number = to_number(text)
-        return {_CLASS: number if isinstance(number, int) else text.strip()}
+        return {_CLASS: text.strip()}
     return {_TEXT: text}
+
+
+def _class_column(texts: Sequence[Any]) -> Sequence[Any]:
+    """Return what .cls files hold as numbers, or as texts where one is a name: the same rule as in a table.
+
+    An empty one holds no class.
+    """
+    texts = [text or None if isinstance(text, str) else text for text in texts]
+    known = {text for text in texts if isinstance(text, str)}
+    if are_names(known) or not all(isinstance(to_number(text), int) for text in known):
+        return texts
+    return [to_number(text) if isinstance(text, str) else text for text in texts]
 
 
 def _labels(
