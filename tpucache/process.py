@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from tpucache.redact import printable_lines
+
 PROG: Final = "python -m tpucache"
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
 #: The exit status of a command that was stopped before it was done.
@@ -57,10 +59,10 @@ def open_standard_files() -> None:
 
 
 def tell(text: str) -> None:
-    """Print a text on standard error; where nobody can read it, work goes on without it."""
+    """Print a text on standard error, escaped; where nobody can read it, work goes on without it."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is gone; or it is closed
-            sys.stderr.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+            sys.stderr.write(printable_lines(text) + "\n")
             sys.stderr.flush()
 
 

@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Any, Final, TextIO
 
+from tpucache.redact import printable
+
 _LINE_SECONDS: Final = 10.0
 
 #: Whether another process shows the progress of the work that this one takes part in.
@@ -77,7 +79,7 @@ class Progress:
         self._note = note
         if self._bar is not None:
             with contextlib.suppress(OSError):
-                self._bar.set_postfix_str(note, refresh=False)
+                self._bar.set_postfix_str(printable(note), refresh=False)
                 self._bar.update(units)
         elif not _hidden and time.monotonic() - self._shown >= _LINE_SECONDS:
             self._print()
@@ -92,7 +94,7 @@ class Progress:
         return tqdm(
             total=self._total,
             initial=self._done,
-            desc=self._label,
+            desc=printable(self._label),
             unit=f" {self._unit}",
             leave=not self._is_brief,
             file=self._stream,
@@ -109,7 +111,7 @@ class Progress:
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 print(
-                    f"{self._label}: {self._done:,}{total} {self._unit}, {rate:,.0f} a second{left}{note}",
+                    printable(f"{self._label}: {self._done:,}{total} {self._unit}, {rate:,.0f} a second{left}{note}"),
                     file=self._stream,
                     flush=True,
                 )

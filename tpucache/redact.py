@@ -1,4 +1,4 @@
-"""Text without the passwords and tokens of the URLs in it."""
+"""Text as it may be shown: without the passwords and tokens of URLs, and without what steers a terminal."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def url_secrets(url: str) -> list[str]:
         found |= {user, user.partition(":")[2], *query, *pairs, *(pair.partition("=")[2] for pair in pairs)}
     spelled = {way(secret) for secret in found for way in (str, unquote, unquote_plus, quote, quote_plus)}
     return sorted((secret for secret in spelled if len(secret) >= _SHORTEST), key=len, reverse=True)
+
+
+def printable(text: str) -> str:
+    r"""Return text in one line, with escapes such as `\n` for what does not print or turns the reading order."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the same of a text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import logging
+import shutil
 
 import pytest
 from PIL import Image
 
+from tpucache import Manifest
 from tpucache.cli import main
+from tpucache.progress import Progress
+from tpucache.store.manifest import Skipped
 
 
 @pytest.mark.parametrize("command", ["inspect", "preview", "report", "bench", "doctor"])
@@ -81,3 +88,66 @@ def test_doctor_tells_what_is_there_and_ends_well(capsys):
     assert main(["doctor", "--no-xla", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {"cores", "memory", "shm", "disk", "tpu", "xla", "libraries", "decoders", "mounts", "advice"} <= set(report)
+
+
+#: A terminal's title, a cleared screen, C1's way to begin such a sequence, DEL, a reversal, and a line of its own.
+STEERS = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\u202egpj.\u2066\r\nfingerprint  forged"
+
+
+def is_tame(text):
+    return all(one.isprintable() or one == "\n" for one in text) and "\nfingerprint  forged" not in text
+
+
+@pytest.fixture
+def steering(cache, tmp_path):
+    """A copy of the cache in whose texts is whatever steers a terminal."""
+    folder = shutil.copytree(cache, tmp_path / "steering")
+    manifest = Manifest.load(cache)
+    dataclasses.replace(
+        manifest,
+        classes=(STEERS, *manifest.classes[1:]),
+        skipped=(Skipped(10**6, STEERS, STEERS),),
+        recipe={**manifest.recipe, STEERS: STEERS},
+        source={**manifest.source, "left_out": {STEERS: 1}},
+        created_by={STEERS: STEERS},
+    ).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("words", [["inspect", "CACHE"], ["inspect", "CACHE", "--json"]])
+def test_text_of_a_cache_does_not_steer_the_terminal(steering, capsys, words):
+    assert main([str(steering) if word == "CACHE" else word for word in words]) == 0
+    out, err = capsys.readouterr()
+    assert is_tame(out + err)
+    if "--json" in words:
+        assert json.loads(out)["classes"][0] == STEERS
+    else:
+        assert "\\x1b]0;title\\x07" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["preview", "CACHE", "--class", STEERS + "?", "-o", "OUT"],
+        ["preview", STEERS],
+        ["inspect", STEERS.replace("\n", ""), "--traceback"],
+        [STEERS],
+        ["inspect", "CACHE", STEERS],
+    ],
+)
+def test_messages_do_not_steer_the_terminal(steering, tmp_path, capsys, words):
+    places = {"CACHE": str(steering), "OUT": str(tmp_path / "x.png")}
+    with contextlib.suppress(SystemExit):
+        assert main([places.get(word, word) for word in words])
+    out, err = capsys.readouterr()
+    assert is_tame(out + err)
+    assert "title" in err
+
+
+def test_warnings_and_progress_do_not_steer_the_terminal(steering, capsys, caplog):
+    main(["inspect", str(steering)])
+    logging.getLogger("tpucache").warning("this is %s", STEERS)
+    with Progress(2, STEERS, "samples") as progress:
+        progress.advance(1, STEERS)
+    assert is_tame(caplog.text + capsys.readouterr().err)
+    assert "this is \\x1b" in caplog.text

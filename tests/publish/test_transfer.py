@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import os
 import random
 import shutil
@@ -300,6 +301,17 @@ def test_an_answer_in_a_coding_that_was_not_asked_for_is_refused(served, tmp_pat
     with pytest.raises(StoreError, match=rf"{name}: HttpError: .* coding 'gzip', which was not asked for"):
         fetch_cache(served.url, tmp_path / "fetched")
     assert sum(path.endswith(name) for path, _ in served.requests) == 1
+
+
+def test_an_answer_that_is_quoted_stays_one_short_line(tmp_path, monkeypatch):
+    def refuse(self, name, most):
+        raise http.client.BadStatusLine("x\r\ny: forged\n" + "z" * 10_000)
+
+    monkeypatch.setattr(remote.HttpFolder, "read", refuse)
+    with pytest.raises(StoreError, match="x y: forged z") as caught:
+        fetch_cache("http://127.0.0.1:1/x", tmp_path / "fetched")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("url", ["simplecache::http://127.0.0.1:1/x", "zip://a::HTTPS://ann:secret@127.0.0.1:1/x.zip"])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.report.text import ELLIPSIS, cut, describe_label, outline, printable, size_text
+from tpucache.redact import printable
+from tpucache.report.text import ELLIPSIS, cut, describe_label, outline, size_text
 
 CLASSES = ("ant", "bee", "cat")
 ANY_TEXT = st.text(st.characters(codec=None))

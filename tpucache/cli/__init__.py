@@ -12,7 +12,7 @@ from typing import Final
 
 from tpucache import process
 from tpucache.cli import inspecting, predicting, publishing, training, warming
-from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable, flush
+from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.machine import process_began
 from tpucache.version import __version__
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     escape_unprintable()
+    escape_warnings()
     try:
         return _main(arguments)
     except TpucacheError as error:
@@ -70,14 +71,14 @@ def _run(options: argparse.Namespace) -> int:
         return command(options)
     except TpucacheError as error:
         if options.traceback:
-            traceback.print_exception(error)
+            process.tell("".join(traceback.format_exception(error)).rstrip())
         raise
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name in ("", "tpucache"):
             raise
         if options.traceback:
-            traceback.print_exception(error)
+            process.tell("".join(traceback.format_exception(error)).rstrip())
         raise DependencyError(
             f"{name} is not installed, which `{options.command.__name__}` needs: `pip install tpucache` brings it"
         ) from error

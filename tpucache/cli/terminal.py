@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import json
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 from tpucache import process
 from tpucache.errors import TpucacheError
 from tpucache.process import PROG
-from tpucache.redact import redact
+from tpucache.redact import printable, printable_lines, redact
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and what is wrong, and exit with status 2."""
-        super().error(redact(message))
+        super().error(printable(redact(message)))
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print a help text or a usage; argparse's own would not say that standard output takes no more."""
@@ -33,7 +34,8 @@ class Parser(argparse.ArgumentParser):
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
     """Print a report: one JSON object where asked for, lines otherwise. Raises TpucacheError where it cannot be."""
-    for line in [json.dumps(report, indent=1)] if options.json else lines:
+    # JSON escapes all that does not print but this one.
+    for line in [json.dumps(report, indent=1).replace("\x7f", "\\u007f")] if options.json else lines:
         say(line)
     flush()
 
@@ -44,10 +46,23 @@ def escape_unprintable() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def escape_warnings() -> None:
+    """Let what the package logs be escaped, too: a warning names files, classes and columns."""
+    logging.getLogger("tpucache").addFilter(_escape_record)
+
+
+def _escape_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage()), ()
+    return True
+
+
 def say(line: str) -> None:
-    """Print a line, with any file names. Raises TpucacheError where it cannot be, BrokenPipeError of a closed pipe."""
+    """Print a line, with any names that files have, escaped.
+
+    Raises TpucacheError where it cannot be printed, BrokenPipeError for a closed pipe.
+    """
     with _reported():
-        print(line.encode("utf-8", "backslashreplace").decode())
+        print(printable_lines(line))
 
 
 def flush() -> None:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
+_MOST_TEXT: Final = 500  # of what a library says of an answer, which it may quote
 _FIRST_PAUSE: Final = 0.5
 _BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
 # What asking again does not change. 408 and 429 are HTTP's "too slow" and "too often".
@@ -292,7 +293,7 @@ class Remote:
         time.sleep(pause)
 
     def _clean(self, error: Exception) -> str:
-        return redact(str(error), self._secrets)
+        return " ".join(redact(str(error), self._secrets).split())[:_MOST_TEXT]
 
 
 def _is_final(error: Exception, failures: int) -> bool:

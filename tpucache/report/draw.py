@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError
-from tpucache.report.text import class_name, cut, printable
+from tpucache.redact import printable
+from tpucache.report.text import class_name, cut
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 
 try:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.report.text import printable
+from tpucache.redact import printable
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.store.manifest import Manifest
@@ -49,17 +49,19 @@ def describe_lines(manifest: Manifest) -> list[str]:
         f"variants     {manifest.augmented} augmented beside the clean one: {manifest.records:,} records",
         f"fields       {fields}",
         f"bytes        {manifest.total_bytes:,} in {len(manifest.shards)} shards",
-        f"recipe       {', '.join(f'{name}={value}' for name, value in recipe.items() if name != 'augmentation')}",
-        f"made by      {', '.join(f'{name} {value}' for name, value in manifest.created_by.items())}",
+        printable(
+            f"recipe       {', '.join(f'{name}={value}' for name, value in recipe.items() if name != 'augmentation')}"
+        ),
+        printable(f"made by      {', '.join(f'{name} {value}' for name, value in manifest.created_by.items())}"),
         f"mean, std    {_numbers(manifest.statistics.mean)}; {_numbers(manifest.statistics.std)} ({_range(manifest)})",
         f"fingerprint  {manifest.fingerprint}",
     ]
     counts = manifest.statistics.class_counts
-    lines += [f"  {count:>9,}  {name}" for name, count in zip(manifest.classes, counts, strict=False)]
+    lines += [f"  {count:>9,}  {printable(name)}" for name, count in zip(manifest.classes, counts, strict=False)]
     lines += [f"{name:12} {text}" for name, text in annotation_texts(manifest).items()]
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
-        lines += [f"  {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped]
+        lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]
     if others := left_out(manifest):
         lines.append(f"left out     {sum(others.values()):,} files that are no images by their names")
         lines += [f"  {count:>9,}  {printable(suffix)}" for suffix, count in others.items()]

@@ -13,11 +13,6 @@ ELLIPSIS: Final = "\u2026"
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def printable(text: str) -> str:
-    r"""Return text in one line, with escapes such as `\n` for what does not print or turns the reading order."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
 def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
     """Return the longest beginning of a text (or its end) that fits, with an ellipsis where something was cut off.
 

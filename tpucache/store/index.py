@@ -124,7 +124,7 @@ class RecordIndex:
                 raise DamageError(
                     f"{path} is {size:,} bytes, the manifest says {self._manifest.index.bytes:,}: copy it again"
                 )
-            header = read_header(io.BytesIO(os.pread(file.number, MAX_HEADER_BYTES, 0)))
+            header = read_header(io.BytesIO(os.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:

@@ -174,7 +174,7 @@ class SampleTable(Mapping[str, Column]):
             refuse_too_many_files(error)
             raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:
-            raise FormatError(f"{self._path}: column {name!r}: {error}") from error
+            raise FormatError(f"{self._path}: column {name!r}: {error}. Copy the cache again") from error
         if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):
             raise FormatError(f"{self._path}: column {name!r} does not hold plain numbers")
         if len(column) != self._samples:

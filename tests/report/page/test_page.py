@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tpucache import TpucacheError, report_cache
-from tpucache.report.text import printable
+from tpucache.redact import printable
 
 #: Every tag of a page, and the attributes that could load or run something.
 TAGS = {

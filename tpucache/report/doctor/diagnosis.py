@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpucache.machine import Cores, Memory, Space
+from tpucache.redact import printable
 from tpucache.report.doctor.advice import Advice, advise
 from tpucache.report.doctor.facts import Facts, Roots, gather
 from tpucache.report.doctor.mounts import Mount
-from tpucache.report.text import printable, size_text
+from tpucache.report.text import size_text
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.report.text import printable
+from tpucache.redact import printable
 
 _WIDTH, _HEIGHT = 640, 150
 _EDGE = 3  # between a curve and the edge of its chart

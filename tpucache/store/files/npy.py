@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import FormatError
-from tpucache.store.format import INDEX_DTYPE
 
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 #: A header as numpy writes it. It is a Python literal, but nothing of it is evaluated.
@@ -31,8 +30,8 @@ class Header(NamedTuple):
     offset: int
 
 
-def read_header(file: BinaryIO) -> Header:
-    """Read the header of a version 1.0 .npy file of numbers, or of index rows, in C order. Raises FormatError."""
+def read_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> Header:
+    """Read the header of a version 1.0 .npy file in C order, of numbers, or of these `rows`. Raises FormatError."""
     start = file.read(len(_MAGIC) + 2)
     length = int.from_bytes(start[len(_MAGIC) :], "little")
     text = file.read(length).decode("latin-1")
@@ -44,7 +43,8 @@ def read_header(file: BinaryIO) -> Header:
         raise FormatError(f"an array of {len(shape)} dimensions is none")
     if found["fortran"] == "True" and len(shape) > 1:
         raise FormatError("the array is in Fortran order")
-    return Header(_dtype_of(found["descr"]), shape, len(start) + length)
+    dtype = rows if rows is not None and found["descr"] == repr(rows.descr) else _dtype_of(found["descr"])
+    return Header(dtype, shape, len(start) + length)
 
 
 def parse(data: bytes) -> npt.NDArray[Any]:
@@ -59,9 +59,7 @@ def parse(data: bytes) -> npt.NDArray[Any]:
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype that a header names. Raises FormatError for any but plain numbers and index rows."""
-    if text == repr(INDEX_DTYPE.descr):
-        return INDEX_DTYPE
+    """Return the dtype that a header names. Raises FormatError for any but plain numbers."""
     found = _NUMBERS.fullmatch(text)
     if found is None or "f1" in text:
         raise FormatError(f"it does not hold plain numbers, but {text:.100}")
