@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
+
+import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.columns.dataset import add_values
@@ -38,6 +41,7 @@ def check_fit(
                 task.check(labels)
         except UsageError as error:
             raise UsageError(f"{name} data: {error}") from error
+    _check_counts(task, train_set)
     if valid_set is not None and valid_set.classes != train_set.classes:
         raise UsageError(
             f"the validation cache has the classes {', '.join(valid_set.classes)}, "
@@ -76,6 +80,13 @@ def add_columns(settings: TrainSettings, train_set: CachedDataset, *others: Cach
 
 def _advice(train_set: CachedDataset) -> str:
     return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
+
+
+def _check_counts(task: Task, train_set: CachedDataset) -> None:
+    """Raise UsageError where the labels of the training samples leave nothing to learn."""
+    batches = [(task.count(labels), labels.size) for labels in task.label_batches(train_set)]
+    counts, sizes = zip(*batches, strict=True)
+    task.check_counts(functools.reduce(np.add, counts), sum(sizes))
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:

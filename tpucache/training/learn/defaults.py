@@ -35,8 +35,8 @@ class Defaults(NamedTuple):
 _RESNET: Final = "He et al., arXiv:1512.03385; linear in the batch: Goyal et al., arXiv:1706.02677"
 _CYCLE: Final = "Smith and Topin, arXiv:1708.07120"
 _CONVNEXT: Final = (
-    "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, for short runs; by the root of the batch: Malladi "
-    "et al., arXiv:2205.10287"
+    "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, as runs are shorter; by the root of the batch: "
+    "Malladi et al., arXiv:2205.10287"
 )
 _TUNED: Final = "a tenth of the rate of training anew, as Girshick et al., arXiv:1311.2524"
 
