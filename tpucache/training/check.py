@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Final
-
-import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.columns.dataset import add_values
@@ -37,11 +34,9 @@ def check_fit(
         if not len(dataset):
             raise UsageError(f"there are no {name} samples: select others")
         try:
-            for labels in task.label_batches(dataset):
-                task.check(labels)
+            _check_labels(task, dataset, is_learned=dataset is train_set)
         except UsageError as error:
             raise UsageError(f"{name} data: {error}") from error
-    _check_counts(task, train_set)
     if valid_set is not None and valid_set.classes != train_set.classes:
         raise UsageError(
             f"the validation cache has the classes {', '.join(valid_set.classes)}, "
@@ -82,11 +77,15 @@ def _advice(train_set: CachedDataset) -> str:
     return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
 
 
-def _check_counts(task: Task, train_set: CachedDataset) -> None:
-    """Raise UsageError where the labels of the training samples leave nothing to learn."""
-    batches = [(task.count(labels), labels.size) for labels in task.label_batches(train_set)]
-    counts, sizes = zip(*batches, strict=True)
-    task.check_counts(functools.reduce(np.add, counts), sum(sizes))
+def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
+    """Raise UsageError when labels do not fit the task, or leave nothing to learn, in one pass over them."""
+    counts, size = None, 0
+    for labels in task.label_batches(dataset):
+        task.check(labels)
+        found = task.count(labels)
+        counts, size = found if counts is None else counts + found, size + labels.size
+    if is_learned and counts is not None:
+        task.check_counts(counts, size)
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:

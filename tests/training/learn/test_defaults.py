@@ -96,7 +96,7 @@ def test_an_optimizer_of_ones_own_has_its_own_default_rate_or_asks_for_one():
 def test_the_text_says_each_value_and_what_was_given():
     decided = decide(TrainSettings(batch_size=128), cnn(3))
     text = describe_rates(decided, cnn(3))
-    assert text.startswith("sgd, lr 0.05 (0.1 for a batch of 256, linear), weight decay 0.0005, one-cycle")
+    assert text.startswith("sgd, lr 0.1 (0.2 for a batch of 256, linear), weight decay 0.0005, one-cycle")
     assert "batch norm" in text
     assert "arXiv" in text
     assert "given:" not in text
