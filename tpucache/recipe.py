@@ -73,7 +73,8 @@ class Recipe:
     `mode` is what images become: `rgb`, `grey` (one channel), or `keep`, which leaves 1 to 16 channels of uint8,
     uint16, int16 or float32 as they are, in the codecs raw and zstd. `max_pixels` is how many pixels a source image
     may have; None: Pillow's limit, about 89 million. `mask_values` "scale" makes masks of black and white into 0 and 1;
-    "keep" takes their numbers as classes. `mask_colours` are the classes' colours in RGB masks, as hexadecimal rrggbb.
+    "keep" takes their numbers as classes; so does None, but refuses masks that do not look like such numbers.
+    `mask_colours` are the classes' colours in RGB masks, as hexadecimal rrggbb.
 
     Raises RecipeError for values that no cache can have.
     """
@@ -116,7 +117,11 @@ class Recipe:
     max_pixels: int | None = option(
         None, "refuse images of more pixels; about 89 million if not given", metavar="N", minimum=1
     )
-    mask_values: MaskValues = option("keep", "scale: black and white masks, 0 and 255 or 65535, become 0 and 1")
+    mask_values: MaskValues | None = option(
+        None,
+        "scale: black and white masks, 0 and 255 or 65535, become 0 and 1; keep: their numbers are classes; if not "
+        "given, they are kept, and masks that do not look like numbers of classes are refused",
+    )
     mask_colours: tuple[str, ...] | None = option(
         None, "a .csv of red, green, blue in the order of the classes: RGB masks become class numbers", metavar="FILE"
     )
@@ -157,7 +162,7 @@ class Recipe:
         fine = self.max_pixels is None or _whole(self.max_pixels, 1, 2**31 - 1)
         self._check("max_pixels", fine, "1 to 2147483647, or left out")
         allowed = "one of " + ", ".join(get_args(MaskValues))
-        self._check("mask_values", self.mask_values in get_args(MaskValues), allowed)
+        self._check("mask_values", self.mask_values is None or self.mask_values in get_args(MaskValues), allowed)
         if self.mask_colours is not None:
             colours = tuple(self.mask_colours) if isinstance(self.mask_colours, (list, tuple)) else ()
             fine = 1 < len(colours) <= 256 and len(set(colours)) == len(colours)
@@ -182,7 +187,9 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain JSON values."""
         colours = None if self.mask_colours is None else list(self.mask_colours)
-        return {**dataclasses.asdict(self), "size": list(self._size), "mask_colours": colours}
+        # What is refused is no part of what records are.
+        decided = {"size": list(self._size), "mask_values": self.mask_values or "keep", "mask_colours": colours}
+        return {**dataclasses.asdict(self), **decided}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:

@@ -30,6 +30,24 @@ def boxed() -> Generated:
     return Generated(make, "a", "b", "c", "d")
 
 
+def boxes() -> Generated:
+    """Black images with a box of one of two classes, and no class themselves."""
+
+    def make(_rng: np.random.Generator, number: int) -> dict[str, Any]:
+        return {"image": np.zeros((8, 8, 3), np.uint8), "boxes": np.array([[1, 1, 5, 5, number % 2]], np.float32)}
+
+    return Generated(make, "first", "second")
+
+
+def keypoints() -> Generated:
+    """Black images with a point."""
+
+    def make(_rng: np.random.Generator, _number: int) -> dict[str, Any]:
+        return {"image": np.zeros((8, 8, 3), np.uint8), "keypoints": np.array([[1, 1]], np.float32)}
+
+    return Generated(make)
+
+
 def void_squares() -> Generated:
     """A bright rectangle of class 1 with an edge that is of no class."""
 

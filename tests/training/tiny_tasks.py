@@ -62,6 +62,17 @@ def greys() -> Generated:
     return Generated(make)
 
 
+def prices() -> Generated:
+    """Images of noise around a grey, labelled by a price, a temperature that follows from it, and a constant."""
+
+    def make(rng: np.random.Generator, _number: int) -> dict[str, Any]:
+        grey = rng.random()
+        image = rng.normal(40 + 170 * grey, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+        return {"image": image, "label": np.array([1e5 + 4.5e5 * grey, 0.01 * grey, 7], np.float32)}
+
+    return Generated(make)
+
+
 def squares() -> Generated:
     """A bright rectangle somewhere on a dark ground, with the mask that says where."""
 
@@ -92,6 +103,11 @@ class Bag(nn.Module):
 def linear(outputs: int) -> nn.Module:
     """One layer on a few means of the image."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, outputs))
+
+
+def relative_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean relative error, which depends on the unit of the labels."""
+    return ((outputs - targets) / targets).abs().mean()
 
 
 def doubled_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

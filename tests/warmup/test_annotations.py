@@ -138,7 +138,7 @@ def test_a_user_is_told_in_the_summary_and_by_inspect(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("saved", [7, {"boxes": 7}, {"boxes": {"source": "x", "0": -1}}, {"boxes": {"1": True}}])
 def test_counts_that_are_none_are_not_shown(saved: Any, tmp_path: Path) -> None:
-    manifest = build_cache(Wide(2), tmp_path, Recipe(size=20, max_boxes=5), jobs=1)
+    manifest = build_cache(Wide(2), tmp_path, Recipe(size=20, max_boxes=5, mask_values="keep"), jobs=1)
     content = {**json.loads(manifest.to_json()), "source": {**manifest.source, "annotations": saved}}
     assert not any("view" in line for line in describe_lines(Manifest.from_json(json.dumps(content))))
 

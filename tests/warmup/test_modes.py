@@ -18,7 +18,6 @@ from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.sources.table import TableOptions, TableSource
 
 Array = npt.NDArray[Any]
 SIDE = 8
@@ -169,15 +168,3 @@ def test_a_limit_above_pillows_own_is_kept_to_and_taken_back(tmp_path: Path, mon
         build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE), jobs=1)
     build_cache(tmp_path / "source", tmp_path / "cache", Recipe(size=SIDE, max_pixels=1200), jobs=1)
     assert Image.MAX_IMAGE_PIXELS == 100
-
-
-@pytest.mark.parametrize("values", [(0, 255), (0, 1)])
-def test_masks_of_black_and_white_are_warned_of_where_they_are_taken_as_classes(
-    values: tuple[int, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Image.new("RGB", (4, 2)).save(tmp_path / "a.png")
-    Image.fromarray(np.repeat([values], 2, 0).repeat(2, 1).astype(np.uint8)).save(tmp_path / "mask.png")
-    (tmp_path / "t.csv").write_text("path,mask\na.png,mask.png\n")
-    source = TableSource(tmp_path / "t.csv", TableOptions(mask_col="mask"))
-    build_cache(source, tmp_path / "cache", Recipe(size=(2, 4)), jobs=1)
-    assert ("--mask-values scale" in caplog.text) == (values == (0, 255))

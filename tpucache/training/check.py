@@ -34,8 +34,7 @@ def check_fit(
         if not len(dataset):
             raise UsageError(f"there are no {name} samples: select others")
         try:
-            for labels in task.label_batches(dataset):
-                task.check(labels)
+            _check_labels(task, dataset, is_learned=dataset is train_set)
         except UsageError as error:
             raise UsageError(f"{name} data: {error}") from error
     if valid_set is not None and valid_set.classes != train_set.classes:
@@ -76,6 +75,17 @@ def add_columns(settings: TrainSettings, train_set: CachedDataset, *others: Cach
 
 def _advice(train_set: CachedDataset) -> str:
     return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
+
+
+def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
+    """Raise UsageError when labels do not fit the task, or leave nothing to learn, in one pass over them."""
+    counts, size = None, 0
+    for labels in task.label_batches(dataset):
+        task.check(labels)
+        found = task.count(labels)
+        counts, size = found if counts is None else counts + found, size + labels.size
+    if is_learned and counts is not None:
+        task.check_counts(counts, size)
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:

@@ -24,7 +24,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, as_named
-from tpucache.training.learn.learner import DIVERGED_ADVICE, Learner
+from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.user_code import compute_metrics
 
@@ -108,7 +108,7 @@ def _measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[s
     loss = float(scores.losses.astype(np.float64).mean())
     if not math.isfinite(loss):
         raise TrainingError(
-            f"the validation loss is {loss} {learner.position}: training has diverged. {DIVERGED_ADVICE}"
+            f"the validation loss is {loss} {learner.position}: training has diverged. {learner.advice}"
         )
     labels = dataset.labels.numpy()
     own = compute_metrics(learner.metrics, scores.values, labels)

@@ -20,6 +20,7 @@ from tpucache.training.device import DEVICES, Device, open_device
 from tpucache.training.learn.learner import Custom
 from tpucache.training.learn.models import model_for
 from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
+from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
 from tpucache.training.loop import train as run_training
 from tpucache.training.options import RunOptions
 from tpucache.training.run.checkpoint import load_checkpoint
@@ -33,7 +34,11 @@ Data = CachedDataset | str | Path
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training gives: the model with its best weights, on the host, a row for each epoch, and the report."""
+    """What training gives: the model with its best weights, on the host, a row for each epoch, and the report.
+
+    The model of a regression that learned standardised labels is in an `InLabelUnits`, as `model` there, which undoes
+    that.
+    """
 
     model: nn.Module
     history: Sequence[Row]
@@ -84,11 +89,14 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(run or folder)
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))
-        weights = device.processes.on_main(lambda: load_checkpoint(kept / BEST_NAME)["model"])
-    outputs = find_task(settings, train_set).outputs
+        content = device.processes.on_main(lambda: load_checkpoint(kept / BEST_NAME))
+    task = find_task(settings, train_set)
     (train_set,) = add_columns(settings, train_set)
-    best = model_for(train_set, settings.model, outputs, build).to("cpu")
-    best.load_state_dict(weights)
+    best = model_for(train_set, settings.model, task.outputs, build).to("cpu")
+    best.load_state_dict(content["model"])
+    task = task.with_constants(content.get("labels", {}))
+    if isinstance(task, Regression) and task.mean:
+        best = InLabelUnits(best, task)
     return TrainResult(best.eval(), report.epochs, report)
 
 

@@ -28,7 +28,7 @@ from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.folds import run_folders
 from tpucache.training.settings import TrainSettings, settings_from
 
-Outputs = Callable[[DeviceBatch], torch.Tensor]
+Predictions = Callable[[DeviceBatch], torch.Tensor]
 
 _AGREED: Final = ("task", "outputs", "classes")
 _NAMED: Final = 5  # classes in a message, at most
@@ -71,20 +71,20 @@ class Predictor:
         self.classes = self.task.class_names(first["classes"])
         #: Of each run the columns of the samples table that its model takes, as its training samples have them.
         self._columns = [columns_from(content.get("columns", [])) for content in contents]
-        self._outputs, start = [], 0
+        self._predictions, start = [], 0
         for run, content, columns in zip(folders, contents, self._columns, strict=True):
-            self._outputs.append(_outputs(run, content, device, slice(start, start + columns.width)))
+            self._predictions.append(_predictions(run, content, device, slice(start, start + columns.width)))
             start += columns.width
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
         """Return probabilities or values, the mean over the runs and both ways round: float32, the batch first."""
-        found = [self.task.predictions(outputs(batch)) for outputs in self._outputs]
+        found = [predictions(batch) for predictions in self._predictions]
         if self.flip:
             mirrored = _flip_batch(batch)
-            predictions = [self.task.predictions(outputs(mirrored)) for outputs in self._outputs]
+            others = [predictions(mirrored) for predictions in self._predictions]
             # Maps (batch, outputs, height, width) are turned back; values are of the whole image.
-            found += [each.flip(3) for each in predictions] if self.task.form == "maps" else predictions
+            found += [each.flip(3) for each in others] if self.task.form == "maps" else others
         return torch.stack(found).mean(0)
 
     def add_columns(self, dataset: CachedDataset) -> CachedDataset:
@@ -174,8 +174,8 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
     return make_task(content["task"], content["outputs"]).inputs(fields)
 
 
-def _outputs(run: Path, content: Mapping[str, Any], device: Device, columns: slice) -> Outputs:
-    """Return the function that computes a run's outputs for a batch."""
+def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns: slice) -> Predictions:
+    """Return the function that computes a run's predictions for a batch. Raises TrainingError for what does not fit."""
     settings = settings_from(content["settings"])
     channels = next((field["shape"][2] for field in content["fields"] if field["name"] == IMAGE), 3)
     model = build_model(settings.model, content["outputs"], channels, columns.stop - columns.start)
@@ -188,13 +188,21 @@ def _outputs(run: Path, content: Mapping[str, Any], device: Device, columns: sli
     if any(field["name"] == IMAGE for field in content["fields"]):
         normalise = Normalise(content["mean"], content["std"], device.torch_device)
     eval_step = named_callable(settings.eval_step)
-    task = make_task(content["task"], content["outputs"])
+    task = _task(run, content)
 
-    def outputs(batch: DeviceBatch) -> torch.Tensor:
+    def predictions(batch: DeviceBatch) -> torch.Tensor:
         own = {name: value for name, value in batch.fields.items() if name != COLUMNS}
         if columns.stop > columns.start:
             own[COLUMNS] = batch.fields[COLUMNS][:, columns]
         batch = dataclasses.replace(batch, fields=own)
-        return outputs_of(model, batch, device, settings, task, normalise, eval_step)
+        return task.predictions(outputs_of(model, batch, device, settings, task, normalise, eval_step))
 
-    return outputs
+    return predictions
+
+
+def _task(run: Path, content: Mapping[str, Any]) -> Task:
+    """Return a run's task with what it took from its training labels. Raises TrainingError for what does not fit."""
+    try:
+        return make_task(content["task"], content["outputs"]).with_constants(content.get("labels", {}))
+    except UsageError as error:
+        raise TrainingError(f"{run / BEST_NAME} cannot be used: {error}. Copy it again, or train again") from error

@@ -32,24 +32,24 @@ class Defaults(NamedTuple):
     source: str
 
 
-_RESNET: Final = "He et al., arXiv:1512.03385; linear in the batch: Goyal et al., arXiv:1706.02677"
-_CYCLE: Final = "Smith and Topin, arXiv:1708.07120"
+_WIDE: Final = "0.1 for 128, arXiv:1605.07146; linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
+_FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
 _CONVNEXT: Final = (
-    "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, for short runs; by the root of the batch: Malladi "
-    "et al., arXiv:2205.10287"
+    "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, as runs are shorter; by the root of the batch: "
+    "arXiv:2205.10287"
 )
-_TUNED: Final = "a tenth of the rate of training anew, as Girshick et al., arXiv:1311.2524"
+_TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
 
 #: By optimizer, family, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, f"{_RESNET}; {_CYCLE}"),
-    ("sgd", "batch norm", True): Defaults(0.01, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "batch norm", False): Defaults(0.2, "linear", 5e-4, "one-cycle", None, _WIDE),
+    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
     ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
     ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
-    ("adamw", "batch norm", False): Defaults(3e-3, "sqrt", 0.05, "one-cycle", None, _CYCLE),
-    ("adamw", "batch norm", True): Defaults(3e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "batch norm", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
+    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "layer norm", False): Defaults(2e-3, "sqrt", 0.05, "one-cycle", None, _CONVNEXT),
     ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),

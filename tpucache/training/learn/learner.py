@@ -42,6 +42,7 @@ from tpucache.training.learn.parameters import freeze
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import find_watched
+from tpucache.training.learn.tasks.regression import Regression, describe_labels
 from tpucache.training.learn.user_code import check_loss, load_metrics, user_code
 from tpucache.training.learn.weights import MatchedWeights, load_matching
 from tpucache.training.settings import TrainSettings
@@ -78,7 +79,14 @@ class Learner:
 
         `settings` of the learner are those given with all that they left to be decided. Raises UsageError.
         """
-        self.task, self.device = task, device
+        self.device = device
+        # A loss or a step of the user's own gets the labels as they are stored.
+        is_own = settings.loss is not None or settings.train_step is not None
+        self.task = task if is_own else task.learned_from(dataset.labels.numpy())
+        #: What to try where training diverges.
+        self.advice = DIVERGED_ADVICE
+        if isinstance(task, Regression):
+            self.advice += f" ({describe_labels(dataset.labels.numpy())}{'; divide them in your own loss' * is_own})"
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         self._custom = custom or Custom()
         model = device.processes.norms(model_for(dataset, settings.model, task.outputs, self._custom.build))
@@ -172,8 +180,10 @@ class Learner:
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes: model, optimizer, averaged weights."""
+        """Return all that changes, model, optimizer, averaged weights, and what the task took from the labels."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if constants := self.task.constants():
+            state["labels"] = constants
         return state if self.ema is None else {**state, "ema": self.ema.state_dict()}
 
     def checked_state(self) -> dict[str, Any]:
@@ -184,6 +194,8 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state_dict` gave. Raises TrainingError when it is another model's."""
+        # Earlier versions learned the labels of a regression as they are.
+        self.task = self.task.with_constants(state.get("labels", {}))
         try:
             self.model.load_state_dict(state["model"])
             if not has_groups(self.optimizer, state["optimizer"]):
@@ -238,7 +250,7 @@ class Learner:
         if bad:
             raise TrainingError(
                 f"{len(bad)} of the model's tensors, such as {bad[0]!r}, are not finite {self.position}: training has "
-                f"diverged. {DIVERGED_ADVICE}. What was saved before is kept"
+                f"diverged. {self.advice}. What was saved before is kept"
             )
 
     def _loss_of(self, batch: DeviceBatch) -> torch.Tensor:

@@ -130,7 +130,12 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
 
     They are written with all that predicting takes. Raises as `snapshot_run` does.
     """
-    content = {**_metadata(learner, data), "model": learner.best_weights()}
+    constants = learner.task.constants()
+    content = {
+        **_metadata(learner, data),
+        "model": learner.best_weights(),
+        **({"labels": constants} if constants else {}),
+    }
     return lambda: save_checkpoint(run / BEST_NAME, content)
 
 

@@ -44,11 +44,16 @@ class Losses:
         values: list[float],
         watchers: Sequence[Watcher] = (),
         mean: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
+        advice: str = "Try a lower --lr",
     ) -> None:
-        """Continue the losses of a run: new ones are appended to `values`, as the `mean` of all processes'."""
+        """Continue the losses of a run: new ones are appended to `values`, as the `mean` of all processes'.
+
+        `advice` is for one that is not finite.
+        """
         self.values = values
         self._mean = mean
         self._watchers = watchers
+        self._advice = advice
         self._pending: deque[torch.Tensor] = deque()
 
     def append(self, loss: torch.Tensor) -> None:
@@ -63,10 +68,7 @@ class Losses:
         read = [float(self._pending.popleft().cpu()) for _ in range(len(self._pending) - keep)]
         for value in self._mean(read):
             if not math.isfinite(value):
-                raise TrainingError(
-                    f"the loss is {value} in step {len(self.values) + 1:,}: "
-                    "try a lower --lr, --clip 1, or without --bf16"
-                )
+                raise TrainingError(f"the loss is {value} in step {len(self.values) + 1:,}. {self._advice}")
             self.values.append(value)
         if len(self.values) > first:
             for watcher in self._watchers:

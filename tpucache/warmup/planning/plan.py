@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from tpucache.errors import RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -26,19 +24,17 @@ from tpucache.warmup.planning.labels import (
     saved_unused_labels,
 )
 from tpucache.warmup.planning.listing_check import check_contents, check_listing
+from tpucache.warmup.planning.masks import check_masks
 from tpucache.warmup.planning.numbering import number_samples, order_of
 from tpucache.warmup.planning.recipe_check import check_recipe
 from tpucache.warmup.planning.retrying import check_can_retry, retried_blocks, unchanged_samples
 from tpucache.warmup.records.arrays import record_fields
-from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.records.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Listing, Source
 from tpucache.warmup.sources.folder import left_out_text
 from tpucache.warmup.versions import version_differences
 
 _log: Final = logging.getLogger("tpucache")
-_WHITE: Final = 255
-_JPEG: Final = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,8 @@ def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKi
     """Plan a new cache. Raises RecipeError, SourceError."""
     check_labels(listing)
     first, fields = _first_item(source, listing, recipe)
-    _warn_of_white_masks(first, recipe)
+    if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
+        check_masks(source, listing, recipe)
     unused = find_unused_labels(listing, first)
     _check_variants(source, recipe, fields)
     _warn_of_left_out(listing)
@@ -173,28 +170,6 @@ def _first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item,
 def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
     if recipe.variants and fields[0].name != IMAGE:
         raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
-
-
-def _warn_of_white_masks(first: Item, recipe: Recipe) -> None:
-    """Warn of a mask of black and white, or of a JPEG, whose numbers would be taken as classes."""
-    mask = first.fields.get(MASK)
-    if mask is None or IMAGE not in first.fields or recipe.mask_values == "scale":
-        return
-    if isinstance(mask, bytes) and mask.startswith(_JPEG) and recipe.mask_colours is None:
-        _log.warning(
-            "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
-            "--mask-values scale where they are black and white"
-        )
-        return
-    try:
-        values = set(np.unique(decode_mask(mask, "", recipe)).tolist())
-    except SampleError:  # reported when it is built
-        return
-    if _WHITE in values <= {0, _WHITE}:
-        _log.warning(
-            "the first mask holds 0 and 255 alone, and training ignores pixels of 255: --mask-values scale makes them "
-            "0 and 1"
-        )
 
 
 def _warn_of_unchanged(cache: Cache, count: int) -> None:

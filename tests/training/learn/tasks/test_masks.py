@@ -116,3 +116,42 @@ def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
     with pytest.raises(TrainingError, match="not finite"):
         predict(Predictor([tmp_path], EagerDevice(), trust=TRUST), [masks], tmp_path / "bad.csv", 16)
     assert not (tmp_path / "bad.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("masks_of", "message"),
+    [
+        ([0, 0, 255], r"33\.3% of the masks' pixels are 255.*1 of 3 classes.*--mask-values scale"),
+        ([255], r"100\.0% of the masks' pixels are 255"),
+        ([1, *[255] * 999], r"99\.9% of the masks' pixels are 255"),
+    ],
+)
+def test_masks_that_leave_nothing_to_learn_are_refused(masks, monkeypatch, masks_of, message):
+    monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.array([[masks_of]], np.uint8)] * 2))
+    with pytest.raises(UsageError, match=message):
+        check_fit(SETTINGS, make_task("mask", 3), masks, None, EagerDevice())
+
+
+@pytest.mark.parametrize("masks_of", [[0, 1, 255], [1, 255], [0, 0], [0, 1, *[255] * 97]])
+def test_masks_with_pixels_of_no_class_are_trained_on(masks, monkeypatch, masks_of):
+    monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.array([[masks_of]], np.uint8)] * 2))
+    check_fit(SETTINGS, make_task("mask", 3), masks, None, EagerDevice())
+
+
+def test_nothing_counted_is_no_accuracy():
+    labels = np.full((2, 3, 3), 255, np.uint8)
+    scores = make_task("mask", 3).scores(torch.randn(2, 3, 3, 3), torch.from_numpy(labels))
+    assert np.isnan(list(make_task("mask", 3).metrics(scores.numpy(), labels).values())).all()
+
+
+def test_a_cache_of_masks_is_the_mask_task_without_being_asked(masks):
+    assert find_task(TrainSettings(mask_classes=3), masks) == make_task("mask", 3)
+    with pytest.raises(UsageError, match="give --mask-classes"):
+        find_task(TrainSettings(), masks)
+
+
+@pytest.mark.parametrize("name", ["boxes", "keypoints"])
+def test_a_cache_of_boxes_says_that_no_task_learns_them(tmp_path, name):
+    build_cache(f"failing_data:{name}", tmp_path, Recipe(size=8), jobs=1)
+    with pytest.raises(UsageError, match=f"the cache has {name} and no other labels, and train has no task for {name}"):
+        find_task(TrainSettings(), CachedDataset(tmp_path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Pro
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.errors import UsageError
 from tpucache.training.learn.tasks.checks import check_outputs
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Form = Literal["values", "maps"]
 Value = TypeVar("Value")
+Own = TypeVar("Own", bound="TaskBase")
 
 SEPARATOR: Final = ";"  # between the classes, or the values, of one sample in a CSV
 
@@ -91,8 +93,24 @@ class Task(Protocol):
         """Raise UsageError, naming their source, unless outputs fit the labels of this number of samples."""
         ...
 
+    def learned_from(self, labels: Array) -> Task:
+        """Return the task with what it takes from the training labels on the host: of a regression their scale."""
+        ...
+
+    def constants(self) -> dict[str, list[float]]:
+        """Return what it took from the training labels, which a run's files keep; nothing for most tasks."""
+        ...
+
+    def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Task:
+        """Return the task with the `constants` that a run's files kept. Raises UsageError where they do not fit."""
+        ...
+
     def count(self, labels: Array) -> Array:
         """Return counts of labels, on the host, for balancing classes; counts of batches add up."""
+        ...
+
+    def check_counts(self, counts: Array, labels: int) -> None:
+        """Raise UsageError unless there is something to learn in so many labels with these counts in all."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
@@ -147,8 +165,31 @@ class Task(Protocol):
         ...
 
 
+class TaskBase:
+    """The base of all tasks: one that takes nothing from the training labels."""
+
+    name: str
+
+    def learned_from(self: Own, _labels: Array) -> Own:
+        """Return the task itself."""
+        return self
+
+    def check_counts(self, _counts: Array, _labels: int) -> None:
+        """Take any counts."""
+
+    def constants(self) -> dict[str, list[float]]:
+        """Return nothing."""
+        return {}
+
+    def with_constants(self: Own, constants: Mapping[str, Sequence[float]]) -> Own:
+        """Return the task itself. Raises UsageError unless there are no constants."""
+        if constants != {}:
+            raise UsageError(f"the task {self.name!r} takes nothing from its labels, not {str(constants)[:80]}")
+        return self
+
+
 @dataclass(frozen=True)
-class SampleTask:
+class SampleTask(TaskBase):
     """The base of tasks whose labels are in the samples table and whose outputs are (batch, outputs)."""
 
     outputs: int

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from tpucache.errors import UsageError
+from tpucache.store.fields import BOXES, KEYPOINTS, MASK
 from tpucache.training.learn.metrics import MORE_IS_BETTER
 from tpucache.training.learn.tasks.base import Task, Watched
 from tpucache.training.settings import TASKS, TrainSettings
@@ -34,7 +35,7 @@ def make_task(name: str, outputs: int) -> Task:
 
 def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> Task:
     """Return the task of this name, or by "auto" the one that fits the cache's labels. Raises UsageError."""
-    found = infer_task(dataset) if name == "auto" else name
+    found = infer_task(dataset, mask_classes) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
 
 
@@ -55,13 +56,23 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
     return Watched(name, direction == "max" if direction else MORE_IS_BETTER.get(name, True))
 
 
-def infer_task(dataset: CachedDataset) -> str:
-    """Return the name of the task that fits a cache's labels; "mask" must be asked for.
+def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
+    """Return the name of the task that fits a cache's labels.
 
-    Class numbers are "classes". A matrix of values is "multilabel" when its columns have class names and its values
-    are between 0 and 1, and "regression" otherwise. Raises UsageError without labels.
+    Masks are "mask" where no sample has another label, or their number of classes is given. Class numbers are
+    "classes". A matrix of values is "multilabel" when its columns have class names and its values are between 0 and 1,
+    and "regression" otherwise. Raises UsageError without labels, and for those that no task learns.
     """
     labels = dataset.labels
+    is_labelled = labels.is_floating_point() or bool((labels >= 0).any())
+    if MASK in dataset.names and (mask_classes is not None or not is_labelled):
+        return "mask"
+    points = [name for name in (BOXES, KEYPOINTS) if name in dataset.names]
+    if points and not is_labelled:
+        raise UsageError(
+            f"the cache has {' and '.join(points)} and no other labels, and train has no task for {points[0]}: read it "
+            "with CachedLoader in a loop of your own"
+        )
     if not labels.is_floating_point():
         if not dataset.classes:
             raise UsageError("the cache has no labels to train on: warm it up from a folder with one subfolder a class")

@@ -14,7 +14,7 @@ from torch.nn import functional
 from tpucache.errors import UsageError
 from tpucache.store.fields import MASK
 from tpucache.training.learn.metrics import mask_metrics
-from tpucache.training.learn.tasks.base import Form, Value, Watched
+from tpucache.training.learn.tasks.base import Form, TaskBase, Value, Watched
 from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
 from tpucache.training.learn.tasks.targets import one_hot, smooth
 
@@ -27,9 +27,11 @@ Array = npt.NDArray[Any]
 #: Pixels of a mask with this number belong to no class and are ignored (as in PASCAL VOC).
 VOID: Final = 255
 
+_MOST_IGNORED: Final = 0.99
+
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(TaskBase):
     """One class for each pixel: labels (batch, height, width), 255 where there is no class; cross-entropy."""
 
     outputs: int
@@ -83,6 +85,16 @@ class Mask:
     def count(self, labels: Array) -> Array:
         """Return how many pixels each class has: int64 (outputs,)."""
         return np.bincount(labels[labels != VOID], minlength=self.outputs)
+
+    def check_counts(self, counts: Array, labels: int) -> None:
+        """Raise UsageError where nearly all pixels have no class, or all that have one are 0, as in a black picture."""
+        ignored = 1 - float(counts.sum()) / max(labels, 1)
+        if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
+            raise UsageError(
+                f"{ignored:.1%} of the masks' pixels are {VOID}, which belongs to no class and is ignored, and the "
+                f"others have {np.count_nonzero(counts)} of {self.outputs} classes: there is nothing to learn. If the "
+                "masks are black and white, warm them up again with --mask-values scale"
+            )
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
         """Return pixels / (classes * pixels of the class) when "balanced", or the list."""

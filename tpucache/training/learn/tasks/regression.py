@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.training.learn.metrics import regression_metrics
@@ -20,12 +23,20 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+_SHOWN: Final = 80  # characters of a value in a message, at most
+
 
 @dataclass(frozen=True)
 class Regression(SampleTask):
-    """Numbers: labels (batch, outputs), mean squared error."""
+    """Numbers: labels (batch, outputs), mean squared error.
+
+    With `mean` and `std`, a number for each column, the model learns labels from which the mean is subtracted and that
+    are divided by the deviation, and so are losses; predictions and metrics are in the unit of the labels.
+    """
 
     name: str = "regression"
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("rmse", False)
     metric_names: ClassVar = ("rmse",)
@@ -40,6 +51,30 @@ class Regression(SampleTask):
         """Raise UsageError unless labels are finite (n, outputs)."""
         check_matrix(self.name, labels, self.outputs)
 
+    def learned_from(self, labels: Array) -> Regression:
+        """Return the task with mean and deviation of training labels (n, outputs); 1 for a column of equal labels."""
+        numbers = labels.astype(np.float64)
+        spread = np.where(numbers.min(0) == numbers.max(0), 1.0, numbers.std(0))
+        return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(spread.tolist()))
+
+    def constants(self) -> dict[str, list[float]]:
+        """Return `mean` and `std`, nothing where labels are learned as they are."""
+        return {"mean": [*self.mean], "std": [*self.std]} if self.mean else {}
+
+    def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Regression:
+        """Return the task with what `constants` gave. Raises UsageError where that does not fit."""
+        if constants == {}:
+            return replace(self, mean=(), std=())
+        if not isinstance(constants, dict):
+            raise UsageError(f"the labels' scale is a dict, not a {type(constants).__name__}")
+        mean, std = (_numbers(constants.get(name), self.outputs) for name in ("mean", "std"))
+        if mean is None or std is None or min(std) <= 0 or {*constants} != {"mean", "std"}:
+            raise UsageError(
+                f"the labels were standardised by {self.outputs} finite means and as many deviations above 0, not by "
+                f"{str(dict(constants))[:_SHOWN]}"
+            )
+        return replace(self, mean=mean, std=std)
+
     def count(self, labels: Array) -> Array:
         """Return nothing to balance by: (0,)."""
         return np.empty(0, labels.dtype)
@@ -51,10 +86,13 @@ class Regression(SampleTask):
         return class_weights(wanted, self.outputs, counts, None)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return the labels. Raises UsageError for smoothing, which is of classes."""
+        """Return the labels, standardised. Raises UsageError for smoothing, which is of classes."""
         if smoothing:
             raise UsageError("regression has no classes to smooth labels over: leave label smoothing out")
-        return labels.float()
+        numbers = labels.float()
+        if not self.mean:
+            return numbers
+        return (numbers - _on(self.mean, numbers.device)) / _on(self.std, numbers.device)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """Return the mean squared error over samples and columns, each column times its weight."""
@@ -65,11 +103,13 @@ class Regression(SampleTask):
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return each sample's squared error, the mean over its columns."""
         check_shape(outputs, labels.shape)
-        return (outputs.float() - labels.float()).square().mean(1)
+        return (outputs.float() - self.targets(labels)).square().mean(1)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs: float32 (batch, outputs)."""
-        return outputs.float()
+        """Return the outputs in the unit of the labels: float32 (batch, outputs)."""
+        if not self.mean:
+            return outputs.float()
+        return outputs.float() * _on(self.std, outputs.device) + _on(self.mean, outputs.device)
 
     def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
         """Return the predictions."""
@@ -82,3 +122,38 @@ class Regression(SampleTask):
     def describe(self, values: Array, _names: Sequence[str]) -> str:
         """Return the values."""
         return SEPARATOR.join(map(str, values))
+
+
+class InLabelUnits(nn.Module):
+    """A model whose outputs are in the unit of the labels: those of a model that learned standardised ones, undone."""
+
+    def __init__(self, model: nn.Module, task: Regression) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(task.mean))
+        self.register_buffer("std", torch.tensor(task.std))
+
+    def forward(self, *inputs: torch.Tensor, **fields: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs in the unit of the labels: float32 (batch, outputs)."""
+        outputs: torch.Tensor = self.model(*inputs, **fields).float() * self.std + self.mean
+        return outputs
+
+
+def describe_labels(labels: Array) -> str:
+    """Return the range of labels (n, outputs) and their deviation, as text for messages."""
+    numbers = labels.astype(np.float64)
+    return f"the labels reach from {numbers.min():g} to {numbers.max():g}, with a deviation of {numbers.std(0).max():g}"
+
+
+@functools.lru_cache(maxsize=16)
+def _on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return numbers as a tensor that is uploaded once."""
+    return torch.tensor(values, device=device)
+
+
+def _numbers(values: object, count: int) -> tuple[float, ...] | None:
+    """Return so many finite numbers, None where the values are something else."""
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        return None
+    is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)
+    return tuple(values) if is_good else None

@@ -1,0 +1,189 @@
+"""A regression learns standardised labels, and its predictions and metrics are in the unit of the labels."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tpucache import CachedDataset, TrainingError, UsageError, build_cache
+from tpucache.recipe import Recipe
+from tpucache.training import fitting
+from tpucache.training.check import find_task
+from tpucache.training.device import EagerDevice
+from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.tasks.find import make_task
+from tpucache.training.learn.tasks.regression import Regression
+from tpucache.training.loop import train
+from tpucache.training.options import RunOptions
+from tpucache.training.predictions import predict
+from tpucache.training.predictor import Predictor
+from tpucache.training.settings import TrainSettings
+
+QUICK = RunOptions(replay=False)
+LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=10, batch_size=10, lr=0.02)
+LABELS = np.array([[1e5, 0.01, 7], [5.5e5, 0.03, 7], [3e5, -0.02, 7]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory):
+    """A cache whose labels are of very different sizes."""
+    folder = tmp_path_factory.mktemp("prices") / "cache"
+    build_cache("tiny_tasks:prices", folder, Recipe(size=16), jobs=1)
+    return CachedDataset(folder)
+
+
+def parts_of(dataset):
+    return dataset.select(range(150)), dataset.select(range(150, 200))
+
+
+def learned() -> Regression:
+    return make_task("regression", 3).learned_from(LABELS)
+
+
+def test_targets_are_standardised_each_column_by_itself_and_a_constant_one_has_the_deviation_1():
+    targets = learned().targets(torch.from_numpy(LABELS))
+    torch.testing.assert_close(targets.mean(0), torch.zeros(3))
+    torch.testing.assert_close(targets.std(0, unbiased=False), torch.tensor([1.0, 1.0, 0.0]))
+    assert learned().std[2] == 1
+
+
+def test_predictions_and_metrics_are_in_the_unit_of_the_labels():
+    task, labels = learned(), torch.from_numpy(LABELS)
+    predictions = task.predictions(task.targets(labels))
+    torch.testing.assert_close(predictions, labels)
+    assert task.metrics(task.scores(task.targets(labels), labels).numpy() + 1, LABELS)["rmse"] == pytest.approx(1, 0.01)
+
+
+def test_the_loss_of_a_sample_is_that_of_a_batch():
+    task, labels, outputs = learned(), torch.from_numpy(LABELS), torch.randn(3, 3)
+    each = task.losses(outputs, labels)
+    torch.testing.assert_close(each.mean(), task.loss(outputs, task.targets(labels)))
+
+
+def test_what_a_run_kept_of_the_labels_is_taken_over_or_refused():
+    task = make_task("regression", 3)
+    assert task.with_constants(learned().constants()) == learned()
+    assert learned().with_constants({}) == task
+    good = learned().constants()
+    for bad in (
+        [1.0],
+        {"mean": good["mean"]},
+        {**good, "other": [1.0]},
+        {**good, "std": [1.0, 0.0, 1.0]},
+        {**good, "std": [1.0]},
+        {**good, "mean": [1.0, float("nan"), 1.0]},
+        {**good, "mean": ["1", "2", "3"]},
+    ):
+        with pytest.raises(UsageError):
+            task.with_constants(bad)
+    with pytest.raises(UsageError, match="takes nothing"):
+        make_task("classes", 3).with_constants(good)
+
+
+@pytest.mark.slow
+def test_labels_of_any_size_are_learned_and_predicted_in_their_unit(prices, tmp_path):
+    training, validation = parts_of(prices)
+    report = train(tmp_path / "run", LINEAR, training, validation, EagerDevice(), QUICK)
+    assert report.epochs[-1]["valid_rmse"] < 0.1 * prices.labels[:, 0].std() / 3**0.5 * 3
+    predictor = Predictor([tmp_path / "run"], EagerDevice())
+    found = predict(predictor, [validation], tmp_path / "out.csv", 16)
+    assert found.metrics["rmse"] == pytest.approx(report.epochs[-1]["valid_rmse"], rel=0.2)
+    for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines()):
+        price, heat, constant = map(float, row["label"].split(";"))
+        assert float(row["value_0"]) == pytest.approx(price, abs=1e5)
+        assert float(row["value_1"]) == pytest.approx(heat, abs=2.5e-3)
+        assert float(row["value_2"]) == pytest.approx(constant, abs=0.5)
+
+
+@pytest.mark.slow
+def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, tmp_path):
+    halves = prices.select(range(100)), prices.select(range(100, 200))
+    runs = [tmp_path / name for name in ("first", "second")]
+    for run, half in zip(runs, halves, strict=True):
+        train(run, dataclasses.replace(LINEAR, epochs=1), half, None, EagerDevice(), QUICK)
+    each = [predict(Predictor([run], EagerDevice()), [prices], tmp_path / f"{run.name}.csv", 16) for run in runs]
+    both = predict(Predictor(runs, EagerDevice()), [prices], tmp_path / "both.csv", 16)
+    columns = [
+        [float(row["value_0"]) for row in csv.DictReader(Path(report.output).read_text().splitlines())]
+        for report in (*each, both)
+    ]
+    np.testing.assert_allclose(np.mean(columns[:2], 0), columns[2], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
+    settings = dataclasses.replace(LINEAR, epochs=2)
+    whole = train(tmp_path / "whole", settings, prices, None, EagerDevice(), QUICK)
+
+    class Stopper:
+        def losses(self, first, values):
+            """Nothing of them is needed."""
+
+        def epoch(self, row):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tmp_path / "run", settings, prices, None, EagerDevice(),
+            dataclasses.replace(QUICK, checkpoint_every=1, watchers=[Stopper()]),
+        )  # fmt: skip
+    resumed = train(tmp_path / "run", settings, prices, None, EagerDevice(), dataclasses.replace(QUICK, resume=True))
+    assert resumed.losses == whole.losses
+
+
+@pytest.mark.slow
+def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_path):
+    settings = dataclasses.replace(LINEAR, epochs=1)
+    train(tmp_path, settings, prices, None, EagerDevice(), QUICK)
+    best = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert best["labels"] == learned_from(prices).constants()
+    del best["labels"]
+    torch.save(best, tmp_path / "best.pt")
+    images = torch.stack([prices[number][0] for number in range(4)])
+    predictor = Predictor([tmp_path], EagerDevice())
+    assert predictor.task.constants() == {}
+    predict(predictor, [prices], tmp_path / "out.csv", 16)
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert all(abs(float(row["value_0"])) < 100 for row in rows)
+    assert len(images) == 4
+    learner = Learner(settings, prices, find_task(settings, prices), EagerDevice())
+    state = learner.state_dict()
+    assert learner.task.constants()
+    del state["labels"]
+    learner.load_state_dict(state)
+    assert learner.task.constants() == {}
+
+
+def learned_from(dataset: CachedDataset) -> Regression:
+    return make_task("regression", 3).learned_from(dataset.labels.numpy())
+
+
+@pytest.mark.slow
+def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
+    settings = dataclasses.replace(LINEAR, epochs=1, loss="tiny_tasks:relative_loss")
+    learner = Learner(settings, prices, find_task(settings, prices), EagerDevice())
+    assert learner.task.constants() == {}
+    report = train(tmp_path, settings, prices, None, EagerDevice(), QUICK)
+    assert 0 < report.losses[0] < 1e4  # that of standardised labels would be divided by zeros, which a constant becomes
+
+
+@pytest.mark.slow
+def test_a_loss_that_diverges_is_explained_by_the_size_of_the_labels(prices, tmp_path):
+    settings = dataclasses.replace(LINEAR, lr=1e30)
+    with pytest.raises(TrainingError, match=r"--lr.*the labels reach from .* to 54\d+, with a deviation of 13\d+"):
+        train(tmp_path, settings, prices, None, EagerDevice(), QUICK)
+
+
+@pytest.mark.slow
+def test_the_model_that_python_gets_answers_in_the_unit_of_the_labels(prices):
+    own = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
+    result = fitting.train(own, prices, None, LINEAR, options=QUICK)
+    normalised = torch.zeros(1, 3, 16, 16)  # the mean of all images
+    assert result.model(normalised)[0, 0].item() == pytest.approx(prices.labels[:, 0].mean().item(), rel=0.1)
+    assert result.model.model is own
