@@ -209,23 +209,3 @@ def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, t
     assert done.returncode == 1
     assert re.fullmatch(r"python -m tpucache: lmdb is not installed.*`pip install tpucache`.*\n", done.stderr)
     assert not (tmp_path / "cache").exists()
-
-
-LEFT_OPEN = """
-import atexit, sys
-from tpucache.cli.ending import end_soon
-
-class Log:
-    def __init__(self, path):
-        self.file, self.me = open(path, "w"), self
-
-atexit.register(end_soon)
-log = Log(sys.argv[1])
-log.file.write("kept")
-"""
-
-
-@pytest.mark.slow
-def test_files_that_users_code_leaves_open_are_written_at_the_end(tmp_path):
-    subprocess.run([sys.executable, "-c", LEFT_OPEN, tmp_path / "log"], check=True)
-    assert (tmp_path / "log").read_text() == "kept"

@@ -1,10 +1,11 @@
 """`python -m tpucache`, and the `tpucache` command."""
 
+import atexit
 import contextlib
 import sys
 from pathlib import Path
 
-from tpucache.cli import main
+from tpucache import process
 
 
 def run() -> int:
@@ -15,8 +16,38 @@ def run() -> int:
     if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
         with contextlib.suppress(FileNotFoundError):  # the folder may be gone
             sys.path.insert(0, str(Path.cwd()))
-    return main()
+    return run_command()
+
+
+def run_command() -> int:
+    """Run the command that this process was started for, and return its exit status.
+
+    It ends in at most one line of complaint from its first moment on: also before numpy is imported, and where it
+    cannot be.
+    """
+    process.interrupt_on_signals()
+    process.open_standard_files()
+    atexit.register(process.end_soon)  # it is called after all that is registered later; no account has its seconds
+    try:
+        process.prepare_memory()
+        from tpucache.cli import main
+
+        status = main()
+    except SystemExit as leaving:  # argparse has printed what it had to say
+        status = int(leaving.code or 0)
+    except KeyboardInterrupt:
+        status = process.complain(process.INTERRUPTED, process.STOPPED)
+    except (MemoryError, ImportError, OSError) as error:
+        text = process.shortage(error)
+        if process.is_stopped():  # a library made this error of the interrupt
+            status = process.complain(process.INTERRUPTED, process.STOPPED)
+        elif text is not None:
+            status = process.complain(text, 1)
+        else:
+            raise
+    process.end_on_signals(status)
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -21,7 +22,8 @@ def hide() -> None:
 class Progress:
     """Counts towards a total and shows it on standard error.
 
-    On a terminal with tqdm installed it is a bar; otherwise a line at most every ten seconds, and one at the end.
+    On a terminal with tqdm installed it is a bar; otherwise a line at most every ten seconds, and one at the end. Work
+    goes on without it where standard error is closed, full, or a terminal that is gone.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Progress:
         Of work that `is_brief`, nothing is left on a terminal, nor in a log if it took less than ten seconds.
         """
         self._is_brief = is_brief
-        self._stream = stream or sys.stderr
+        self._stream = stream or sys.stderr  # None: standard error is closed
         self._total, self._label, self._unit = total, label, unit
         self._done = self._initial = initial
         self._start = self._shown = time.monotonic()
@@ -60,7 +62,8 @@ class Progress:
     def close(self) -> None:
         """Show the last state and end the bar."""
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
         elif not _hidden and self._done > self._initial and not (self._is_brief and self._shown == self._start):
             self._print()
 
@@ -73,13 +76,14 @@ class Progress:
         self._done += units
         self._note = note
         if self._bar is not None:
-            self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(units)
+            with contextlib.suppress(OSError):
+                self._bar.set_postfix_str(note, refresh=False)
+                self._bar.update(units)
         elif not _hidden and time.monotonic() - self._shown >= _LINE_SECONDS:
             self._print()
 
     def _make_bar(self) -> Any:
-        if _hidden or not self._stream.isatty():
+        if _hidden or self._stream is None or not self._stream.isatty():
             return None
         try:
             from tqdm.auto import tqdm
@@ -102,8 +106,10 @@ class Progress:
         left = f", {(whole - self._done) / rate:,.0f} s left" if rate and self._done < whole else ""
         total = "" if self._total is None else f" of {self._total:,}"
         note = f", {self._note}" if self._note else ""
-        print(
-            f"{self._label}: {self._done:,}{total} {self._unit}, {rate:,.0f} a second{left}{note}",
-            file=self._stream,
-            flush=True,
-        )
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                print(
+                    f"{self._label}: {self._done:,}{total} {self._unit}, {rate:,.0f} a second{left}{note}",
+                    file=self._stream,
+                    flush=True,
+                )

@@ -77,7 +77,7 @@ def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, s
     """Return images a second of plain steps on one batch."""
     torch.manual_seed(0)
     model = build_model(settings.model, len(dataset.classes)).to(device.torch_device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, nesterov=True, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, nesterov=True, weight_decay=settings.weight_decay or 0.0)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     samples = [dataset[index] for index in range(settings.batch_size)]
@@ -150,7 +150,9 @@ def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
     device = open_device(options.backend, options.cores)
-    settings = TrainSettings(model=options.model, batch_size=options.batch_size, epochs=options.epochs, lr=0.01)
+    settings = TrainSettings(
+        model=options.model, batch_size=options.batch_size, epochs=options.epochs, lr=0.01, weight_decay=5e-4
+    )
     found, rate_rows = compare_rates(CachedDataset(options.cache, in_memory=True), settings, device, options.rounds)
     pairs = ", ".join(f"{pair:.3f}" for pair in found["pairs"])
     notes = [

@@ -64,3 +64,13 @@ def test_samples_without_a_label_stay_minus_one(cache: Path, tmp_path: Path) -> 
     labels = np.arange(150) % 4
     labels[3] = -1
     assert CachedDataset(with_labels(cache, tmp_path / "copy", labels))[3][1] == -1
+
+
+@pytest.mark.parametrize("label", [-5, 2**63 - 1])
+def test_a_condition_on_classes_refuses_a_label_without_a_class(cache: Path, tmp_path: Path, label: int) -> None:
+    labels = np.arange(150) % 4
+    labels[77] = label
+    dataset = CachedDataset(with_labels(cache, tmp_path / "copy", labels))
+    for condition in ("class == 'bee'", "label == 1"):
+        with pytest.raises(FormatError, match="4 classes"):
+            dataset.where(condition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import os
 import re
@@ -126,7 +127,10 @@ def stored(cache: Path, tmp_path: Path) -> Path:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves a folder; `ranges` honours Range, `break_after` cuts answers off, `short` of them with a wrong length."""
+    """Serves a folder; `ranges` honours Range, `break_after` cuts answers off, `short` of them with a wrong length.
+
+    Files in `hostile` come packed by gzip, or followed by 64 MB more: `sent` counts those.
+    """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -153,6 +157,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             data = data[first : last + 1]
         else:
             self.send_response(200)
+        way = self.state.hostile.get(path.name)
+        if way == "gzip":
+            data = gzip.compress(data)
+            self.send_header("Content-Encoding", "gzip")
+        if way == "endless":
+            self.end_headers()
+            self.close_connection = True
+            for block in (data, *[bytes(1 << 20)] * 64):
+                self.wfile.write(block)
+                self.state.sent += len(block)
+            return
         if self.state.short:
             data = data[: self.state.short.pop(0)]  # None: all
         self.send_header("Content-Length", str(len(data)))
@@ -166,6 +181,7 @@ class Server:
     def __init__(self, folder):
         self.folder, self.ranges, self.status = folder, True, 0
         self.break_after, self.short, self.requests = [], [], []
+        self.hostile, self.sent = {}, 0
 
 
 @pytest.fixture

@@ -52,6 +52,14 @@ def test_a_folder_that_keeps_the_rules_passes(folder):
     assert breaches(folder) == []
 
 
+def test_metadata_with_a_key_twice_breaks_the_rules(folder):
+    text = (folder / "dataset-metadata.json").read_text()
+    (folder / "dataset-metadata.json").write_text(text.replace("{", '{"id": "ann/others", ', 1))
+    assert breaches(folder) == [
+        "dataset-metadata.json: the key 'id' is there twice in one object: leave one of the two"
+    ]
+
+
 @pytest.mark.parametrize("name", ["a.zip", "A.TAR", "a.tar.gz", "labels.csv", "a.7z"])
 def test_names_that_kaggle_unpacks_are_found(folder, name):
     (folder / name).write_bytes(b"x")

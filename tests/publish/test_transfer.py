@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
@@ -261,10 +262,51 @@ def test_a_hostile_manifest_writes_nowhere(served, tmp_path, name):
     assert not (tmp_path / "fetched").exists()
 
 
+@pytest.mark.parametrize("table", [0, 1])
+def test_a_table_that_is_too_large_for_its_samples_is_not_fetched(served, tmp_path, table):
+    manifest = Manifest.load(served.folder)
+    tables = list(manifest.tables)
+    tables[table] = dataclasses.replace(tables[table], bytes=100 << 20)
+    dataclasses.replace(manifest, tables=tuple(tables)).save(served.folder)
+    with pytest.raises(FormatError, match="larger than those of 150 samples"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+
+
 def test_an_endless_manifest_is_not_read_to_its_end(served, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "MAX_MANIFEST_BYTES", 1000)
     with pytest.raises(FormatError, match="larger than any manifest"):
         fetch_cache(served.url, tmp_path / "fetched")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "samples.npz", "v01-00000.lmdb"])
+def test_of_an_endless_answer_no_more_is_read_than_was_asked_for(served, tmp_path, monkeypatch, name, ranges):
+    monkeypatch.setattr(remote, "MAX_MANIFEST_BYTES", 100_000)
+    served.hostile, served.ranges = {name: "endless"}, ranges
+    if name == "manifest.json":
+        with pytest.raises(FormatError, match="larger than any manifest"):
+            fetch_cache(served.url, tmp_path / "fetched")
+    else:
+        fetch_cache(served.url, tmp_path / "fetched")  # what was asked for is right
+    requests = sum(path.endswith(name) for path, _ in served.requests)
+    assert served.sent < requests * 12 << 20  # what fits into the buffers of two sockets
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "index.npy"])
+def test_an_answer_in_a_coding_that_was_not_asked_for_is_refused(served, tmp_path, name, ranges):
+    served.hostile, served.ranges = {name: "gzip"}, ranges
+    with pytest.raises(StoreError, match=rf"{name}: HttpError: .* coding 'gzip', which was not asked for"):
+        fetch_cache(served.url, tmp_path / "fetched")
+    assert sum(path.endswith(name) for path, _ in served.requests) == 1
+
+
+@pytest.mark.parametrize("url", ["simplecache::http://127.0.0.1:1/x", "zip://a::HTTPS://ann:secret@127.0.0.1:1/x.zip"])
+def test_a_web_server_is_read_directly_alone(tmp_path, url):
+    with pytest.raises(UsageError, match="give its own URL") as caught:
+        fetch_cache(url, tmp_path / "fetched")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (503, 7), (429, 7)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 from collections.abc import Callable
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache.errors import DamageError
+from tpucache.errors import DamageError, FormatError
 from tpucache.store import index as index_module
 from tpucache.store.cache import Cache
+from tpucache.store.fields import Field
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
 
@@ -101,3 +103,21 @@ def test_an_index_cut_short_while_it_is_open_is_damage_and_not_a_crash(
 def test_memory_that_is_not_to_be_had_is_no_traceback() -> None:
     with pytest.raises(index_module.StoreError, match="no memory for an index of"):
         index_module._reserve(1 << 60)
+
+
+def test_a_record_that_no_field_can_have_is_refused_before_it_is_read(
+    large: tuple[Path, Manifest], tmp_path: Path
+) -> None:
+    directory, manifest = large
+    image = dataclasses.replace(manifest, fields=(Field("image", "png", "|u1", (4, 4, 3)),))
+    assert len(RecordIndex(directory, image).read_all()) == RECORDS
+    rows = np.load(directory / "index.npy")
+    rows["length"][5000] = (1 << 32) - 1
+    np.save(tmp_path / "index.npy", rows)
+    index = RecordIndex(tmp_path, image)
+    assert len(index[np.array([0, 4095])]) == 2
+    for numbers in (np.array([5000]), np.arange(RECORDS)):
+        with pytest.raises(FormatError, match="has a record of 4,294,967,295 bytes"):
+            index[numbers]
+    with pytest.raises(FormatError, match="none of these fields is longer"):
+        index.read_all()

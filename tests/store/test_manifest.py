@@ -365,6 +365,14 @@ def test_what_is_no_json_object_of_ours_is_refused(text: str | bytes) -> None:
         Manifest.from_json(text)
 
 
+@pytest.mark.parametrize("key", ["fields", "recipe", "samples", "sha256"])
+def test_a_key_that_is_there_twice_is_refused(key: str) -> None:
+    text = example().to_json()
+    at = text.index(f'"{key}"')
+    with pytest.raises(FormatError, match=f"the key '{key}' is there twice"):
+        Manifest.from_json(f'{text[:at]}"{key}": null, {text[at:]}')
+
+
 def test_a_saved_manifest_is_loaded(tmp_path: Path) -> None:
     example().save(tmp_path)
     assert Manifest.load(tmp_path) == example()

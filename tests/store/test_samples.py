@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
 import pickle
+import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -311,3 +314,70 @@ def test_columns_are_read_from_the_file_that_the_manifest_lists_alone(tmp_path: 
             changed["number"]
     path.write_bytes(own)
     assert table["number"].tolist() == [0, 1, 2]
+
+
+def npy_of(text: str, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode("latin-1") + data
+
+
+@pytest.mark.parametrize(
+    ("descr", "shape"),
+    [
+        ("'<u8'", "(True, 12)"),
+        ("'<u8'", "(12, True)"),
+        ("'<u8'", "(-1, 12)"),
+        ("'<u8'", "(12.0,)"),
+        ("'<u8'", "(0, 1" + "0" * 17 + ", 1" + "0" * 17 + ")"),
+        ("'<u8'", "(" + "1, " * 40 + ")"),
+        ("'<u8'", "12"),
+        ("'|S0'", "(12,)"),
+        ("'<f16'", "(6,)"),
+        ("'O'", "(12,)"),
+        ("[('a', '<u8')]", "(12,)"),
+        ("'<u8\\d'", "(12,)"),
+        ("('<u8', (12,))", "(1,)"),
+    ],
+)
+def test_a_header_that_numpy_does_not_write_is_refused_without_a_warning(saved: Save, descr: str, shape: str) -> None:
+    content = npy_of(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n", bytes(96))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(FormatError, match="column 'label'"):
+            saved(archive({"label.npy": content}), 12)["label"]
+
+
+def test_a_column_in_fortran_order_is_refused(saved: Save) -> None:
+    content = npy_of("{'descr': '<u8', 'fortran_order': True, 'shape': (4, 3), }\n", bytes(96))
+    with pytest.raises(FormatError, match="Fortran"):
+        saved(archive({"label.npy": content}), 4)["label"]
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_column_that_is_there_twice_or_has_another_size_is_refused(saved: Save) -> None:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as file:
+        for value in (1, 2):
+            file.writestr("label.npy", npy(np.full(3, value)))
+    with pytest.raises(FormatError, match="twice"):
+        saved(target.getvalue(), 3)
+    data = bytearray(archive({"label.npy": npy(np.arange(3))}))
+    at = data.index(b"PK\x01\x02") + 24
+    data[at : at + 4] = struct.pack("<I", 1 << 31)
+    with pytest.raises(StoreError):
+        saved(bytes(data), 3)
+
+
+@pytest.mark.parametrize("label", [-5, -2, 3, 2**63 - 1])
+def test_a_label_that_no_class_has_is_refused_when_the_column_is_read(path: Path, label: int) -> None:
+    path.write_bytes(encode_columns({"label": np.array([0, -1, label])}))
+    table = SampleTable(path, 3, classes=3)
+    for read in (lambda: table["label"], lambda: table.labels):
+        with pytest.raises(FormatError, match=r"labels reach from .* but the cache has 3 classes"):
+            read()
+
+
+def test_a_table_much_larger_than_its_samples_is_not_opened(path: Path) -> None:
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 30)
+    with pytest.raises(FormatError, match="more than a table of 3 samples has"):
+        SampleTable(path, 3)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tpucache import process
 from tpucache.cli import inspecting, predicting, publishing, training, warming
-from tpucache.cli.ending import end_soon
-from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable
+from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.machine import process_began
 from tpucache.version import __version__
@@ -29,23 +27,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done. 1: an expected failure, explained in one line on standard error. 2: wrong usage. 3: stopped in good order
     before it was done, by a time limit, Ctrl-C or SIGTERM; the same command continues.
     """
-    if threading.current_thread() is threading.main_thread():
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
     escape_unprintable()
     try:
-        options = make_parser().parse_args(arguments)
-        # Of the command itself all its time counts, of a call within another program that of the call.
-        options.began = process_began() if arguments is None else time.monotonic()
-        if arguments is None:
-            atexit.register(end_soon)  # it is called after all that is registered later; no account has its seconds
-        return _run(options)
+        return _main(arguments)
     except TpucacheError as error:
-        return complain(error, next(status for kind, status in _STATUS if isinstance(error, kind)))
+        # A library that gets no memory cannot be imported, though it is installed.
+        text = process.shortage(error) if isinstance(error, DependencyError) else None
+        return complain(text or error, next(status for kind, status in _STATUS if isinstance(error, kind)))
     except KeyboardInterrupt as stop:
-        return complain(stop if stop.args else "interrupted: run the same command again to continue", 3)
+        return complain(stop if stop.args else process.INTERRUPTED, process.STOPPED)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to read a message
-        sys.stderr.close()
+        process.forget_output()
         return 1
+    except Exception as error:
+        if process.is_stopped():  # a library made it of the interrupt
+            return complain(process.INTERRUPTED, process.STOPPED)
+        text = process.shortage(error)
+        if text is None:
+            raise
+        return complain(text, 1)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    try:
+        options = make_parser().parse_args(arguments)
+    except SystemExit:
+        flush()  # of --help, too, a full disk may keep nothing
+        raise
+    # Of the command itself all its time counts, of a call within another program that of the call.
+    options.began = process_began() if arguments is None else time.monotonic()
+    status = _run(options)
+    flush()
+    return status
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tpucache.cli.options import (
 from tpucache.cli.terminal import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.process import tell
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -111,7 +111,7 @@ def doctor(options: argparse.Namespace) -> int:
     from tpucache.report.doctor.diagnosis import diagnose
 
     if not options.no_xla:
-        print("asking XLA and torch what they find, for 90 s at most each; --no-xla leaves it out", file=sys.stderr)
+        tell("asking XLA and torch what they find, for 90 s at most each; --no-xla leaves it out")
     found = diagnose(xla=not options.no_xla)
     show(options, found.to_dict(), found.lines())
     return 0

@@ -190,8 +190,10 @@ def size(text: str) -> int | tuple[int, int]:
 
 def colours(text: str) -> tuple[str, ...]:
     """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255; the first may be a heading."""
+    from tpucache.store.files.reading import read_text
+
     try:
-        lines = [line.split(",") for line in Path(text).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line.split(",") for line in read_text(text, "utf-8-sig").splitlines() if line.strip()]
         found = lines if lines and all(cell.strip().isdecimal() for cell in lines[0][-3:]) else lines[1:]
         return tuple(bytes(int(cell) for cell in cells[-3:]).hex() for cells in found)
     except (OSError, ValueError) as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.options import add_cache, add_command, add_json, add_options, from_options, seconds
-from tpucache.cli.terminal import show
+from tpucache.cli.terminal import flush, say, show
+from tpucache.process import tell
 from tpucache.publish.options import Metadata, PublishOptions
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def publish(options: argparse.Namespace) -> int:
 
     def announce(command: str) -> None:
         for line in [*_listing(bundle, public=options.public), f"command  {command}"]:
-            print(line, file=sys.stderr if options.json else sys.stdout, flush=True)
+            (tell if options.json else say)(line)
+        flush()  # before the client's own output
 
     result = send(bundle, settings, announce)
     lines = {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
+from tpucache import process
+from tpucache.errors import TpucacheError
+from tpucache.process import PROG
 from tpucache.redact import redact
-
-PROG: Final = "python -m tpucache"
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,14 +23,19 @@ class Parser(argparse.ArgumentParser):
         """Print the usage and what is wrong, and exit with status 2."""
         super().error(redact(message))
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print a help text or a usage; argparse's own would not say that standard output takes no more."""
+        if file is not None and file is sys.stdout:
+            say(message.rstrip("\n"))
+        else:
+            super()._print_message(message, file)
+
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
-    """Print a report: one JSON object where asked for, lines otherwise."""
-    if options.json:
-        print(json.dumps(report, indent=1))
-    else:
-        for line in lines:
-            say(line)
+    """Print a report: one JSON object where asked for, lines otherwise. Raises TpucacheError where it cannot be."""
+    for line in [json.dumps(report, indent=1)] if options.json else lines:
+        say(line)
+    flush()
 
 
 def escape_unprintable() -> None:
@@ -38,17 +45,37 @@ def escape_unprintable() -> None:
 
 
 def say(line: str) -> None:
-    """Print a line, with any file names."""
-    print(line.encode("utf-8", "backslashreplace").decode())
+    """Print a line, with any file names. Raises TpucacheError where it cannot be, BrokenPipeError of a closed pipe."""
+    with _reported():
+        print(line.encode("utf-8", "backslashreplace").decode())
+
+
+def flush() -> None:
+    """Hand over what is printed; a full disk often says so only now. Raises as `say` does."""
+    if sys.stdout is not None:
+        with _reported():
+            sys.stdout.flush()
 
 
 def note(line: str) -> None:
     """Print a line on standard error, apart from the report."""
-    print(f"{PROG}: {line}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+    process.tell(f"{PROG}: {line}")
 
 
 def complain(error: object, status: int) -> int:
     """Print an error as one line and return the exit status."""
-    message = redact(" ".join(str(error).split()))
-    print(f"{PROG}: {message}".encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
-    return status
+    return process.complain(redact(" ".join(str(error).split())), status)
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        process.forget_output()
+        raise TpucacheError(
+            f"standard output takes no more ({error.strerror}): what the command did is kept, but its "
+            "report is not written in full"
+        ) from error

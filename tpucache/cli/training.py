@@ -127,11 +127,11 @@ def _tensorboard(run: Path) -> Iterator[Sequence[Watcher]]:
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
     """Return the settings that the options make, on so many cores of all processes.
 
-    The learning rate keeps its default until it is found.
+    The learning rate is left open until it is found.
     """
     others: dict[str, Any] = {"augment": from_options(AugmentSettings, options)}
     if options.lr == FIND:
-        others["lr"] = TrainSettings.lr
+        others["lr"] = None
     if options.per_core:
         others["batch_size"] = options.batch_size * cores
     return from_options(TrainSettings, options, **others)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from tpucache.cli.options import (
 )
 from tpucache.cli.terminal import complain, show
 from tpucache.option_fields import options_of
+from tpucache.process import tell
 from tpucache.recipe import SHARED, Recipe
 from tpucache.warmup.options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
@@ -59,10 +59,9 @@ def warmup(options: argparse.Namespace) -> int:
     progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
-        print(
+        tell(
             f"to do: {expected.records:,} records, about {expected.bytes / 1e6:,.0f} MB, and "
-            f"{expected.free / 1e6:,.0f} MB are free; {expected.process_seconds:,.0f} s of one process",
-            file=sys.stderr,
+            f"{expected.free / 1e6:,.0f} MB are free; {expected.process_seconds:,.0f} s of one process"
         )
 
     try:

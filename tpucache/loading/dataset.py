@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.find import locate
-from tpucache.loading.labels import SampleLabels
+from tpucache.loading.labels import label_tensor
 from tpucache.loading.records.buffers import Buffer, BufferPools
 from tpucache.loading.records.plan import ReadingPlan
 from tpucache.loading.records.reader import Divide, InMemory, RecordReader, undivided
@@ -79,7 +79,6 @@ class CachedDataset(Dataset[Item]):
         self.table: SampleTable = opened.samples
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
-        self._labels = SampleLabels(self.table, self.manifest.classes)
         self._digest: str | None = None
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
         opened.index  # a damaged one is refused here  # noqa: B018
@@ -168,7 +167,7 @@ class CachedDataset(Dataset[Item]):
         and runs are resumed only where it is the same.
         """
         if self._digest is None:
-            self._digest = self._selection.digest(self._labels.array)
+            self._digest = self._selection.digest(self.table.labels)
         return self._digest
 
     @property
@@ -260,7 +259,7 @@ class CachedDataset(Dataset[Item]):
 
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m). Raises FormatError."""
-        return self._labels.tensor(self._selection.positions_of(indices))
+        return label_tensor(self.table.labels, self._selection.positions_of(indices))
 
     def pack(self, parts: Sequence[torch.Tensor]) -> Item:
         """Return a sample's or a batch's fields and label in the shape that users see."""

@@ -7,13 +7,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from tpucache.errors import PublishError
+from tpucache.process import tell
 
 State = Literal["ready", "pending", "failed", "unknown"]
 
@@ -72,7 +72,7 @@ class KaggleClient:
         # Its progress bars go to standard error anyway.
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace") as process:  # noqa: S603  # no shell, our own words
             for line in process.stdout or ():
-                sys.stderr.write(line)
+                tell(line.rstrip("\n"))
                 lines = [*lines[-50:], line.strip()]
         refused = [line for line in lines if _REFUSED.search(line)]
         if process.returncode or refused:

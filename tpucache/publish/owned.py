@@ -20,9 +20,10 @@ from tpucache.publish.rules import METADATA_NAME
 from tpucache.store.cache import Cache
 from tpucache.store.copying.claims import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
 from tpucache.store.copying.lineage import check_descends
-from tpucache.store.files.reading import sha256_file
+from tpucache.store.files.reading import read_file, sha256_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
 
 COMMAND: Final = "publish"
 _KEY: Final = "tpucache"
@@ -75,7 +76,7 @@ def _read_claims(folder: Path) -> list[Claim]:
     """Return the claims of a folder that `publish` made or began to make; none where it is anything else."""
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
-        claims.append(parse_claim((folder / CLAIM_NAME).read_bytes(), str(folder / CLAIM_NAME)))
+        claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
     content = _metadata(folder)
     if content is not None:
         claims.append(Claim.from_json(json.dumps(content.get(_KEY))))
@@ -84,8 +85,8 @@ def _read_claims(folder: Path) -> list[Claim]:
 
 def _metadata(folder: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads((folder / METADATA_NAME).read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
+        content = parse_json(read_file(folder / METADATA_NAME))
+    except (FileNotFoundError, ValueError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -18,6 +18,7 @@ from tpucache.errors import DependencyError, PublishError
 from tpucache.publish.rules import check_tag
 from tpucache.redact import redact
 from tpucache.store.codecs import CODECS
+from tpucache.store.files.reading import open_file
 from tpucache.store.manifest import Manifest
 
 #: All packages that a codec may need.
@@ -81,7 +82,7 @@ def _failure(package: str, tag: str, errors: str) -> PublishError | DependencyEr
 
 
 def _read_wheel(path: Path) -> PackageWheel:
-    with zipfile.ZipFile(path) as archive:
+    with open_file(path) as file, zipfile.ZipFile(file) as archive:
         (metadata,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         return PackageWheel(path.name, path.read_bytes(), _license(archive.read(metadata).decode()))
 

@@ -1,4 +1,4 @@
-"""A folder at a URL that fsspec knows, read and written with retries after broken connections."""
+"""A folder at a URL, on a web server or in a store that fsspec knows, with retries after broken connections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from http.client import InvalidURL
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from tpucache.store.files.atomic import rename_durably
 from tpucache.store.files.reading import read_chunks
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
+from tpucache.store.remote.http import SCHEMES, HttpFolder
 
 T = TypeVar("T")
 
@@ -24,9 +26,9 @@ _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
 _FIRST_PAUSE: Final = 0.5
-_SILENCE_SECONDS: Final = 60
-_HTTP: Final = ("http", "https")
+_BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
 # What asking again does not change. 408 and 429 are HTTP's "too slow" and "too often".
+_PASSING: Final = (408, 429)
 _FINAL: Final = (
     FileNotFoundError,
     PermissionError,
@@ -34,33 +36,43 @@ _FINAL: Final = (
     NotADirectoryError,
     NotImplementedError,
     ValueError,
+    InvalidURL,
 )
-_PASSING: Final = (408, 429)
 
 
 class Remote:
     """The folder at a URL: `gs://`, `s3://`, `hf://`, `https://`, `memory://`, `file://`, or a path.
 
-    Whatever the store's library raises is tried again, at growing intervals, and is a StoreError in the end.
+    Web servers are asked by `store.remote.http`, which limits each answer; all other places are left to fsspec and its
+    libraries. Whatever they raise is tried again, at growing intervals, and is a StoreError in the end.
     """
 
     def __init__(self, url: str) -> None:
         """Open no connection yet. Raises DependencyError where a library is missing, UsageError for no URL."""
         self._secrets = url_secrets(url)
         self.shown = shown(url)
+        self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
+        self._web = HttpFolder(url, min(_BLOCK, _CHUNK)) if self.scheme in SCHEMES else None
+        if self._web is None:
+            self._open_store(url)
+
+    def _open_store(self, url: str) -> None:
+        """Have fsspec open a URL. Raises DependencyError, UsageError."""
+        inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
+        if inner is not None:
+            raise UsageError(
+                f"{self.shown} reads a web server through another store, without a limit: give its own URL"
+            )
         try:
             import fsspec
         except ImportError as error:
             raise DependencyError("reading URLs needs fsspec: `pip install 'tpucache[remote]'`") from error
-        self.scheme = url.partition("://")[0] if "://" in url else "file"
-        self.is_http = self.scheme in _HTTP
         failure: Exception
         try:
-            self._fs, root = fsspec.core.url_to_fs(url, **(_http_options() if self.is_http else {}))
+            self._fs, root = fsspec.core.url_to_fs(url)
         except Exception as error:  # noqa: BLE001  # each library has its own ways to refuse a URL
             failure = error
         else:
-            root, self._query = _split_query(root) if self.is_http else (root, "")
             self._root = root.rstrip("/")
             return
         # Raised outside of the handler, which would chain it to an error whose text may hold a password.
@@ -69,8 +81,15 @@ class Remote:
         raise UsageError(f"{self.shown} cannot be opened: {self._clean(failure)}. Give the URL of a folder")
 
     @property
+    def is_http(self) -> bool:
+        """Whether it is a folder on a web server, which can be read only."""
+        return self._web is not None
+
+    @property
     def local(self) -> Path | None:
         """The folder of this machine that the URL leads to, through whatever caches; None where there is none."""
+        if self._web is not None:
+            return None
         from fsspec.implementations.cached import CachingFileSystem
         from fsspec.implementations.dirfs import DirFileSystem
         from fsspec.implementations.local import LocalFileSystem
@@ -98,15 +117,20 @@ class Remote:
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes. Raises FormatError when there are more than `limit`, StoreError."""
 
-        def ask() -> bytes:
+        def ask() -> bytes | None:
+            if self._web is not None:
+                return self._web.read(name, limit)
             data = bytearray()
             for chunk in self._stream(name):
                 data += chunk
                 if len(data) > limit:
-                    raise FormatError(f"{self.shown}/{name} is larger than any manifest or claim")
+                    return None
             return bytes(data)
 
-        return self._retry(name, ask)
+        found = self._retry(name, ask)
+        if found is None:
+            raise FormatError(f"{self.shown}/{name} is larger than any manifest or claim: give the URL of a cache")
+        return found
 
     def manifest(self) -> tuple[Manifest, bytes]:
         """Return the manifest, validated, and its bytes. Raises NotACacheError, FormatError, StoreError."""
@@ -117,13 +141,15 @@ class Remote:
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from error
 
-    def chunks(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+    def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
         """Yield a file's bytes from `start` to `stop`, continuing where the connection broke. Raises StoreError."""
-        at, failures = start, 0
+        at, failures, reached = start, 0, start
         while at < stop:
             try:
                 for data in self._from(name, at, stop):
-                    at, failures = at + len(data), 0
+                    at += len(data)
+                    if at - reached >= min(_BLOCK, _CHUNK):
+                        reached, failures = at, 0
                     yield data
             except StoreError:
                 raise
@@ -194,13 +220,18 @@ class Remote:
         """Make the folder, where the store has folders. Raises StoreError."""
         self._retry("", lambda: self._fs.makedirs(self._root, exist_ok=True))
 
+    def close(self) -> None:
+        """Close what is open; the next request opens it again."""
+        if self._web is not None:
+            self._web.close()
+
     @functools.cached_property
     def ranged(self) -> bool:
         """Whether parts of files can be asked for: not every web server gives them."""
-        if not self.is_http:
+        if self._web is None:
             return True
-        part = self._retry(MANIFEST_NAME, lambda: self._fs.cat_file(self._path(MANIFEST_NAME), start=0, end=1))
-        return len(part) == 1
+        web = self._web
+        return self._retry(MANIFEST_NAME, lambda: web.has_parts(MANIFEST_NAME))
 
     def _from(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         if not self.ranged:
@@ -208,33 +239,33 @@ class Remote:
             return
         for at in range(start, stop, _CHUNK):
             end = min(at + _CHUNK, stop)
-            data = self._fs.cat_file(self._path(name), start=at, end=end)
-            if len(data) != end - at:
-                raise EOFError(f"{len(data):,} bytes came instead of {end - at:,}")
-            yield data
+            yield from self._part(name, at, end)
+
+    def _part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        if self._web is not None:
+            yield from self._web.part(name, start, stop)
+            return
+        data = self._fs.cat_file(self._path(name), start=start, end=stop)
+        if len(data) != stop - start:
+            raise EOFError(f"{len(data):,} bytes came instead of {stop - start:,}")
+        yield data
 
     def _rest(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         """Yield a file's bytes from `start` to `stop` out of one stream, whose beginning is thrown away."""
         at = 0
-        for chunk in self._stream(name):
-            data = chunk[max(0, start - at) : stop - at]
+        for chunk in self._web.beginning(name, stop) if self._web is not None else ():
+            data = chunk[max(0, start - at) :]
             at += len(chunk)
             if data:
                 yield data
-            if at >= stop:
-                return
-        raise EOFError(f"it ended after {at:,} bytes of {stop:,}")
 
     def _stream(self, name: str) -> Iterator[bytes]:
-        # block_size 0 is one stream from front to back. A size, any, keeps fsspec from asking for it first: when that
-        # fails for whatever reason, it reports that there is no such file.
-        options = {"block_size": 0, "size": 1} if self.is_http else {}
-        with self._fs.open(self._path(name), "rb", **options) as file:
+        with self._fs.open(self._path(name), "rb") as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}{self._query}"
+        return f"{self._root}/{name}"
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
         failures = 0
@@ -264,24 +295,9 @@ class Remote:
         return redact(str(error), self._secrets)
 
 
-def _split_query(root: str) -> tuple[str, str]:
-    """Split a web address before its query, which belongs to each file's address, not to the folder's name."""
-    at = min((root.find(mark) for mark in "?#" if mark in root), default=len(root))
-    return root[:at], root[at:].partition("#")[0]
-
-
 def _is_final(error: Exception, failures: int) -> bool:
     """Return whether asking again would be in vain."""
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
-    return refused or isinstance(error, _FINAL) or failures > _RETRIES
-
-
-def _http_options() -> dict[str, Any]:
-    """Return options under which a slow download may take as long as it likes, but not fall silent."""
-    with contextlib.suppress(ImportError):  # fsspec reports a missing aiohttp itself
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
-        return {"client_kwargs": {"timeout": timeout}}
-    return {}
+    is_final = refused or getattr(error, "is_final", False) or isinstance(error, _FINAL)
+    return is_final or failures > _RETRIES

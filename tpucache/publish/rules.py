@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.kaggle import MAX_FILES, MAX_SHARDS
+from tpucache.store.files.reading import read_file
+from tpucache.strict_json import parse_json
 
 __all__ = [
     "LICENSES",
@@ -127,13 +128,13 @@ def breaches(folder: str | Path) -> list[str]:
 
 def _metadata_breaches(path: Path) -> list[str]:
     try:
-        metadata: Any = json.loads(path.read_text())
+        metadata: Any = parse_json(read_file(path))
         check_id(metadata["id"])
         check_title(metadata["title"])
         (entry,) = metadata["licenses"]
         check_license(entry["name"])
     except FileNotFoundError:
         return [f"{path.name} is missing"]
-    except (ValueError, TypeError, KeyError) as error:  # UsageError is a ValueError
+    except (OSError, ValueError, TypeError, KeyError) as error:  # UsageError is a ValueError
         return [f"{path.name}: {error}"]
     return []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import DamageError, StoreError, UsageError
+from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.publish.remote import Remote
 from tpucache.store.cache import Cache
 from tpucache.store.copying.claims import (
@@ -30,7 +30,7 @@ from tpucache.store.copying.lineage import check_descends
 from tpucache.store.copying.stage import check_room
 from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically
 from tpucache.store.files.reading import read_chunks
-from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole
 
@@ -52,18 +52,19 @@ def fetch_cache(url: str, directory: str | Path, report: Report = lambda done, t
     the URL, or is inside of it, DependencyError without fsspec or the store's own library.
     """
     target = folder_path(directory)
-    remote = Remote(url)
-    if remote.local is not None:
-        check_apart(remote.local, target)
-    manifest, text = remote.manifest()
-    try:
-        with hold_folder(target, "fetching into"):
-            _check_target(remote, manifest, target)
-            _fetch_files(remote, manifest, target, report)
-            write_atomically(target / MANIFEST_NAME, text)
-            remove_claim(target)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error}") from error
+    with closing(Remote(url)) as remote:
+        if remote.local is not None:
+            check_apart(remote.local, target)
+        manifest, text = remote.manifest()
+        _check_tables(remote, manifest)
+        try:
+            with hold_folder(target, "fetching into"):
+                _check_target(remote, manifest, target)
+                _fetch_files(remote, manifest, target, report)
+                write_atomically(target / MANIFEST_NAME, text)
+                remove_claim(target)
+        except OSError as error:
+            raise StoreError(f"{target} cannot be written: {error}") from error
     return manifest
 
 
@@ -87,6 +88,17 @@ def push_cache(cache: str | Path, url: str, report: Report = lambda done, total:
     except OSError as error:
         raise StoreError(f"{remote.shown} cannot be written: {error}") from error
     return manifest
+
+
+def _check_tables(remote: Remote, manifest: Manifest) -> None:
+    """Raise FormatError for tables that are too large for the samples, before they fill a disk."""
+    if manifest.index.bytes > most_index_bytes(manifest.records) or manifest.table.bytes > most_table_bytes(
+        manifest.samples
+    ):
+        raise FormatError(
+            f"{remote.shown}/{MANIFEST_NAME} lists tables that are larger than those of {manifest.samples:,} samples: "
+            "push or publish the cache again"
+        )
 
 
 def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
@@ -133,6 +145,7 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
         claims.append(_read_claim(remote))
     if MANIFEST_NAME in names:
         existing = remote.manifest()[0]
+        _check_tables(remote, existing)
         claims.append(Claim.of(FINISHED, existing))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest))
     if existing is not None and existing.table != manifest.table:
@@ -178,6 +191,7 @@ def _read_claim(remote: Remote) -> Claim:
 def _table_of(remote: Remote, manifest: Manifest) -> Iterator[str]:
     """Fetch the table of a cache's samples alone, into a folder that is removed afterwards. Raises DamageError."""
     with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
+        check_room(Path(folder), manifest.table.bytes)
         _fetch_file(remote, Path(folder), manifest.table, lambda part: None)
         yield folder
 
@@ -236,11 +250,12 @@ def _part(target: Path, entry: FileEntry) -> Path:
     return target / f".{entry.name}{PART_SUFFIX}"
 
 
-def _counted(chunks: Iterator[bytes], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-        done += len(chunk)
-        advance(done)
+def _counted(chunks: Generator[bytes, None, None], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
+    with closing(chunks):  # and its connection, also when `advance` raises
+        for chunk in chunks:
+            yield chunk
+            done += len(chunk)
+            advance(done)
 
 
 def _after(done: int, manifest: Manifest, report: Report) -> Callable[[int], None]:

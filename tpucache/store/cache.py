@@ -51,7 +51,8 @@ class Cache:
         """The table of the samples. Raises DamageError or FormatError when it cannot be opened."""
         if self._samples is None:
             table = self.manifest.table
-            self._samples = SampleTable(self.directory / table.name, self.manifest.samples, table.sha256)
+            path, classes = self.directory / table.name, len(self.manifest.classes)
+            self._samples = SampleTable(path, self.manifest.samples, table.sha256, classes)
         return self._samples
 
     @property

@@ -73,6 +73,11 @@ class Field:
         return CODECS[self.codec].stored_bytes(self)
 
     @property
+    def largest_bytes(self) -> int:
+        """A length in bytes that no encoded array exceeds."""
+        return CODECS[self.codec].largest_bytes(self)
+
+    @property
     def is_deep(self) -> bool:
         """Whether it is an image in other than 8-bit grey or RGB, whose numbers are not 0 to 255."""
         return self.name == IMAGE and (self.dtype != "|u1" or self.shape[2:] not in ((1,), (3,)))
@@ -127,6 +132,11 @@ class RecordLayout:
     def nbytes(self) -> int:
         """Bytes of all decoded arrays of a record; the record's own length when it is plain."""
         return sum(field.nbytes for field in self.fields)
+
+    @property
+    def largest_bytes(self) -> int:
+        """A length in bytes that no record exceeds."""
+        return min(MAX_RECORD_BYTES, self.header_bytes + sum(field.largest_bytes for field in self.fields))
 
     def join(self, parts: Sequence[bytes]) -> bytes:
         """Return the record made of the fields' encoded bytes, in field order."""

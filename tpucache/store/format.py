@@ -27,6 +27,7 @@ INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "
 
 # What a reader accepts from a manifest it did not write; far above anything useful, far below what hurts.
 MAX_MANIFEST_BYTES: Final = 256 << 20
+MAX_HEADER_BYTES: Final = 10 + 0xFFFF  # of a .npy file of version 1.0
 MAX_SAMPLES: Final = 1 << 40
 MAX_NUMBER: Final = (1 << 64) - 1
 MAX_SHARDS: Final = 1 << 20
@@ -36,6 +37,9 @@ MAX_DIMENSIONS: Final = 8
 MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
 MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four bytes
 
+_MAX_ROW_BYTES: Final = 64 << 10  # of a sample in the samples table, on average
+_MAX_COLUMNS_BYTES: Final = 4 << 20  # of the columns' headers
+
 _KEY: Final = struct.Struct(">Q")
 
 
@@ -43,6 +47,16 @@ def table_name(first: str, generation: int) -> str:
     """Name a table of a generation: `index.npy` and `index-1.npy`, for the tables that were first `index.npy`."""
     stem, dot, suffix = first.partition(".")
     return f"{stem}-{generation}{dot}{suffix}" if generation else first
+
+
+def most_index_bytes(records: int) -> int:
+    """Return how large an index of so many records can be."""
+    return MAX_HEADER_BYTES + records * INDEX_DTYPE.itemsize
+
+
+def most_table_bytes(samples: int) -> int:
+    """Return how large a samples table is taken to be at most; one that is larger is not read."""
+    return _MAX_COLUMNS_BYTES + samples * _MAX_ROW_BYTES
 
 
 def shard_name(variant: int, block: int) -> str:

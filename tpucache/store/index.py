@@ -18,12 +18,11 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files.npy import read_header
 from tpucache.store.files.reading import OpenFile
-from tpucache.store.format import INDEX_DTYPE
+from tpucache.store.format import INDEX_DTYPE, MAX_HEADER_BYTES
 from tpucache.store.manifest import Manifest
 
 _BLOCK_BITS: Final = 12
 _BLOCK: Final = 1 << _BLOCK_BITS  # rows read at once: 80 KiB
-_HEADER_BYTES: Final = 10 + 0xFFFF  # the longest header of a version 1.0 file
 
 Rows = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -54,6 +53,7 @@ class RecordIndex:
         """
         self._directory = directory
         self._manifest = manifest
+        self._longest = manifest.layout.largest_bytes
         self._opened: _Table | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class RecordIndex:
         return self._manifest.records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows of these numbers: INDEX_DTYPE (n,). Raises IndexError, DamageError."""
+        """Return the rows of these numbers: INDEX_DTYPE (n,). Raises IndexError, DamageError, FormatError."""
         table = self._table()
         blocks = numbers >> _BLOCK_BITS
         missing = blocks[~table.loaded[blocks]]
@@ -73,7 +73,7 @@ class RecordIndex:
         return rows
 
     def read_all(self) -> Rows:
-        """Return all rows, read-only: INDEX_DTYPE (records,). Raises DamageError."""
+        """Return all rows, read-only: INDEX_DTYPE (records,). Raises DamageError, FormatError."""
         table = self._table()
         self._load(table, np.flatnonzero(~table.loaded))
         rows: Rows = table.rows.view()
@@ -86,7 +86,10 @@ class RecordIndex:
         return self._opened
 
     def _load(self, table: _Table, blocks: Numbers) -> None:
-        """Read blocks of rows. Threads, and forked processes, may write the same bytes into the same place at once."""
+        """Read blocks of rows, and refuse records that are too long.
+
+        Threads, and forked processes, may write the same bytes into the same place at once.
+        """
         size = _BLOCK * INDEX_DTYPE.itemsize
         if len(blocks) > 1:  # all are asked for at once, so that a disk far away is waited for once
             with contextlib.suppress(OSError):
@@ -100,6 +103,12 @@ class RecordIndex:
                 raise DamageError(f"{self._path} cannot be read: {error}. Copy the cache again") from error
             if count != len(part):
                 raise DamageError(f"{self._path} was cut short while it was open: copy it again")
+            longest = int(table.rows["length"][block << _BLOCK_BITS : (block + 1) << _BLOCK_BITS].max(initial=0))
+            if longest > self._longest:
+                raise FormatError(
+                    f"{self._path} has a record of {longest:,} bytes, and none of these fields is longer than "
+                    f"{self._longest:,}: copy the cache again, or build it again"
+                )
             table.loaded[block] = True
 
     @property
@@ -115,7 +124,7 @@ class RecordIndex:
                 raise DamageError(
                     f"{path} is {size:,} bytes, the manifest says {self._manifest.index.bytes:,}: copy it again"
                 )
-            header = read_header(io.BytesIO(os.pread(file.number, _HEADER_BYTES, 0)))
+            header = read_header(io.BytesIO(os.pread(file.number, MAX_HEADER_BYTES, 0)))
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:

@@ -15,7 +15,7 @@ from tpucache.errors import DamageError, FormatError, NotACacheError
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files.atomic import write_atomically
-from tpucache.store.files.reading import refuse_too_many_files, refuse_url
+from tpucache.store.files.reading import read_file, refuse_too_many_files, refuse_url
 from tpucache.store.manifest_json import JsonObject, read_object
 
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
@@ -166,7 +166,7 @@ class Manifest:
             size = path.stat().st_size
             if size > fmt.MAX_MANIFEST_BYTES:
                 raise FormatError(f"{path} has {size:,} bytes: no manifest is that large")
-            text = path.read_bytes()
+            text = read_file(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotACacheError(
                 f"{directory} is not a finished cache: it holds no {fmt.MANIFEST_NAME}. "

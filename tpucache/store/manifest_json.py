@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from tpucache.errors import FormatError
+from tpucache.strict_json import parse_json
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 #: The largest that numbers of 32-bit floats add up to on average.
@@ -81,8 +81,8 @@ class JsonObject:
 def read_object(text: str | bytes, where: str) -> JsonObject:
     """Parse a JSON text whose whole is an object. Raises FormatError."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise FormatError(f"not JSON: {error}") from error
     _check_nesting(content)
     return JsonObject(content, where)

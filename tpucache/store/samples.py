@@ -16,9 +16,13 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files.npy import parse
-from tpucache.store.files.reading import refuse_too_many_files
+from tpucache.store.files.reading import open_file, refuse_too_many_files
+from tpucache.store.format import most_table_bytes
 
 Array = npt.NDArray[Any]
+
+#: The class number of a sample without a label.
+NO_LABEL: Final = -1
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -76,19 +80,25 @@ class SampleTable(Mapping[str, Column]):
     there when the samples have one: int class numbers, or float32 vectors. Other columns are kept as they came.
     """
 
-    def __init__(self, path: str | Path, samples: int, sha256: str | None = None) -> None:
+    def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
         """Open the table of a cache of `samples` samples. Raises DamageError or FormatError.
 
         With the `sha256` of the manifest, columns are read from that file alone, and from no other that has its name.
+        Labels that are numbers are those of the `classes`, where there are any, or -1.
         """
         self._path = Path(path)
         self._samples = samples
+        self._classes = classes
         self._sha256 = sha256
         self._proven: tuple[int, ...] = ()  # the file's state when its SHA-256 was compared
         self._loaded: dict[str, Column] = {}
         try:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
+            with open_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > most_table_bytes(samples):
+                    raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
+                with zipfile.ZipFile(file) as archive:
+                    members = archive.infolist()
         except FileNotFoundError as error:
             raise _missing(self._path) from error
         except _BROKEN as error:
@@ -97,6 +107,8 @@ class SampleTable(Mapping[str, Column]):
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise FormatError(f"{path} holds compressed columns, which no writer writes")
         names = [member.filename.removesuffix(".npy") for member in members]
+        if len(set(names)) < len(names) or any(member.file_size != member.compress_size for member in members):
+            raise FormatError(f"{path} holds a column twice, or of another size than it has: copy the cache again")
         self._names = [name.removesuffix(".ends") for name in names if not name.endswith(".bytes")]
 
     def __iter__(self) -> Iterator[str]:
@@ -149,7 +161,7 @@ class SampleTable(Mapping[str, Column]):
 
     def _load(self, name: str) -> Column:
         try:
-            with self._path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            with open_file(self._path) as file, zipfile.ZipFile(file) as archive:
                 self._prove(file)
                 if f"{name}.ends.npy" in archive.namelist():
                     ends = parse(archive.read(f"{name}.ends.npy"))
@@ -167,6 +179,11 @@ class SampleTable(Mapping[str, Column]):
             raise FormatError(f"{self._path}: column {name!r} does not hold plain numbers")
         if len(column) != self._samples:
             raise FormatError(f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}")
+        if name == LABEL and isinstance(column, np.ndarray):
+            try:
+                check_labels(column, self._classes)
+            except FormatError as error:
+                raise FormatError(f"{self._path}: {error}. Copy the cache again, or build it again") from error
         return column
 
     def _prove(self, file: BinaryIO) -> None:
@@ -191,6 +208,23 @@ class SampleTable(Mapping[str, Column]):
         if not plain or np.any(np.diff(ends, prepend=0) < 0) or (ends[-1] if len(ends) else 0) != len(data):
             raise FormatError(f"{self._path}: column {name!r} is not strings: its ends do not ascend to its length")
         return Strings(data, ends)
+
+
+def check_labels(labels: Array, classes: int) -> None:
+    """Raise FormatError for class numbers without a class, and for values that int64 or float32 cannot hold."""
+    if not labels.size:
+        return
+    if labels.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            is_lost = np.isfinite(labels) & ~np.isfinite(labels.astype(np.float32))
+        if is_lost.any():
+            raise FormatError(f"{int(is_lost.sum())} labels are beyond float32, such as {labels[is_lost][0]}")
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if high > np.iinfo(np.int64).max:
+        raise FormatError(f"labels reach to {high}, beyond int64")
+    if classes and labels.ndim == 1 and (low < NO_LABEL or high >= classes):
+        raise FormatError(f"labels reach from {low} to {high}, but the cache has {classes} classes")
 
 
 def _missing(path: Path) -> DamageError:

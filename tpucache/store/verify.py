@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.cache import Cache
 from tpucache.store.files import pages
-from tpucache.store.files.reading import refuse_too_many_files, sha256_file
+from tpucache.store.files.reading import open_file, refuse_too_many_files, sha256_file
 from tpucache.store.format import encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 
@@ -85,15 +85,20 @@ def _has_index(cache: Cache, damages: list[Damage]) -> bool:
 
 
 def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
-    """Return the sample numbers; where their table is damaged, return None and add that to the damages."""
+    """Return the sample numbers; where their table is damaged, return None and add that to the damages.
+
+    So are labels that no class has.
+    """
     name = cache.manifest.table.name
     if any(damage.name == name for damage in damages):
         return None
     try:
-        return cache.samples.numbers
+        numbers = cache.samples.numbers
+        _ = cache.samples.labels
     except (DamageError, FormatError) as error:
         damages.append(Damage(name, str(error)))
         return None
+    return numbers
 
 
 def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> Iterator[Damage]:
@@ -119,7 +124,7 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
 def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[Damage]:
     """Compare each record's bytes with its CRC, and the file's own pages with the index."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
             expected = [

@@ -71,13 +71,15 @@ def train(
     check_fit(settings, task, train_set, valid_set, device)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
-    data, plan = RunData(train_set, valid_set), make_plan(settings, len(train_set))
-    state, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
+    data = RunData(train_set, valid_set)
+    state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
+    plan = make_plan(settings, len(train_set))
     if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
         return earlier
     account.add_earlier(*processes.on_main(lambda: read_account(run)))
     initial = processes.on_main(lambda: initial_weights(run, settings)) if saved is None else None
     learner = Learner(settings, train_set, task, device, initial, custom)
+    plan = make_plan(learner.settings, len(train_set))
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:

@@ -68,7 +68,7 @@ def find_lr(
     weights = processes.on_main(lambda: initial_weights(run, settings))
     found = range_test(Learner(settings, train_set, task, device, weights), train_set, stop=stop)
     processes.on_main(lambda: _write(run, found))
-    return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale))
+    return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale or "none"))
 
 
 def _known_rate(run: Path, resume: bool) -> float | None:

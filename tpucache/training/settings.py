@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import UsageError
@@ -22,6 +22,12 @@ TASKS: Final = {"classes": "Classes", "multilabel": "Multilabel", "regression": 
 #: What may differ when a run is resumed, because it changes no result.
 _FREE: Final = ("threads",)
 
+#: What is decided when a run begins, unless it is given.
+_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup")
+
+#: What runs did that did not record it.
+_EARLIER: Final = {"lr": 0.1, "scale": "none", "weight_decay": 5e-4, "schedule": "one-cycle"}
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -29,6 +35,8 @@ class TrainSettings:
 
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
     adapts from a batch of 256. `warmup` is the share of the steps in which the rate rises (None: the schedule's own).
+    What is None of `lr`, `scale`, `weight_decay` and `schedule` is decided when a run begins: by the optimizer, by what
+    the model normalises with, and by whether `weights` are given. The run's files have what was decided.
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
     place of the model's. `weights` are read when a run begins, not when it is resumed. `loss`, `train_step` and
     `eval_step` name a `module:callable` each. Raises UsageError.
@@ -60,13 +68,26 @@ class TrainSettings:
     )
     steps_per_execution: int = option(1, "compile K steps into one graph", metavar="K", minimum=1)
     optimizer: OptimizerName = option("sgd", "sgd: SGD with Nesterov momentum; adamw: AdamW")
-    schedule: ScheduleName = option("one-cycle", "how learning rate and momentum change over the run")
-    lr: float = option(0.1, "peak learning rate; find: measure it with a learning-rate range test", metavar="X|find")
-    scale: ScaleRule = option("none", "how --lr, given for a batch of 256, is adapted to the batch size")
+    schedule: ScheduleName | None = option(
+        None, "how learning rate and momentum change over the run; by optimizer and model if not given"
+    )
+    lr: float | None = option(
+        None,
+        "peak learning rate; find: measure it with a learning-rate range test; by optimizer, model and batch if not "
+        "given",
+        metavar="X|find",
+    )
+    scale: ScaleRule | None = option(
+        None, "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone"
+    )
     warmup: float | None = option(
         None, "share of the steps in which the learning rate rises; the schedule's own if not given", metavar="SHARE"
     )
-    weight_decay: float = option(5e-4, "weight decay; biases and normalisation layers have none", metavar="X")
+    weight_decay: float | None = option(
+        None,
+        "weight decay, by optimizer and model if not given; biases and normalisation layers have none",
+        metavar="X",
+    )
     smoothing: float = option(0.0, "label smoothing", metavar="X")
     class_weights: Literal["none", "balanced"] = option(
         "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
@@ -124,7 +145,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if not self.lr > 0:
+        if self.lr is not None and not self.lr > 0:
             raise UsageError(f"lr is above 0, not {self.lr}")
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
@@ -149,8 +170,10 @@ class TrainSettings:
 
     @property
     def peak_lr(self) -> float:
-        """The highest learning rate."""
-        return scale_lr(self.lr, self.batch_size, self.scale)
+        """The highest learning rate. Raises UsageError before it is decided."""
+        if self.lr is None:
+            raise UsageError("the learning rate is decided when the run begins: give lr to know it before")
+        return scale_lr(self.lr, self.batch_size, self.scale or "none")
 
     @property
     def part_size(self) -> int:
@@ -182,14 +205,19 @@ def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
     """Return the settings that `to_dict` gave, in this version or an earlier one.
 
-    A setting that did not exist then gets its default, which is therefore always what was done before it existed.
-    Raises UsageError for settings of a later version.
+    A setting that did not exist then gets its default, which is therefore always what was done before it existed; what
+    is decided now when a run begins was then the same for all. Raises UsageError for settings of a later version.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
         raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
-    return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
+    return TrainSettings(**{**_EARLIER, **values, "augment": AugmentSettings(**values["augment"])})
+
+
+def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
+    """Return the settings with what they leave to be decided as an earlier run has decided it."""
+    return replace(settings, **{name: getattr(before, name) for name in _DECIDED if getattr(settings, name) is None})
 
 
 def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.store.files import pages
+from tpucache.store.files.reading import open_file
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import encode_columns
@@ -62,7 +63,7 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
 
 def _rows(path: Path, shard: int) -> Rows:
     """Return the index rows of a shard's records, in key order."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         extents = list(pages.walk(file))
         rows = np.zeros(len(extents), INDEX_DTYPE)
         for at, extent in enumerate(extents):

@@ -103,7 +103,9 @@ def test_buffers_that_no_batch_needed_for_a_while_are_freed(seconds, left, monke
     assert len(buffers) == left
 
 
-def test_buffers_that_are_in_use_now_and_then_are_kept():
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_buffers_that_are_in_use_now_and_then_are_kept(seconds, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(buffers_module, "_SECONDS", seconds)
     pool = BufferPool(FIELDS, 2)
     first = [pool.take() for _ in range(3)]
     for _ in range(200):

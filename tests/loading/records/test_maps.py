@@ -154,6 +154,20 @@ def test_an_index_that_lies_is_an_error_and_not_a_crash(cache: Path, change: dic
 
 
 @pytest.mark.usefixtures("read_only")
+@pytest.mark.parametrize("length", [16 * 16 * 3 - 1, 16 * 16 * 3 + 1])
+def test_a_mapped_record_of_another_length_is_an_error(cache: Path, length: int) -> None:
+    dataset = CachedDataset(cache, in_memory=False)
+    dataset[0]
+    rows = dataset._reader.cache.index._opened.rows
+    rows["length"][5] = length
+    assert mapped(dataset) == 1
+    with pytest.raises(DamageError, match=r"v00-00000\.lmdb .* the index is wrong"):
+        dataset[5]
+    with pytest.raises(DamageError, match=r"v00-00000\.lmdb .* the index is wrong"):
+        next(iter(CachedLoader(dataset, 10)))
+
+
+@pytest.mark.usefixtures("read_only")
 def test_pages_that_cannot_be_read_are_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = CachedDataset(cache, in_memory=False)
     monkeypatch.setattr(maps_module, "populate", lambda *_: False)

@@ -6,6 +6,9 @@ import contextlib
 import io
 import struct
 import sys
+import tracemalloc
+import warnings
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from tpucache.errors import DamageError, DependencyError, UsageError
-from tpucache.store.codecs import decode_into, encode, jpeg
+from tpucache.store.codecs import CODECS, decode_into, encode, jpeg
 from tpucache.store.fields import DTYPES, Field, RecordLayout
 
 Array = npt.NDArray[np.generic]
@@ -225,6 +228,98 @@ def test_a_zstd_frame_that_announces_a_petabyte_is_damage() -> None:
     frame = zstandard.MAGIC_NUMBER.to_bytes(4, "little") + b"\xe0" + struct.pack("<Q", 1 << 50) + b"\x01\x00\x00"
     with pytest.raises(DamageError):
         decode(Field("image", "zstd", "|u1", (2, 2)), frame)
+
+
+def test_a_zstd_frame_that_needs_a_large_window_is_damage() -> None:
+    compressor = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=27, write_content_size=1)
+    )
+    frame = bytearray(compressor.compress(bytes(1 << 28)))
+    size = frame.index(struct.pack("<I", 1 << 28))
+    frame[size : size + 4] = struct.pack("<I", 4)
+    with pytest.raises(DamageError, match="a frame of 4 bytes"):
+        decode(Field("image", "zstd", "|u1", (2, 2)), bytes(frame[:-1]))
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png(height: int, width: int, *parts: bytes) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes((1 + 3 * 4) * 4)))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(parts) + pixels + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(30_000, 30_000),
+        png(12_000, 12_000),
+        png(4, 4, chunk(b"iCCP", b"")),
+        png(4, 4, chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(1 << 26)))),
+        png(4, 4, chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 26)))),
+        png(4, 4, chunk(b"tEXt", b"")),
+        png(4, 4, chunk(b"gAMA", b"")),
+        png(4, 4, chunk(b"eXIf", b"Exif")),
+        png(4, 4, struct.pack(">I", (1 << 32) - 1) + b"IDAT"),
+        png(4, 4)[:40],
+    ],
+)
+def test_a_hostile_png_is_damage_without_a_warning_or_much_memory(data: bytes) -> None:
+    field = Field("image", "png", "|u1", (4, 4, 3))
+    decode(field, png(4, 4))  # imports what decodes
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(DamageError, match="does not decode as png"):
+                decode(field, data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def jpeg_of(*segments: bytes, size: tuple[int, int] = (4, 4), **options: object) -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(smooth(4, 4, 3)).save(target, "JPEG", **options)
+    data = target.getvalue()
+    at = data.index(b"\xff\xc2" if options else b"\xff\xc0") + 5
+    data = data[:at] + struct.pack(">HH", *size) + data[at + 4 :]
+    return data[:2] + b"".join(segments) + data[2:]
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        jpeg_of(size=(30_000, 30_000)),
+        jpeg_of(progressive=True),
+        jpeg_of(b"\xff\xe1\0\x08Exif\0\0"),
+        jpeg_of(b"\xff\xe2\0\x10ICC_PROFILE\0\1"),
+        jpeg_of(b"\xff\xe2\0\x06MPF\0"),
+        jpeg_of(b"\xff\xe0\xff\xff"),
+    ],
+)
+def test_a_hostile_jpeg_is_damage_without_a_warning(data: bytes, decoder: str, request: pytest.FixtureRequest) -> None:
+    if decoder == "pillow":
+        request.getfixturevalue("without_simplejpeg")
+    field = Field("image", "jpeg", "|u1", (4, 4, 3))
+    decode(field, jpeg_of())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DamageError, match="does not decode as jpeg"):
+            decode(field, data)
+
+
+@pytest.mark.parametrize("codec", ["raw", "png", "jpeg", "zstd", "yuv420", "dct-zstd", "dct-lz4"])
+@pytest.mark.parametrize("shape", [(1, 1, 3), (17, 9, 3), (64, 80, 3)])
+def test_no_encoded_image_is_longer_than_the_codec_says(codec: str, shape: tuple[int, ...]) -> None:
+    for quality in (1, 100):
+        packing, chroma = (CODECS[codec].packing, "444") if codec.startswith("dct") else (None, None)
+        field = Field("image", codec, "|u1", shape, quality if chroma else None, chroma, packing)
+        given = min(quality, (CODECS[codec].quality_range or (0, 100))[1])
+        assert len(encode(field, noise(*shape), given)) <= field.largest_bytes <= 16 * field.nbytes + (96 << 10)
 
 
 def test_without_zstandard_the_codec_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

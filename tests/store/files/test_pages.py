@@ -97,6 +97,7 @@ def test_a_store_without_records_has_no_extents(path: Path) -> None:
 
 
 def test_the_last_transaction_counts(path: Path) -> None:
+    store(path, [])
     for transactions in ([{1: 10}], [{1: 10}, {1: 20}], [{1: 10}, {1: 20}, {1: 30, 2: 5000}]):
         assert found(path) != store(path, transactions)
         assert found(path) == store(path, transactions)

@@ -81,6 +81,8 @@ def test_an_unknown_name_is_refused_with_what_there_is() -> None:
         ("a.yaml", b"a: [", "is no yaml"),
         ("a.yaml", b"!!python/object/apply:os.getcwd []", "is no yaml"),
         ("a.yml", b"", "holds no augmentation"),
+        ("a.json", b'{"transform": 3, "transform": 4}', "the key 'transform' is there twice"),
+        ("a.yaml", b"transform: 3\ntransform: 4\n", "the key 'transform' is there twice"),
     ],
 )
 def test_a_broken_file_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes, reason: str) -> None:

@@ -176,11 +176,23 @@ def test_a_mask_that_is_missing_is_reported_from_its_image(tmp_path: Path) -> No
         source.load(source.list().samples[0])
 
 
-def test_paths_may_be_absolute_or_lead_out_of_the_root(tmp_path: Path) -> None:
-    (tmp_path / "tables").mkdir()
+@pytest.mark.parametrize("name", ["{0}/1.jpg", "../1.jpg", "link/../../1.jpg", "2.jpg/../../1.jpg"])
+def test_a_table_names_no_file_outside_of_its_folder_unless_root_has_it(tmp_path: Path, name: str) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "link").symlink_to(tmp_path)
     (tmp_path / "1.jpg").write_bytes(b"one")
-    source = TableSource(_write(tmp_path / "tables", f"path\n{tmp_path / '1.jpg'}\n../1.jpg\n"))
-    assert [source.load(sample).fields["image"] for sample in source.list().samples] == [b"one", b"one"]
+    path = _write(tables, f"path,mask\n{name.format(tmp_path)},{name.format(tmp_path)}\n")
+    for options in (TableOptions(), TableOptions(path_col="path", mask_col="mask", root=tables)):
+        source = TableSource(path, options)
+        (sample,) = source.list().samples
+        assert sample.bytes == 0
+        with pytest.raises(SampleError, match=rf"is outside of {tables}: give --root"):
+            source.load(sample)
+    if name.startswith("{"):
+        for root in (tmp_path, "/"):
+            source = TableSource(path, TableOptions(root=root))
+            assert source.load(source.list().samples[0]).fields["image"] == b"one"
 
 
 @pytest.mark.parametrize(

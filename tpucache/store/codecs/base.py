@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from tpucache.errors import DamageError, DependencyError, UsageError
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
+
+
+_HEADERS: Final = 64 << 10
 
 
 class LoopWork(NamedTuple):
@@ -140,6 +143,14 @@ class Codec(ABC):
     def stored_bytes(self, field: FieldSpec) -> int | None:
         """Return the length of every encoded array of the field, None where it differs from record to record."""
         return field.nbytes if self.is_plain else None
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return a length that no encoded array of the field exceeds; what is longer is refused before it is read.
+
+        It need not be exact: no codec makes noise twice as long, but for the headers of files.
+        """
+        stored = self.stored_bytes(field)
+        return 2 * field.nbytes + _HEADERS if stored is None else stored
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
         """Return an array's bytes. Raises UsageError when it is not of the field's dtype and shape."""

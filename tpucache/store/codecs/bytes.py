@@ -6,6 +6,7 @@ import numpy as np
 
 from tpucache.errors import FormatError, UsageError
 from tpucache.store.codecs.base import Array, Codec, FieldSpec
+from tpucache.store.format import MAX_RECORD_BYTES
 
 
 class Bytes(Codec):
@@ -17,6 +18,10 @@ class Bytes(Codec):
         """Raise FormatError for a field that has a shape, or another dtype than uint8."""
         if field.dtype != "|u1" or field.shape:
             raise FormatError("bytes are uint8 with no shape")
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return the length of the longest record."""
+        return MAX_RECORD_BYTES
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
         """Return the array's bytes, whatever its length."""

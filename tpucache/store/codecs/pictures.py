@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tpucache.errors import DependencyError, FormatError
 from tpucache.store.codecs.base import Array, Codec, FieldSpec
 from tpucache.store.format import MAX_IMAGE_BYTES
+
+_MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels
 
 
 class PictureCodec(Codec):
@@ -36,17 +38,35 @@ class PictureCodec(Codec):
         """Return Pillow's options for writing a file."""
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        self._check_file(field, data)
         try:
             from PIL import Image
         except ImportError as error:
             raise DependencyError(
                 f"field {field.name!r} is stored as {field.codec}: `pip install pillow` to read it"
             ) from error
-        with Image.open(io.BytesIO(data), formats=[field.codec]) as image:
-            found = (image.height, image.width, image.mode)
-            if found != (*field.shape[:2], "L" if field.shape[2] == 1 else "RGB"):
-                raise ValueError(f"an image of {found}, not of {field.shape}")
-            out[...] = np.asarray(image).reshape(field.shape)
+        Image.preinit()
+        try:
+            # Image.open warns of large images and tries several formats; the header was compared with the field's.
+            with Image.OPEN[self.name.upper()][0](io.BytesIO(data), "") as image:
+                if image.mode != _MODES[field.shape[2]]:
+                    raise ValueError(f"pixels of the mode {image.mode}, not {_MODES[field.shape[2]]}")
+                out[...] = np.asarray(image).reshape(field.shape)
+        except Exception as error:  # Pillow raises whatever it raises for a broken file
+            raise ValueError(str(error) or type(error).__name__) from error
+
+    @abstractmethod
+    def _check_file(self, field: FieldSpec, data: memoryview) -> None:
+        """Raise ValueError unless a file has a header of the field's shape, and no parts but those that are written.
+
+        So nothing larger than the field is ever decoded, and no profile, text or other metadata is looked at.
+        """
+
+
+def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
+    """Raise ValueError for a file whose image is not of the field's shape."""
+    if (height, width, channels) != field.shape:
+        raise ValueError(f"an image of {(height, width, _MODES.get(channels, channels))}, not of {field.shape}")
 
 
 def check_picture(codec: str, field: FieldSpec) -> None:

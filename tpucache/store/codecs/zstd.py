@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tpucache.store.codecs.base import Array, Codec, FieldSpec, missing_package
 
-_DEFAULT_LEVEL = 3
+_DEFAULT_LEVEL: Final = 3
+_LEAST_WINDOW: Final = 1 << 10
 
 
 class Zstd(Codec):
@@ -26,15 +27,23 @@ class Zstd(Codec):
         return bytes(compressor.compress(array.tobytes()))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        zstandard = load_zstandard(self.name)
-        try:
-            size = zstandard.frame_content_size(data)
-            if size != field.nbytes:  # a size that is not checked would be allocated
-                raise ValueError(f"a frame of {size} bytes, not {field.nbytes}")
-            plain = zstandard.ZstdDecompressor().decompress(data)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
+        plain = unpack_frame(self.name, data, field.nbytes, field.nbytes)
         out[...] = np.frombuffer(plain, field.dtype).reshape(field.shape)
+
+
+def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
+    """Return the content of a frame that states a size from `least` to `most`, and needs no more memory than that.
+
+    Raises ValueError for any other, DependencyError without the library zstandard, naming the codec that needs it.
+    """
+    zstandard = load_zstandard(codec)
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if not least <= frame.content_size <= most or frame.window_size > max(most, _LEAST_WINDOW):
+            raise ValueError(f"a frame of {frame.content_size} bytes, not of {least} to {most}")
+        return bytes(zstandard.ZstdDecompressor().decompress(data))
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise ValueError(str(error)) from error
 
 
 def load_zstandard(codec: str) -> Any:

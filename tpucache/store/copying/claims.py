@@ -22,8 +22,10 @@ from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files.reading import read_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
 FINISHED: Final = "finished"
@@ -55,9 +57,9 @@ class Claim:
     def from_json(cls, text: str | bytes) -> Claim | None:
         """Return the claim that a text holds, None for a text that no tpucache wrote."""
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             claim = cls(content["command"], content["identity"], dict(content["files"]))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return None
         texts = (claim.command, claim.identity, *claim.files, *claim.files.values())
         is_ours = content.get("format") == _FORMAT and all(isinstance(text, str) for text in texts)
@@ -124,7 +126,11 @@ def read_claims(folder: Path) -> list[Claim]:
     claims = []
     path = folder / CLAIM_NAME
     if path.exists():
-        claims.append(parse_claim(path.read_bytes(), str(path)))
+        try:
+            text = read_file(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}. Move it away, or use another folder") from error
+        claims.append(parse_claim(text, str(path)))
     if (folder / MANIFEST_NAME).exists():
         claims.append(Claim.of(FINISHED, Manifest.load(folder)))
     return claims

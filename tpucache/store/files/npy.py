@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import io
 import math
-import tokenize
+import re
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import FormatError
+from tpucache.store.format import INDEX_DTYPE
 
-# What numpy's header parser raises for bytes that are not a header; it reads a Python literal.
-_BROKEN: Final = (
-    ValueError,
-    TypeError,
-    EOFError,
-    SyntaxError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-    tokenize.TokenError,
+_MAGIC: Final = b"\x93NUMPY\x01\x00"
+#: A header as numpy writes it. It is a Python literal, but nothing of it is evaluated.
+_HEADER: Final = re.compile(
+    r"\{'descr': (?P<descr>'[^'\\]{2,8}'|\[[^]]{0,1000}\]), 'fortran_order': (?P<fortran>True|False), "
+    r"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n"
 )
+_NUMBERS: Final = re.compile(r"'(\|b1|[|<>=][iuf]1|[<>=][iuf][248])'")
+_MAX_DIMENSIONS: Final = 32
 
 
 class Header(NamedTuple):
@@ -34,18 +32,19 @@ class Header(NamedTuple):
 
 
 def read_header(file: BinaryIO) -> Header:
-    """Read the header of a version 1.0 .npy file in C order. Raises FormatError."""
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise FormatError("the array is not of .npy version 1.0")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    except _BROKEN as error:
-        raise FormatError(f"not a .npy header: {error}") from error
-    if fortran and len(shape) > 1:
+    """Read the header of a version 1.0 .npy file of numbers, or of index rows, in C order. Raises FormatError."""
+    start = file.read(len(_MAGIC) + 2)
+    length = int.from_bytes(start[len(_MAGIC) :], "little")
+    text = file.read(length).decode("latin-1")
+    found = _HEADER.fullmatch(text)
+    if not start.startswith(_MAGIC) or len(text) != length or found is None:
+        raise FormatError("it has no header of a .npy file of version 1.0")
+    shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
+    if len(shape) > _MAX_DIMENSIONS:
+        raise FormatError(f"an array of {len(shape)} dimensions is none")
+    if found["fortran"] == "True" and len(shape) > 1:
         raise FormatError("the array is in Fortran order")
-    if dtype.hasobject or any(side < 0 for side in shape):
-        raise FormatError(f"no array of numbers has dtype {dtype} and shape {shape}")
-    return Header(dtype, shape, file.tell())
+    return Header(_dtype_of(found["descr"]), shape, len(start) + length)
 
 
 def parse(data: bytes) -> npt.NDArray[Any]:
@@ -53,4 +52,17 @@ def parse(data: bytes) -> npt.NDArray[Any]:
     header = read_header(io.BytesIO(data))
     if math.prod(header.shape) * header.dtype.itemsize != len(data) - header.offset:
         raise FormatError(f"{len(data) - header.offset} bytes are no {header.dtype} {header.shape}")
-    return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
+    try:
+        return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
+    except (ValueError, OverflowError) as error:  # of an array without items, whose sides numpy cannot hold
+        raise FormatError(f"no array has shape {header.shape}") from error
+
+
+def _dtype_of(text: str) -> np.dtype[Any]:
+    """Return the dtype that a header names. Raises FormatError for any but plain numbers and index rows."""
+    if text == repr(INDEX_DTYPE.descr):
+        return INDEX_DTYPE
+    found = _NUMBERS.fullmatch(text)
+    if found is None or "f1" in text:
+        raise FormatError(f"it does not hold plain numbers, but {text:.100}")
+    return np.dtype(found[1])

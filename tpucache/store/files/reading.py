@@ -7,9 +7,10 @@ import hashlib
 import os
 import re
 import resource
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, TextIO
 
 from tpucache.errors import NotACacheError, StoreError
 from tpucache.redact import shown
@@ -22,9 +23,9 @@ class OpenFile:
     """A file open for reading, which closes when nothing refers to it any more."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file. Raises OSError, StoreError when too many files are open."""
+        """Open a regular file. Raises OSError, StoreError when too many files are open."""
         try:
-            self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.number = open_regular(path)
         except OSError as error:
             refuse_too_many_files(error)
             raise
@@ -50,9 +51,51 @@ def refuse_too_many_files(error: BaseException) -> None:
     raise StoreError(f"{error.filename or 'a file'} cannot be opened, though it is not damaged: {advice}") from error
 
 
+def open_regular(path: str | Path) -> int:
+    """Open a regular file for reading, and return its descriptor. Raises OSError.
+
+    Anything else is refused: a pipe would let the reader wait for ever and can be read only once, a device never ends.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(number).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
+            reason = f"is {kind}, not a regular file: write what it gives to a file first"
+            raise OSError(errno.EINVAL, reason, os.fspath(path))
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading, as `open_regular` does. Raises OSError."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
+    """Open a regular file of text for reading, as `open_regular` does. Raises OSError."""
+    return os.fdopen(open_regular(path), encoding=encoding, newline=newline)
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the bytes of a regular file. Raises OSError."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """Return the text of a regular file. Raises OSError, UnicodeDecodeError."""
+    with open_text(path, encoding) as file:
+        return file.read()
+
+
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes, 1 MiB at a time."""
-    with path.open("rb", buffering=0) as file:
+    """Yield a regular file's bytes, 1 MiB at a time. Raises OSError."""
+    with open_file(path) as file:
         while chunk := file.read(_CHUNK):
             yield chunk
 

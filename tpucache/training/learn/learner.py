@@ -18,6 +18,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
+from tpucache.training.learn.defaults import decide, describe_rates
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
     channel_statistics,
@@ -75,12 +76,15 @@ class Learner:
     ) -> None:
         """Make the model, its optimizer and averages. Its weights depend only on the seed and the `weights` given.
 
-        Raises UsageError.
+        `settings` of the learner are those given with all that they left to be decided. Raises UsageError.
         """
-        self.settings, self.task, self.device = settings, task, device
+        self.task, self.device = task, device
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         self._custom = custom or Custom()
         model = device.processes.norms(model_for(dataset, settings.model, task.outputs, self._custom.build))
+        #: The settings with all that was left to be decided, and as text what the rates are and why.
+        self.settings = settings = decide(settings, model, self._custom.make_optimizer)
+        self.rates = describe_rates(settings, model, self._custom.make_optimizer)
         #: What was taken over of the weights given.
         self.matched: MatchedWeights | None = None
         if weights is not None:
@@ -223,7 +227,7 @@ class Learner:
             self.model,
             self._custom.make_optimizer or settings.optimizer,
             settings.peak_lr,
-            settings.weight_decay,
+            settings.weight_decay or 0.0,
             layer_decay=settings.layer_decay,
             respect_model=respect_model,
         )

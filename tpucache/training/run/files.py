@@ -23,7 +23,7 @@ from tpucache.training.run.checkpoint import load_checkpoint, save_checkpoint
 from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
-from tpucache.training.settings import TrainSettings, setting_differences, settings_from
+from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from
 
 _VERSION: Final = 1
 
@@ -48,8 +48,10 @@ class RunData:
 
 def open_run(
     run: Path, settings: TrainSettings, data: RunData, resume: bool
-) -> tuple[RunState, Mapping[str, Any] | None]:
-    """Return how far the run in a folder is, and the learner's state there; None for a new run, whose folder is made.
+) -> tuple[RunState, TrainSettings, Mapping[str, Any] | None]:
+    """Return how far the run in a folder is, its settings, and the learner's state there: None for a new run.
+
+    The folder of a new run is made. What the settings leave to be decided is as the run has decided it.
 
     Raises UsageError for a folder that has a run when it is not to be resumed, and when the settings or the data are
     not the run's; TrainingError for a checkpoint that cannot be read.
@@ -61,13 +63,14 @@ def open_run(
     if not path.exists():
         if (run / HISTORY_NAME).exists():
             raise UsageError(f"{run} has the history of a run, but not its {LAST_NAME}: give another folder")
-        return RunState(), None
+        return RunState(), settings, None
     if not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
     content = load_checkpoint(path)
     if content.get("version") != _VERSION:
         raise UsageError(f"{path} is of another version of tpucache: give another folder")
     before = settings_from(content["settings"])
+    settings = as_decided(settings, before)
     changed = setting_differences(before, settings) + _data_differences(path, content, data)
     state = RunState(**content["stand"])
     if changed:
@@ -81,7 +84,7 @@ def open_run(
     if state.best is not None and math.isnan(state.best):  # an earlier version took NaN for the best value
         state.best = None
     write_history(run, state.rows)
-    return state, content["learner"]
+    return state, settings, content["learner"]
 
 
 def open_folds(run: Path, names: Sequence[str], resume: bool) -> None:

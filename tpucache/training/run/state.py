@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tpucache.errors import UsageError
 from tpucache.training.learn.schedule import Rates, make_schedule
 from tpucache.training.run.history import Row
 from tpucache.training.settings import TrainSettings
@@ -95,7 +96,15 @@ class StepPlan:
 
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
-    """Return the steps of a run with these settings on this number of samples. Raises UsageError."""
-    each = settings.steps_per_epoch(samples)
-    schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
+    """Return the steps of a run with these settings on this number of samples. Raises UsageError.
+
+    While rate or schedule are undecided, so are the rates of the steps.
+    """
+    each, schedule = settings.steps_per_epoch(samples), _undecided
+    if settings.lr is not None and settings.schedule is not None:
+        schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
     return StepPlan(settings.epochs, each, schedule, settings.patience)
+
+
+def _undecided(_step: int) -> Rates:
+    raise UsageError("rate and schedule are decided when the run begins: give lr and schedule to know them before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,9 @@ import numpy.typing as npt
 from tpucache.errors import RecipeError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import BOXES, IMAGE, Field
+from tpucache.store.files.reading import read_text
 from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.records.arrays import image_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
@@ -95,22 +98,30 @@ def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapp
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"the augmentation file {path} cannot be read: {error}") from error
     try:
-        if path.suffix == ".json":
-            content = json.loads(text)
-        else:
-            import yaml
-
-            content = yaml.safe_load(text)
-        content = _plain(content)
+        content = _plain(parse_json(text) if path.suffix == ".json" else _parse_yaml(text))
     except Exception as error:  # yaml's errors share no base with json's
         raise RecipeError(f"{path} is no {path.suffix[1:]}: {error}") from error
     if not isinstance(content, dict) or "transform" not in content:
         raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
     return content
+
+
+def _parse_yaml(text: str) -> Any:
+    """Return what a YAML text says. Raises ValueError where a key is there twice, of which yaml takes the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if twice := [key for key, times in keys.items() if times > 1]:
+                raise ValueError(f"the key {twice[0]!r:.60} is there twice in one mapping: leave one of the two")
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader
 
 
 def _plain(content: Any) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tpucache.errors import SourceError
+from tpucache.store.files.reading import open_text
 from tpucache.warmup.sources.archives.archive import find_archive
 
 
@@ -111,7 +112,7 @@ def _open(path: Path) -> TextIO:
     """Open a file on disk or, where its path leads into an archive, there."""
     files = find_archive(path)
     if files is None:
-        return path.open(encoding="utf-8-sig", newline="")
+        return open_text(path, "utf-8-sig", newline="")
     folder = dataclasses.replace(files, inside=posixpath.dirname(files.inside))
     member = folder.list().get(path.name)
     if member is None:

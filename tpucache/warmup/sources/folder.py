@@ -117,6 +117,29 @@ def read_file(path: str | Path, name: str) -> bytes:
         raise SampleError(name, f"cannot be read: {reason}") from error
 
 
+def find_below(root: Path, name: str) -> str | None:
+    """Return the path of a file that a table names, None where it is not below `root`, an absolute path.
+
+    A table may be somebody else's: it does not choose among all files that its reader may read. Links are followed.
+    """
+    top = os.path.normpath(root)
+    path = os.path.normpath(os.path.join(top, name))
+    return path if os.path.commonpath([top, path]) == top else None
+
+
+def read_below(root: Path, name: str, sample: str) -> bytes:
+    """Return the bytes of a file that a table names for a sample.
+
+    Raises SampleError when it cannot be read, or is not below `root`.
+    """
+    path = find_below(root, name)
+    if path is None:
+        raise SampleError(
+            sample, f"is outside of {root}: give --root, a folder that all paths are in, such as --root /"
+        )
+    return read_file(path, sample)
+
+
 def _type(path: PurePath) -> str:
     """Return a file's suffix; what is too long for one, or a mere number as in the names of DICOM files, is none."""
     name = path.suffix[1:].lower()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.store.files.reading import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.options import LabelKind
 from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source
@@ -76,7 +77,7 @@ def _read_names(path: Path) -> tuple[str, ...]:
     if path.is_dir():
         return Manifest.load(path).classes
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path, "utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the classes in {path} cannot be read: {error}. Give a text file, or a cache") from error
     return tuple(line.strip() for line in lines if line.strip())

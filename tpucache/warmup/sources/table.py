@@ -22,7 +22,7 @@ from tpucache.warmup.sources.annotations.runs import RunTable, join_rows, read_r
 from tpucache.warmup.sources.archives.archive import find_archive
 from tpucache.warmup.sources.base import Column, Item, Listing, Member, Sample, SourceKind
 from tpucache.warmup.sources.cells import Table, read_table, to_number
-from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.folder import find_below, read_below
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.names import column_names, unique
 
@@ -34,7 +34,7 @@ PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_pat
 class TableOptions:
     """What the columns of a table mean, or the features of a record.
 
-    `path_col` holds the images' paths, below `root` (default: the table's folder), without `suffix`. `label_cols`:
+    `path_col` holds the images' paths, all below `root` (default: the table's folder), without `suffix`. `label_cols`:
     one column of class names or numbers, or several of numbers; with `label_sep` one column of several names a row.
     `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. `rle_cols` hold masks as run
     lengths, of the class that `rle_class_col` names or, of several columns, of classes 1, 2, …. What else there is and
@@ -47,7 +47,9 @@ class TableOptions:
     label_cols: tuple[str, ...] = option((), "labels; repeat it for several labels", metavar="NAME", flag="label-col")
     label_sep: str | None = option(None, "separator of several names in one label column", metavar="TEXT")
     suffix: str = option("", "text to add to each path", metavar=".jpg")
-    root: str | Path | None = option(None, "folder of the paths; the table's own if not given", metavar="DIR")
+    root: str | Path | None = option(
+        None, "folder that the paths are in, / for any; the table's own if not given", metavar="DIR"
+    )
     mask_col: str | None = option(None, "paths of masks", metavar="NAME")
     fold_col: str | None = option(None, "fold numbers, for train --valid fold=N", metavar="NAME")
     rle_cols: tuple[str, ...] = option(
@@ -153,17 +155,18 @@ class TableSource:
     def _read(self, sample: Sample, place: int, name: str) -> bytes:
         """Return the bytes of one of a sample's files, which is at this place among its members in an archive."""
         if self._archive is None:
-            return read_file(self._root / name, sample.path)
+            return read_below(self._root, name, sample.path)
         if not sample.members:
             raise SampleError(sample.path, f"is not in {self._archive}, or its mask is not")
         return self._archive.read(sample.members[place], sample.path)
 
     def _bytes(self, files: _Files, number: int) -> int:
-        """Return the size of a row's files; a missing file counts as 0, and is an error when it is loaded."""
+        """Return the size of a row's files; one that cannot be read counts as 0, and is an error when it is loaded."""
         total = 0
         for name in files.names(number):
+            path = find_below(self._root, name) if name else None
             try:
-                total += os.stat(self._root / name).st_size if name else 0
+                total += 0 if path is None else os.stat(path).st_size
             except (OSError, ValueError):  # ValueError: a name with a zero byte
                 continue
         return total

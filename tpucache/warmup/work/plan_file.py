@@ -11,8 +11,10 @@ from typing import Any, Final
 from tpucache.errors import BuildError, RecipeError, SourceError
 from tpucache.recipe import EXTENT
 from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files.reading import read_file
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.strict_json import parse_json
 from tpucache.warmup.planning.asked import check_asked
 from tpucache.warmup.planning.numbering import SIZE_COLUMN, sample_difference, sizes_of
 from tpucache.warmup.planning.plan import Plan
@@ -39,7 +41,7 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
     """
     with hold(work):
         try:
-            saved = json.loads((work / _PLAN_NAME).read_bytes())
+            saved = _read_plan(work)
         except FileNotFoundError:
             return False
         return bool(saved["before"] == manifest.identity)
@@ -66,8 +68,20 @@ def save_listing(work: Path, plan: Plan) -> None:
     write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
 
 
+def _read_plan(work: Path) -> dict[str, Any]:
+    """Return the plan in a work folder. Raises FileNotFoundError, BuildError."""
+    path = work / _PLAN_NAME
+    try:
+        content = parse_json(read_file(path))
+        if not isinstance(content, dict):
+            raise ValueError(f"it is a {type(content).__name__}, not an object")
+    except ValueError as error:
+        raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up what was started") from error
+    return content
+
+
 def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
-    saved, now = json.loads((work / _PLAN_NAME).read_bytes()), json.loads(_encode(plan))
+    saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
     check_asked(cache, saved.get("asked", {}), now["asked"])

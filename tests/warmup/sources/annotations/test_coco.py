@@ -137,6 +137,7 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         ('{"images": [', "is no COCO JSON"),
         ("[" * 100_000, "is no COCO JSON"),
         ({"images": []}, "there is no 'categories'"),
+        (json.dumps(coco()).replace('"id": 7', '"id": 8, "id": 7'), "the key 'id' is there twice"),
         (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "there is no 1"),
         (coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]), "there is no 5"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "is no COCO JSON"),

@@ -96,6 +96,7 @@ def test_arrays_are_fields_and_other_files_are_left_out(tmp_path):
         ({"0.cls": b"1"}, "no image"),
         ({"0.png": b"x", "0.json": b"{"}, "its .json cannot be read"),
         ({"0.png": b"x", "0.json": b"[1]"}, "is a list"),
+        ({"0.png": b"x", "0.json": b'{"label": 1, "label": 2}'}, "the key 'label' is there twice"),
         ({"0.png": b"x", "0.jpg": b"x"}, "more than one image"),
         ({"0.png": b"x", "0.cls": b"\xff"}, "its .cls cannot be read"),
         ({"0.a.npy": b"\x93NUMPY\x01\x00v\x00"}, "its .npy cannot be read"),

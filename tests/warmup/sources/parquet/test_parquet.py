@@ -107,6 +107,21 @@ def test_paths_labels_folds_masks_and_columns(tmp_path):
     assert source.load(listing.samples[2]).fields == {"image": _png(2), "mask": _png(2)}
 
 
+@pytest.mark.parametrize("as_struct", [True, False])
+@pytest.mark.parametrize("name", ["{0}/1.png", "../1.png"])
+def test_a_parquet_file_names_no_picture_outside_of_its_folder_unless_root_has_it(tmp_path, name, as_struct):
+    (tmp_path / "1.png").write_bytes(_png(1))
+    name = name.format(tmp_path)
+    cell = {"bytes": None, "path": name} if as_struct else name
+    path = _write(tmp_path / "others" / "a.parquet", {"image": [cell]}, {"image": {"_type": "Image"}})
+    source = open_source(path, TableOptions(path_col="image"))
+    with pytest.raises(SampleError, match=r"is outside of .*others: give --root"):
+        source.load(source.list().samples[0])
+    if not name.startswith("."):
+        source = open_source(path, TableOptions(path_col="image", root="/"))
+        assert source.load(source.list().samples[0]).fields == {"image": _png(1)}
+
+
 def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
     columns = {
         "image": _images(range(3)),

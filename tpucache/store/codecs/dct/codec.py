@@ -17,9 +17,9 @@ from tpucache.errors import FormatError
 from tpucache.store.codecs.base import Array, FieldSpec, FileRecords, Loop, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
-from tpucache.store.codecs.dct.libraries import Unpacker, unpack_lz4, unpack_zstd
+from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
-from tpucache.store.codecs.zstd import load_zstandard
+from tpucache.store.codecs.zstd import load_zstandard, unpack_frame
 
 # Long matches only: shorter ones make a sparse form's frame larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {
@@ -52,6 +52,11 @@ class DctCodec(PackedCodec):
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of the packed coefficients."""
         return _layout(field).nbytes
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return a length that no encoded array of the field exceeds."""
+        size = _layout(field).nbytes
+        return longest_record(size, sparse.most_bytes(size, field.packing) if field.packing else 0)
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
         packed = coefficients.pack(array, _layout(field))
@@ -133,14 +138,7 @@ class DctZstd(DctCodec):
         return b"".join([*blocks, compressor.compress(last), compressor.flush()])
 
     def _decompress(self, data: memoryview, most: int) -> bytes:
-        zstandard = load_zstandard(self.name)
-        try:
-            size = zstandard.frame_content_size(data)
-            if not 0 <= size <= most:  # a size that is not checked would be allocated
-                raise ValueError(f"a frame of {size} bytes, at most {most}")
-            return bytes(zstandard.ZstdDecompressor().decompress(data))
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
+        return unpack_frame(self.name, data, 0, most)
 
     def _library(self) -> Unpacker | None:
         return unpack_zstd()

@@ -79,8 +79,7 @@ class Unpacker(NamedTuple):
         numbers = [descriptors, sources, lengths, out.ctypes.data + size * rows]
         arrays = [None if each is None else np.ascontiguousarray(each, np.int64) for each in numbers]
         scratch = Scratch(np.empty(0, np.uint8), 0, 0) if packing is None else scratch_for(size, packing)
-        # No byte code makes a record much longer than what it is of.
-        record = np.empty(0 if descriptors is None else 2 * max(size, scratch.room) + _SHORT, np.uint8)
+        record = np.empty(0 if descriptors is None else longest_record(size, scratch.room), np.uint8)
         files, first, second, third = (0 if each is None else each.ctypes.data for each in arrays)
         start = scratch.memory.ctypes.data if packing else 0
         work = LoopWork(
@@ -99,6 +98,11 @@ class Unpacker(NamedTuple):
             record_bytes=len(record),
         )
         return loop(work)
+
+
+def longest_record(size: int, sparse_bytes: int) -> int:
+    """Return a length that no record exceeds: no byte code makes one much longer than what it is of."""
+    return 2 * max(size, sparse_bytes) + _SHORT
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:

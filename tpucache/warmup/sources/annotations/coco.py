@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import math
 import posixpath
@@ -18,6 +17,8 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
+from tpucache.store.files.reading import read_file
+from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.base import Item, Listing, Sample, Source
 
 #: The column of how many boxes of a sample reach beyond its image, in the samples table.
@@ -161,7 +162,7 @@ def _coco_of(path: Path) -> _Coco:
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     """Read a COCO JSON file. Its size and time of change are part of the cache's key. Raises SourceError."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(read_file(path))
         _check_ids(content)
         categories = {item["id"]: str(item["name"]) for item in content["categories"]}
         numbers = {key: number for number, key in enumerate(sorted(categories))}
@@ -186,7 +187,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
         raise SourceError(f"{path}: {error.strerror}") from error
     except KeyError as error:
         raise SourceError(f"{path} is no COCO JSON of boxes: there is no {error}") from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is no COCO JSON of boxes: {error}") from error
     if len(found) != len(images):
         raise SourceError(f"{path} lists a file twice among its images: give each its own name")

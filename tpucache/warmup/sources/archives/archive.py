@@ -12,6 +12,7 @@ from typing import Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
+from tpucache.store.files.reading import open_regular
 from tpucache.warmup.sources.archives.tars import list_tar, read_tar
 from tpucache.warmup.sources.archives.zips import list_zip, read_zip
 from tpucache.warmup.sources.base import Member
@@ -78,7 +79,7 @@ class ArchiveFiles:
             )
         archive = self.root / member.archive
         try:
-            descriptor = os.open(archive, os.O_RDONLY)
+            descriptor = open_regular(archive)
             try:
                 return (read_zip if archive.suffix.lower() == _ZIP else read_tar)(descriptor, member, path)
             finally:

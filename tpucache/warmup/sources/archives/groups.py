@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
@@ -21,6 +20,7 @@ import numpy as np
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Member, Sample
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.folder import SUFFIXES
@@ -127,11 +127,11 @@ def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
     try:
         text = data.decode()
         if kind == _JSON:
-            content = json.loads(text)
+            content = parse_json(text)
             if not isinstance(content, dict):
                 raise SampleError(path, f"its JSON is a {type(content).__name__}: give an object")
             return content
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SampleError(path, f"its .{kind} cannot be read: {error}") from error
     if kind == _CLASS:
         number = to_number(text)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.store.files.reading import open_file
 from tpucache.warmup.sources.base import Member
 
 _BLOCK: Final = tarfile.BLOCKSIZE
@@ -27,7 +28,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     Raises SourceError when it is compressed, broken or cut short, or has sparse files or links out of it.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(_BLOCK)
             kind = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
             if kind is not None:
@@ -75,7 +76,7 @@ def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tar
 
 def _check_end(path: Path, end: int) -> None:
     """Raise SourceError unless nothing but zeros follows the last file: tarfile takes a damaged header for the end."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(end)
         first = file.read(_BLOCK)
         if len(first) < _BLOCK:

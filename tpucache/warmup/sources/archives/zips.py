@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.store.files.reading import open_file
 from tpucache.warmup.sources.base import Member
 
 # Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
@@ -32,7 +33,7 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
     another one, or claims to be larger than it can be.
     """
     try:
-        with zipfile.ZipFile(path) as file:
+        with open_file(path) as opened, zipfile.ZipFile(opened) as file:
             entries = [entry for entry in file.infolist() if not entry.is_dir()]
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -16,7 +16,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.base import Array, Item, Label, Listing, Sample, SourceKind
-from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.folder import read_below
 from tpucache.warmup.sources.labels import split_names
 from tpucache.warmup.sources.names import field_names
 from tpucache.warmup.sources.parquet.columns import Roles, find_roles
@@ -119,7 +119,7 @@ class ParquetSource:
         if isinstance(cell, str) and cell:
             name = cell + self._options.suffix
             try:
-                return read_file(self._images / name, path)
+                return read_below(self._images, name, path)
             except SampleError as error:
                 raise SampleError(path, f"{name!r} {error.reason}") from error
         raise SampleError(path, f"has no image in column {column!r}")

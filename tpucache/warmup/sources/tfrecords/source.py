@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
+from tpucache.store.files.reading import open_file
 from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.patterns import find_files, has_wildcard, split_pattern
 from tpucache.warmup.sources.table import TableOptions
@@ -83,7 +84,7 @@ class TFRecordSource:
         path, number = self._root / file_name, int(record)
         try:
             bounds = _bounds_of(path)[number : number + 2].tolist()
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 file.seek(bounds[0])
                 frame = file.read(bounds[1] - bounds[0])
         except IndexError as error:
@@ -129,7 +130,7 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
     """Walk through a file from length to length."""
     bounds = [0]
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while (start := bounds[-1]) < size:
             file.seek(start)
             header = file.read(_HEADER)

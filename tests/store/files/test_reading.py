@@ -1,0 +1,95 @@
+"""Files that are opened for reading are regular files: nothing waits for a pipe, or reads a device without end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpucache.store.files import reading
+
+OPENERS = [reading.OpenFile, reading.read_file, reading.read_text, reading.sha256_file, reading.open_regular]
+
+
+@pytest.mark.parametrize("open_it", OPENERS, ids=lambda each: each.__name__)
+def test_only_a_regular_file_is_opened(open_it, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for path in (tmp_path / "pipe", tmp_path / "socket", Path("/dev/zero"), tmp_path, tmp_path / "missing"):
+        with pytest.raises(OSError, match=path.name):
+            open_it(path)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    with pytest.raises(OSError, match="is a pipe, not a regular file: write what it gives to a file first"):
+        open_it(tmp_path / "pipe")
+
+
+def test_text_is_read_as_open_reads_it(tmp_path):
+    (tmp_path / "text").write_bytes("\ufeffa\r\nü".encode())
+    assert reading.read_text(tmp_path / "text", "utf-8-sig") == "a\nü"
+    with reading.open_text(tmp_path / "text", "utf-8-sig", newline="") as file:
+        assert file.read() == "a\r\nü"
+
+
+# Runs commands in one process, which must not take long, and prints what became of each.
+COMMANDS = """
+import contextlib, io, json, sys
+from tpucache.cli import main
+for words in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            status = main(words)
+        except SystemExit as stop:
+            status = stop.code
+    print(json.dumps([status, said.getvalue().splitlines()[-1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_no_command_waits_for_a_pipe(photos, cache, tmp_path):
+    pipe = tmp_path / "pipe"
+    for name in ("pipe", "pipe.csv", "pipe.json", "pipe.zip", "pipe.tar", "pipe.tfrec", "pipe.parquet"):
+        os.mkfifo(tmp_path / name)
+    broken = {}
+    for name in ("manifest.json", "index.npy", "samples.npz", "v00-00000.lmdb"):
+        broken[name] = tmp_path / name.partition(".")[0]
+        shutil.copytree(cache, broken[name])
+        (broken[name] / name).unlink()
+        os.mkfifo(broken[name] / name)
+    table = tmp_path / "table.csv"
+    table.write_text("path,label\npipe,0\n")
+    built = tmp_path / "built"
+    commands = [
+        ["warmup", photos, built, "--classes", pipe],
+        ["warmup", photos, built, "--boxes", pipe],
+        ["warmup", photos, built, "--like", broken["manifest.json"]],
+        ["warmup", photos, built, "--variants", "1", "--augment", tmp_path / "pipe.json"],
+        ["warmup", photos, built, "--mask-colours", pipe],
+        ["warmup", table, built, "--path-col", "path", "--label-col", "label"],
+        *(["warmup", tmp_path / f"pipe.{kind}", built] for kind in ("csv", "zip", "tar", "tfrec", "parquet")),
+        ["relabel", cache, tmp_path / "pipe.csv", "--label-col", "label"],
+        *(["verify", each] for each in broken.values()),
+        ["inspect", broken["manifest.json"]],
+        *(["preview", each, "-o", tmp_path / "sheet.png"] for name, each in broken.items() if name != "manifest.json"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        input=json.dumps([[str(word) for word in words] for words in commands]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == len(commands)
+    for words, (status, said) in zip(commands, found, strict=True):
+        assert status in (1, 2), words
+        assert said, words
+        assert "python -m tpucache" in said[0], words

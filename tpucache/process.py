@@ -1,0 +1,176 @@
+"""The process of a command: its standard files, the signals that end it, memory that is short, and its end.
+
+Nothing here needs a library: it works while the first one is imported, and when it cannot be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import io
+import mmap
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+PROG: Final = "python -m tpucache"
+INTERRUPTED: Final = "interrupted: run the same command again to continue"
+#: The exit status of a command that was stopped before it was done.
+STOPPED: Final = 3
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_IMPORTING: Final = "<frozen importlib._bootstrap>"
+_FILES: Final = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+#: The addresses that the command line and numpy take; torch takes far more.
+_LEAST_BYTES: Final = 96 << 20
+#: What the C library, the loader of shared libraries and torch say when they get no memory.
+_NO_MEMORY: Final = re.compile(
+    r"can ?not allocate memory(?! in static TLS)|can't allocate memory|not enough memory|bad_alloc"
+    r"|failed to map segment|can't start new thread",
+    re.IGNORECASE,
+)
+
+_is_stopped: list[bool] = []
+
+
+def open_standard_files() -> None:
+    """Open the null device in place of standard input, output and error where they are closed.
+
+    Otherwise the next files that are opened would get their numbers, and what libraries print would go into these.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # open as long as the process
+            setattr(sys, name, null)
+
+
+def tell(text: str) -> None:
+    """Print a text on standard error; where nobody can read it, work goes on without it."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is gone; or it is closed
+            sys.stderr.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+            sys.stderr.flush()
+
+
+def complain(message: str, status: int) -> int:
+    """Print what is wrong as one line on standard error, and return the exit status."""
+    tell(f"{PROG}: {' '.join(message.split())}")
+    return status
+
+
+def forget_output() -> None:
+    """Drop what standard output could not take: Python would try, and complain, again at its end."""
+    if type(sys.stdout) is io.TextIOWrapper:
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+
+
+def interrupt_on_signals() -> None:
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, in the main thread, and end the process while it only imports.
+
+    Libraries that are interrupted in the middle of their import raise something else, or end the process; and at that
+    time nothing has begun. A signal that the process was started to ignore stays ignored.
+    """
+
+    def interrupt(_number: int, frame: FrameType | None) -> None:
+        _is_stopped.append(True)
+        if threading.active_count() == 1 and _is_importing(frame):
+            os._exit(complain(INTERRUPTED, STOPPED))
+        raise KeyboardInterrupt
+
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def is_stopped() -> bool:
+    """Return whether a signal has interrupted this process, though what it raised may have become another error."""
+    return bool(_is_stopped)
+
+
+def end_on_signals(status: int) -> None:
+    """Let signals from now on end the process at once with its status: what it had to do is done."""
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        _flush_files()
+        os._exit(status)
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
+
+
+def end_soon() -> None:
+    """Let Python end without looking for cycles in all that there is, which takes seconds once torch is imported.
+
+    What is still in open files is written, as it would be if they were found to be part of a cycle. To be called last.
+    """
+    _flush_files()
+    gc.freeze()
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # Python's own end cannot be interrupted in good order
+
+
+def prepare_memory() -> None:
+    """Raise MemoryError where this process may not have as many addresses as the command line takes.
+
+    Where they are limited, numpy's OpenBLAS starts one thread: it ends the process when it gets no memory for more.
+    """
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        mmap.mmap(-1, _LEAST_BYTES).close()
+    except OSError as error:
+        raise MemoryError from error
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return one sentence, and what to do, about an error that comes from a lack of memory; None for any other one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:
+            break
+        if isinstance(seen, (RuntimeError, ImportError, OSError)) and _NO_MEMORY.search(str(seen)):
+            break
+        seen = seen.__cause__ or seen.__context__
+    else:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limited = "" if limit == resource.RLIM_INFINITY else f"this process may use {limit / 1e6:,.0f} MB of addresses: "
+    raised = "end what else runs here" if limit == resource.RLIM_INFINITY else "raise the limit (`ulimit -v unlimited`)"
+    reason = " ".join(str(seen).split()) or "no more can be had"
+    return (
+        f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1, a smaller "
+        "--batch-size, --in-memory no; torch alone takes several GB of addresses"
+    )
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a frame, or one that called it, imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _flush_files() -> None:
+    with contextlib.suppress(MemoryError):  # the list of all objects is long
+        for each in gc.get_objects():
+            if type(each) in _FILES:
+                with contextlib.suppress(OSError, ValueError):  # read-only, or closed
+                    each.flush()

@@ -1,0 +1,1 @@
+"""Bytes of a cache that lies on another machine."""

@@ -1,0 +1,346 @@
+"""HttpFolder: the files of a folder on a web server, whole or by ranges, with the standard library alone.
+
+No answer is trusted. It has the status, the range, the length and the coding that were asked for, or it is refused; no
+more of it is read than was asked for; and it comes at a rate below which nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import io
+import re
+import socket
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from tpucache.errors import UsageError
+from tpucache.redact import shown
+from tpucache.version import __version__
+
+SCHEMES: Final = ("http", "https")
+
+_SILENCE_SECONDS: Final = 60.0  # without a byte, or until there is a connection
+_LEAST_RATE: Final = 10_000  # bytes a second on average, after the first _SILENCE_SECONDS
+_MOST_REDIRECTS: Final = 5
+_MOST_IDLE: Final = 16  # connections kept to be used again, of each server
+#: Bytes beside those that were asked for: headers, and the lengths of small chunks.
+_OVERHEAD: Final = 256 << 10
+_BLOCK: Final = 1 << 20
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_MISSING: Final = (404, 410)
+_WHOLE, _PART = 200, 206
+_LENGTH: Final = re.compile(r"\d{1,18}")
+_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
+# What stays as it is when an address is put into a request; % because it may be quoted already.
+_SAFE: Final = "/%:@!$&'()*+,;=~?[]"
+
+
+class HttpError(OSError):
+    """An answer that is not what was asked for; `status` is its status, `is_final` whether asking again is in vain."""
+
+    def __init__(self, message: str, status: int, *, is_final: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_final = is_final
+
+
+class Origin(NamedTuple):
+    """A server: connections are to one, and a password is for one alone."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+class HttpFolder:
+    """A folder at `http://` or `https://`; a user, a password and a query in its URL go with each request to it.
+
+    Threads may share one. Redirections are followed to other servers, without the user and password, but never from
+    https to http, nor to anything else. Errors show no address.
+    """
+
+    def __init__(self, url: str, block: int = _BLOCK) -> None:
+        """Open no connection yet; bytes come `block` at a time. Raises UsageError for what is no such URL."""
+        self._block = block
+        try:
+            self._url = urlsplit(url)
+            self._origin = _origin_of(self._url)
+        except ValueError as error:
+            raise UsageError(f"{shown(url)} is no URL of a web server: {error}. Give the URL of a folder") from None
+        self._idle: defaultdict[Origin, list[_Connection]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return a small file's bytes, None where there are more than `most`.
+
+        Raises FileNotFoundError, HttpError, OSError for a connection that breaks or is too slow, EOFError for fewer
+        bytes than the server states, and `http.client.HTTPException` for what is no HTTP.
+        """
+        with self._answer(name, most + 1) as answer:
+            if answer.length is not None and answer.length > most:
+                return None
+            data = b"".join(answer.blocks(most + 1, answer.length or 0))
+        return data if len(data) <= most else None
+
+    def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes `start` to `stop` of a file, a block at a time. Raises what `read` raises."""
+        with self._answer(name, stop - start, (start, stop)) as answer:
+            yield from answer.blocks(stop - start, stop - start)
+
+    def beginning(self, name: str, stop: int) -> Iterator[bytes]:
+        """Yield the first `stop` bytes of a file out of one long answer: for servers that send no parts.
+
+        Raises what `read` raises.
+        """
+        with self._answer(name, stop) as answer:
+            yield from answer.blocks(stop, stop)
+
+    def has_parts(self, name: str) -> bool:
+        """Return whether the server sends parts of this file, which has at least a byte. Raises what `read` raises."""
+        try:
+            return len(b"".join(self.part(name, 0, 1))) == 1
+        except HttpError as error:
+            if error.status == _WHOLE:
+                return False
+            raise
+
+    def close(self) -> None:
+        """Close the connections that are not in use; another request opens a new one."""
+        with self._lock:
+            idle = [connection for connections in self._idle.values() for connection in connections]
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _answer(self, name: str, asked: int, span: tuple[int, int] | None = None) -> Iterator[_Answer]:
+        """Ask for a file, or for a span of its bytes; the connection is used again once all of it was read."""
+        url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
+        headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
+        if span is not None:
+            headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+        for _ in range(_MOST_REDIRECTS + 1):
+            connection, response = self._ask(url, headers, asked)
+            is_whole = False
+            try:
+                if response.status not in _REDIRECTS:
+                    answer = _Answer(response, self._block)
+                    answer.check(name, span)
+                    yield answer
+                    is_whole = response.isclosed() and not response.will_close
+                    return
+                url = _target(url, response)
+                response.read(_OVERHEAD)  # what is short is read, so that the connection can be used again
+                is_whole = response.isclosed() and not response.will_close
+            finally:
+                response.close()
+                self._give_back(connection, is_whole=is_whole)
+        raise HttpError(f"the server redirects more than {_MOST_REDIRECTS} times", response.status)
+
+    def _ask(
+        self, url: SplitResult, headers: dict[str, str], asked: int
+    ) -> tuple[_Connection, http.client.HTTPResponse]:
+        """Send a request and return the connection, and the answer as far as its headers."""
+        origin = _origin_of(url)
+        words = quote(url.path or "/", _SAFE) + (f"?{quote(url.query, _SAFE)}" if url.query else "")
+        if origin == self._origin:
+            headers = {**headers, **_authorization(self._url)}
+        while True:
+            connection, is_used = self._connection(origin)
+            try:
+                return connection, connection.ask(words, headers, asked)
+            except (ConnectionError, http.client.BadStatusLine):
+                connection.close()
+                if not is_used:  # one that was idle may have been closed by the server meanwhile
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    def _connection(self, origin: Origin) -> tuple[_Connection, bool]:
+        """Return a connection, and whether it was used before."""
+        with self._lock:
+            if self._idle[origin]:
+                return self._idle[origin].pop(), True
+        return _Connection(origin), False
+
+    def _give_back(self, connection: _Connection, *, is_whole: bool) -> None:
+        with self._lock:
+            idle = self._idle[connection.origin]
+            if is_whole and len(idle) < _MOST_IDLE:
+                idle.append(connection)
+                return
+        connection.close()
+
+
+class _Connection:
+    """An open connection to a server, which is closed after _SILENCE_SECONDS without a byte, or when it is too slow."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        if origin.scheme == "https":
+            context = ssl.create_default_context()
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                origin.host, origin.port, timeout=_SILENCE_SECONDS, context=context
+            )
+        else:
+            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=_SILENCE_SECONDS)
+        self._http.connect()
+        self._http.auto_open = 0  # it would be another connection, which nothing watches
+        self._socket = _WatchedSocket(self._http.sock)
+        self._http.sock = self._socket  # type: ignore[assignment]  # of a socket it has all that is used
+
+    def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
+        """Send a GET request for at most so many bytes and return the answer as far as its headers."""
+        self._socket.most = 2 * asked + _OVERHEAD
+        self._http.request("GET", words, headers=headers)
+        return self._http.getresponse()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+class _WatchedSocket:
+    """What `http.client` uses of a socket; each answer that is read from it brings at most `most` bytes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self.most = 0
+
+    def sendall(self, data: bytes) -> None:
+        self._socket.settimeout(_SILENCE_SECONDS)
+        self._socket.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_WatchedFile(self._socket, self.most), 64 << 10)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _WatchedFile(io.RawIOBase):
+    """The bytes of one answer. Raises TimeoutError when they come too slowly, OSError when there are too many."""
+
+    def __init__(self, connected: socket.socket, most: int) -> None:
+        self._socket = connected
+        self._file: Any = connected.makefile("rb", buffering=0)  # which keeps the socket open
+        self._most, self._done = most, 0
+        self._began = time.monotonic()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        seconds = time.monotonic() - self._began
+        left = _SILENCE_SECONDS + self._done / _LEAST_RATE - seconds
+        if left <= 0:
+            raise TimeoutError(f"the answer is too slow: {self._done:,} bytes in {seconds:.0f} s")
+        self._socket.settimeout(min(left, _SILENCE_SECONDS))
+        count: int | None = self._file.readinto(buffer)
+        self._done += count or 0
+        if self._done > self._most:
+            raise OSError(f"the answer is longer than what was asked for: more than {self._most:,} bytes")
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Answer:
+    """An answer whose headers have arrived."""
+
+    def __init__(self, response: http.client.HTTPResponse, block: int) -> None:
+        self._response = response
+        self._block = block
+        #: Bytes of the body, where the headers state them.
+        self.length: int | None = None
+
+    def check(self, name: str, span: tuple[int, int] | None) -> None:
+        """Raise FileNotFoundError or HttpError for an answer that is not what was asked for."""
+        response, headers = self._response, self._response.headers
+        status = response.status
+        if status in _MISSING:
+            raise FileNotFoundError(f"the server has no {name} (status {status})")
+        if status != (_WHOLE if span is None else _PART):
+            raise _unexpected(status, span)
+        coding = ", ".join(headers.get_all("Content-Encoding", [])).strip().lower()
+        if coding not in ("", "identity"):
+            raise HttpError(f"the server sends it in the coding {coding!r:.100}, which was not asked for", status)
+        transfer = ", ".join(headers.get_all("Transfer-Encoding", [])).strip().lower()
+        if transfer not in ("", "chunked"):
+            raise HttpError(f"the server transfers it in the coding {transfer!r:.100}, which was not asked for", status)
+        lengths = set(headers.get_all("Content-Length", [])) if not transfer else set()
+        if len(lengths) > 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
+            raise HttpError(f"the server states the length {', '.join(sorted(lengths))!r:.100}", status)
+        self.length = int(lengths.pop()) if lengths else None
+        if span is not None:
+            _check_range(headers.get("Content-Range", ""), self.length, span)
+
+    def blocks(self, most: int, least: int) -> Iterator[bytes]:
+        """Yield at most so many bytes of the body. Raises EOFError when there are fewer than `least`."""
+        done = 0
+        while done < most and (block := self._response.read(min(self._block, most - done))):
+            done += len(block)
+            yield block
+        if done < least:
+            raise EOFError(f"{done:,} bytes came instead of {least:,}")
+
+
+def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
+    """Raise EOFError for a range that ends too early, HttpError for any other that was not asked for."""
+    found = _RANGE.fullmatch(text.strip())
+    start, stop = span
+    if not found or int(found[1]) != start or int(found[2]) >= stop or int(found[2]) < start:
+        raise HttpError(f"the server sends the range {text!r:.100}, not the bytes {start} to {stop - 1}", _PART)
+    came = int(found[2]) + 1 - start
+    if length is not None:
+        came = min(came, length)
+    if came < stop - start:
+        raise EOFError(f"{came:,} bytes came instead of {stop - start:,}")
+    if length is not None and length != came:
+        raise HttpError(f"the server states {length:,} bytes for a range of {came:,}", _PART)
+
+
+def _unexpected(status: int, span: tuple[int, int] | None) -> HttpError:
+    if status == _WHOLE and span is not None:
+        return HttpError("the server sends the whole file instead of a part", status, is_final=False)
+    # 408 and 429 are HTTP's "too slow" and "too often".
+    is_final = status < 500 and status not in (408, 429)
+    return HttpError(f"the server answers with status {status}", status, is_final=is_final)
+
+
+def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult:
+    """Return where a redirection leads. Raises HttpError for what is not followed."""
+    place = response.headers.get("Location", "")
+    try:
+        target = urlsplit(urljoin(url.geturl(), place))
+        _origin_of(target)
+    except ValueError:
+        raise HttpError("the server redirects to what is no address of a web server", response.status) from None
+    if url.scheme == "https" and target.scheme != "https":
+        raise HttpError("the server redirects from https to http, where anybody may change it", response.status)
+    return target
+
+
+def _origin_of(url: SplitResult) -> Origin:
+    """Return a URL's server. Raises ValueError where it has none."""
+    scheme = url.scheme.lower()
+    if scheme not in SCHEMES or not url.hostname:
+        raise ValueError("it has no server")
+    return Origin(scheme, url.hostname, url.port or (443 if scheme == "https" else 80))
+
+
+def _authorization(url: SplitResult) -> dict[str, str]:
+    if url.username is None:
+        return {}
+    words = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(words).decode()}"}

@@ -1,0 +1,143 @@
+"""Learning rate, weight decay and schedule of a run that is given none: a small table, and what decides in it."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from tpucache.errors import UsageError
+from tpucache.training.learn.optimizers import OptimizerMaker
+from tpucache.training.settings import ScaleRule, ScheduleName, TrainSettings
+
+#: What a model normalises its activations by, which decides how high a rate it takes.
+Family = Literal["batch norm", "layer norm", "no norm"]
+
+
+class Defaults(NamedTuple):
+    """The peak learning rate for a batch of 256, how it scales with the batch, the rest, and where that is from.
+
+    `warmup` is the share of the steps in which the rate rises; None: the schedule's own.
+    """
+
+    lr: float
+    scale: ScaleRule
+    weight_decay: float
+    schedule: ScheduleName
+    warmup: float | None
+    source: str
+
+
+_RESNET: Final = "He et al., arXiv:1512.03385; linear in the batch: Goyal et al., arXiv:1706.02677"
+_CYCLE: Final = "Smith and Topin, arXiv:1708.07120"
+_CONVNEXT: Final = (
+    "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, for short runs; by the root of the batch: Malladi "
+    "et al., arXiv:2205.10287"
+)
+_TUNED: Final = "a tenth of the rate of training anew, as Girshick et al., arXiv:1311.2524"
+
+#: By optimizer, family, and whether the run begins with given weights.
+_TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
+    ("sgd", "batch norm", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, f"{_RESNET}; {_CYCLE}"),
+    ("sgd", "batch norm", True): Defaults(0.01, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
+    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
+    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
+    ("adamw", "batch norm", False): Defaults(3e-3, "sqrt", 0.05, "one-cycle", None, _CYCLE),
+    ("adamw", "batch norm", True): Defaults(3e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "layer norm", False): Defaults(2e-3, "sqrt", 0.05, "one-cycle", None, _CONVNEXT),
+    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),
+    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
+}
+
+#: What may be left undecided in the settings, by its name on the command line.
+_NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "warmup": "warm-up"}
+
+
+def decide(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> TrainSettings:
+    """Return the settings with a rate, its scaling, a weight decay and a schedule: those given, the others by default.
+
+    A rate that was given is used as it is, unless a scaling was given, too. Raises UsageError where the optimizer is a
+    callable of which no rate is known.
+    """
+    if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
+        return settings
+    found = find_defaults(settings, model, make_optimizer, needs_rate=settings.lr is None)
+    values: dict[str, Any] = {name: getattr(settings, name) for name in ("lr", "scale", "weight_decay", "schedule")}
+    values["scale"] = values["scale"] or (found.scale if settings.lr is None else "none")
+    if settings.schedule is None and settings.warmup is None:
+        values["warmup"] = found.warmup
+    return replace(
+        settings, **{name: getattr(found, name) if value is None else value for name, value in values.items()}
+    )
+
+
+def find_defaults(
+    settings: TrainSettings,
+    model: nn.Module,
+    make_optimizer: OptimizerMaker | None = None,
+    *,
+    needs_rate: bool = True,
+) -> Defaults:
+    """Return the row of the table that a run takes, or what an optimizer of one's own has for defaults.
+
+    Raises UsageError where it has no rate of its own and one is needed.
+    """
+    if make_optimizer is not None:
+        return _own_defaults(make_optimizer, needs_rate)
+    return _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
+
+
+def find_family(model: nn.Module) -> Family:
+    """Return what a model normalises by: that of which it has more modules, where it has both kinds."""
+    kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
+    if not kinds:
+        return "no norm"
+    return "layer norm" if kinds["layer norm"] >= kinds["batch norm"] else "batch norm"
+
+
+def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> str:
+    """Return optimizer, rate, weight decay and schedule of decided settings as text, and where they are from."""
+    found = find_defaults(settings, model, make_optimizer, needs_rate=False)
+    others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
+    name = settings.optimizer if make_optimizer is None else getattr(make_optimizer, "__name__", "an optimizer given")
+    scaled = "" if settings.scale in (None, "none") else f" ({settings.lr:.3g} for a batch of 256, {settings.scale})"
+    values = f"{name}, lr {settings.peak_lr:.3g}{scaled}, weight decay {settings.weight_decay:g}, {settings.schedule}"
+    if len(others) == len(_NAMES):
+        return f"{values}: as given"
+    begun = "with given weights" if settings.weights is not None else "from random weights"
+    of_model = "" if make_optimizer is not None else f" for a model with {find_family(model)}, {begun}"
+    given = f"; given: {', '.join(others)}" if others else ""
+    return f"{values}: default{of_model} ({found.source}){given}"
+
+
+def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
+    try:
+        parameters = inspect.signature(make_optimizer).parameters
+    except (TypeError, ValueError):  # a callable written in C may have no signature
+        parameters = {}
+    known = {
+        name: parameters[name].default
+        for name in ("lr", "weight_decay")
+        if name in parameters and isinstance(parameters[name].default, (int, float))
+    }
+    if needs_rate and "lr" not in known:
+        raise UsageError("what rate suits an optimizer of your own is not known: give lr")
+    decay = float(known.get("weight_decay", 0.0))
+    return Defaults(float(known.get("lr", 0.0)), "none", decay, "one-cycle", None, "the optimizer's own")
+
+
+def _kind_of_norm(module: nn.Module) -> Family | None:
+    """Return the kind of a norm; that over one group of channels is a LayerNorm. None for other modules."""
+    names = [kind.__name__ for kind in type(module).__mro__]
+    if any("LayerNorm" in name or "RMSNorm" in name for name in names):
+        return "layer norm"
+    if isinstance(module, nn.GroupNorm):
+        return "layer norm" if module.num_groups == 1 else "batch norm"
+    return "batch norm" if isinstance(module, _NormBase) else None
