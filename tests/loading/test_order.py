@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader, UsageError
+from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import EpochOrder, make_order
 from tpucache.loading.records.reader import RecordReader
@@ -61,6 +61,15 @@ def test_a_window_is_read_in_as_few_stretches_as_it_has_chunks(cache: Path) -> N
 
     assert stretches(loader._order.shared) <= 6  # one more where the short last chunk shifts the others
     assert stretches(1) > 50
+
+
+@pytest.mark.parametrize(("variant", "used"), [(0, {0}), (2, {2}), ("epoch", {1, 2, 3})])
+def test_a_chunk_holds_as_many_samples_as_have_its_bytes_in_the_variants_in_use(
+    cache: Path, variant: Any, used: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = sum(entry.bytes for entry in Manifest.load(cache).shards if entry.variant in used)
+    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 7 * stored // (len(used) * 150))
+    assert CachedLoader(CachedDataset(cache, variant), 20, shuffle="block").state_dict()["chunk"] == 7
 
 
 @pytest.mark.parametrize(("shuffle", "by_chunk"), [("block", True), (True, False), (False, False)])

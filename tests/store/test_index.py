@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache.errors import DamageError
+from tpucache.errors import DamageError, FormatError
 from tpucache.store import index as index_module
 from tpucache.store.cache import Cache
+from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
 
@@ -101,3 +102,10 @@ def test_an_index_cut_short_while_it_is_open_is_damage_and_not_a_crash(
 def test_memory_that_is_not_to_be_had_is_no_traceback() -> None:
     with pytest.raises(index_module.StoreError, match="no memory for an index of"):
         index_module._reserve(1 << 60)
+
+
+@pytest.mark.parametrize("extra", [b"\0", bytes(INDEX_DTYPE.itemsize)])
+def test_bytes_after_the_rows_are_refused(cache: Path, replace_table: Callable[..., None], extra: bytes) -> None:
+    replace_table("index.npy", (cache / "index.npy").read_bytes() + extra)
+    with pytest.raises(FormatError, match="do not hold 16 index rows"):
+        RecordIndex(cache, Manifest.load(cache))

@@ -168,6 +168,17 @@ def test_a_mapped_record_of_another_length_is_an_error(cache: Path, length: int)
 
 
 @pytest.mark.usefixtures("read_only")
+def test_nothing_is_mapped_where_the_system_does_not_tell_of_pages_that_it_cannot_read(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps_module, "can_populate", lambda: False)
+    dataset = CachedDataset(cache)
+    list(CachedLoader(dataset, 50))
+    assert mapped(dataset) == 0
+    assert dataset.reading.way == "keep"
+
+
+@pytest.mark.usefixtures("read_only")
 def test_pages_that_cannot_be_read_are_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = CachedDataset(cache, in_memory=False)
     monkeypatch.setattr(maps_module, "populate", lambda *_: False)
