@@ -110,6 +110,13 @@ def test_one_field_of_all_samples_comes_in_their_order_in_batches(tmp_path, monk
     assert np.array_equal(np.concatenate(batches), expected[[5, 1, *range(22, 6, -1)]])
 
 
+def test_a_field_without_bytes_comes_in_batches_too(tmp_path):
+    make_cache(tmp_path, (Field("image", "raw", "|u1", (2, 2, 1)), Field("nothing", "raw", "<f4", (0, 3))))
+    batches = list(CachedDataset(tmp_path).field_batches("nothing"))
+    assert sum(len(batch) for batch in batches) == SAMPLES
+    assert {batch.shape[1:] for batch in batches} == {(0, 3)}
+
+
 @pytest.mark.parametrize("kind", MIXED)
 def test_for_one_field_the_others_are_neither_read_nor_decoded(tmp_path, monkeypatch, kind):
     arrays = make_cache(tmp_path, MIXED[kind])

@@ -329,6 +329,9 @@ def test_a_rest_that_cannot_be_shared_is_refused_when_resuming(cache: Path) -> N
     with pytest.raises(UsageError, match="3 samples for 5 ranks"):
         loader.load_state_dict(state)
     loader.load_state_dict({**state, "position": 145})
+    single = CachedLoader(dataset, 1, rank=3, world_size=5)
+    with pytest.raises(UsageError, match="3 samples for 5 ranks"):
+        single.load_state_dict({**state, "position": 122})  # five whole batches, and then too few
 
 
 def test_a_subset_of_a_subset_is_read_like_torch_reads_it(cache: Path) -> None:

@@ -106,6 +106,15 @@ def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -
         resumed.load_state_dict({**state, "order": "block 41, variants by chunk"})
 
 
+def test_each_order_has_a_text_of_its_own_and_chunks_of_one_sample_need_none() -> None:
+    def text(shuffle: Any, chunk: int = 5, *, changes_variants: bool = False) -> str:
+        return make_order(shuffle, 9, chunk, changes_variants=changes_variants).text
+
+    assert [text(shuffle) for shuffle in (False, True, "full", "block")] == ["file", "full", "full", "block 9"]
+    assert text("block", changes_variants=True) == "block 9, variants by chunk"
+    assert text("block", 1, changes_variants=True) == "block 9"
+
+
 def test_an_order_that_is_none_is_refused() -> None:
     for value in ("epoch", 3, None):
         with pytest.raises(UsageError, match='shuffle is True, False, "full" or "block"'):

@@ -77,6 +77,7 @@ def test_on_a_read_only_mount_batches_come_out_of_maps(cache: Path, variant, in_
             for at in (0, len(images) - 1):
                 assert labels[at] == dataset.labels[40 * number + at]
     assert mapped(dataset) == len(dataset._selection.shards)
+    assert not dataset._reader._maps.block(0).flags.writeable
     assert dataset.reading == ("map", 150 * 16 * 16 * 3 * len(dataset._selection.variants))
     assert dataset._reader._memory.granted == 0
 
