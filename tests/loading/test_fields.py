@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
+from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Recipe, UsageError, build_cache
 from tpucache.store import field_reader
 from tpucache.store.codecs import encode, jpeg
 from tpucache.store.fields import Field, RecordLayout
@@ -115,6 +115,13 @@ def test_a_field_without_bytes_comes_in_batches_too(tmp_path):
     batches = list(CachedDataset(tmp_path).field_batches("nothing"))
     assert sum(len(batch) for batch in batches) == SAMPLES
     assert {batch.shape[1:] for batch in batches} == {(0, 3)}
+
+
+def test_a_field_whose_length_varies_has_no_tensor_also_beside_one_that_has(tmp_path):
+    text = Field("text", "bytes", "|u1", ())
+    make_cache(tmp_path, (Field("image", "raw", "|u1", (2, 2, 1)), text))
+    with pytest.raises(FormatError, match="whose length varies: it has no tensor"):
+        CachedDataset(tmp_path)[0]
 
 
 @pytest.mark.parametrize("kind", MIXED)
