@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, UsageError, build_cache
+from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Recipe, UsageError, build_cache
 from tpucache.store import field_reader
 from tpucache.store.codecs import encode, jpeg
 from tpucache.store.fields import Field, RecordLayout
@@ -108,6 +108,20 @@ def test_one_field_of_all_samples_comes_in_their_order_in_batches(tmp_path, monk
     batches = list(dataset.field_batches(name))
     assert [len(batch) for batch in batches] == [4, 4, 4, 4, 2]
     assert np.array_equal(np.concatenate(batches), expected[[5, 1, *range(22, 6, -1)]])
+
+
+def test_a_field_without_bytes_comes_in_batches_too(tmp_path):
+    make_cache(tmp_path, (Field("image", "raw", "|u1", (2, 2, 1)), Field("nothing", "raw", "<f4", (0, 3))))
+    batches = list(CachedDataset(tmp_path).field_batches("nothing"))
+    assert sum(len(batch) for batch in batches) == SAMPLES
+    assert {batch.shape[1:] for batch in batches} == {(0, 3)}
+
+
+def test_a_field_whose_length_varies_has_no_tensor_also_beside_one_that_has(tmp_path):
+    text = Field("text", "bytes", "|u1", ())
+    make_cache(tmp_path, (Field("image", "raw", "|u1", (2, 2, 1)), text))
+    with pytest.raises(FormatError, match="whose length varies: it has no tensor"):
+        CachedDataset(tmp_path)[0]
 
 
 @pytest.mark.parametrize("kind", MIXED)

@@ -138,6 +138,11 @@ def test_depth_is_bounded(cache, tmp_path):
         find_cache(SLUG, [tmp_path])
 
 
+def test_a_name_may_be_of_several_folders(cache, tmp_path):
+    place = mount(cache, tmp_path / "a" / "b" / "c" / SLUG)
+    assert find_cache(f"b/c/{SLUG}", [tmp_path]) == place
+
+
 @pytest.mark.parametrize("name", ["", "kaggle:", "a//b", "../a", "/a", "kaggle:a/b/c", "kaggle:a/", "."])
 def test_what_is_no_name_is_refused(name, tmp_path):
     with pytest.raises(UsageError, match="looked for as"):

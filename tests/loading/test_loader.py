@@ -258,6 +258,12 @@ def test_arguments_that_cannot_be_meant_are_refused(cache, arguments):
         CachedLoader(CachedDataset(cache), **{"batch_size": 4, **arguments})
 
 
+def test_the_least_of_each_argument_is_enough(cache):
+    least = {"threads": 1, "prefetch": 0, "seed": 0, "window": 1, "rank": 0, "world_size": 1}
+    loader = CachedLoader(CachedDataset(cache)[:3], 1, shuffle="block", **least)
+    assert [len(labels) for _, labels in loader] == [1, 1, 1]
+
+
 def test_only_a_cached_dataset_is_read():
     with pytest.raises(UsageError, match="CachedDataset"):
         CachedLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2)

@@ -263,6 +263,20 @@ def test_a_block_state_without_a_digest_keeps_its_chunks(photos: Path, tmp_path:
     assert numbers(iter(loader), dataset) == order[30:].tolist()
 
 
+def test_a_block_state_without_a_digest_continues_where_a_record_is_larger_than_a_chunk(
+    cache: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 1)
+    dataset = CachedDataset(cache)[:20]
+    loader = CachedLoader(dataset, 5, shuffle="block", window=10)
+    assert loader.state_dict()["chunk"] == 1
+    whole = numbers(iter(loader), dataset)
+    loader.set_epoch(0)
+    loader.load_state_dict(early_state(loader, position=10))
+    assert loader.state_dict()["chunk"] == 1
+    assert numbers(iter(loader), dataset) == whole[10:]
+
+
 @pytest.mark.parametrize("change", [{"chunk": 0}, {"chunk": None}, {"chunk": "7"}, {"digest": "0" * 64}])
 def test_a_block_state_of_no_loader_is_refused(cache: Path, change: dict[str, object]) -> None:
     loader = CachedLoader(CachedDataset(cache), 10, shuffle="block")
@@ -276,7 +290,7 @@ def test_a_seed_of_numpy_can_be_saved_and_loaded(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "seed", "threads", "prefetch", "window", "rank", "world_size"])
-@pytest.mark.parametrize("value", [1.5, "2", None, True])
+@pytest.mark.parametrize("value", [1.5, "2", None, True, [4], np.array([4])])
 def test_a_number_that_is_not_whole_is_refused(cache: Path, name: str, value: object) -> None:
     with pytest.raises(UsageError, match=name):
         CachedLoader(CachedDataset(cache), **{"batch_size": 4, name: value})
@@ -315,6 +329,9 @@ def test_a_rest_that_cannot_be_shared_is_refused_when_resuming(cache: Path) -> N
     with pytest.raises(UsageError, match="3 samples for 5 ranks"):
         loader.load_state_dict(state)
     loader.load_state_dict({**state, "position": 145})
+    single = CachedLoader(dataset, 1, rank=3, world_size=5)
+    with pytest.raises(UsageError, match="3 samples for 5 ranks"):
+        single.load_state_dict({**state, "position": 122})  # five whole batches, and then too few
 
 
 def test_a_subset_of_a_subset_is_read_like_torch_reads_it(cache: Path) -> None:

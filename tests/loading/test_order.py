@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache import CachedDataset, CachedLoader, UsageError
+from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import EpochOrder, make_order
 from tpucache.loading.records.reader import RecordReader
@@ -63,6 +63,15 @@ def test_a_window_is_read_in_as_few_stretches_as_it_has_chunks(cache: Path) -> N
     assert stretches(1) > 50
 
 
+@pytest.mark.parametrize(("variant", "used"), [(0, {0}), (2, {2}), ("epoch", {1, 2, 3})])
+def test_a_chunk_holds_as_many_samples_as_have_its_bytes_in_the_variants_in_use(
+    cache: Path, variant: Any, used: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = sum(entry.bytes for entry in Manifest.load(cache).shards if entry.variant in used)
+    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 7 * stored // (len(used) * 150))
+    assert CachedLoader(CachedDataset(cache, variant), 20, shuffle="block").state_dict()["chunk"] == 7
+
+
 @pytest.mark.parametrize(("shuffle", "by_chunk"), [("block", True), (True, False), (False, False)])
 def test_only_the_block_order_changes_variants_by_chunk(cache: Path, shuffle: Any, by_chunk: bool) -> None:
     turning = CachedLoader(CachedDataset(cache, "epoch"), 20, shuffle=shuffle, window=40)
@@ -95,6 +104,15 @@ def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -
     assert again._order.shared == CHUNK
     with pytest.raises(UsageError, match="order"):
         resumed.load_state_dict({**state, "order": "block 41, variants by chunk"})
+
+
+def test_each_order_has_a_text_of_its_own_and_chunks_of_one_sample_need_none() -> None:
+    def text(shuffle: Any, chunk: int = 5, *, changes_variants: bool = False) -> str:
+        return make_order(shuffle, 9, chunk, changes_variants=changes_variants).text
+
+    assert [text(shuffle) for shuffle in (False, True, "full", "block")] == ["file", "full", "full", "block 9"]
+    assert text("block", changes_variants=True) == "block 9, variants by chunk"
+    assert text("block", 1, changes_variants=True) == "block 9"
 
 
 def test_an_order_that_is_none_is_refused() -> None:

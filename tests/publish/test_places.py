@@ -152,6 +152,19 @@ def test_a_cache_of_other_labels_or_columns_is_no_later_version(tmp_path, memory
     assert CachedDataset(tmp_path / "fetched")[0][1] == CachedDataset(first)[0][1]
 
 
+def test_a_cache_whose_labels_mean_other_classes_is_no_later_version(source, cache, tmp_path, memory):
+    manifest = (source / "manifest.json").read_text()
+    assert '"ant"' in manifest
+    (source / "manifest.json").write_text(manifest.replace('"ant"', '"aphid"'))
+    push_cache(cache, memory)
+    with pytest.raises(UsageError, match="labels or columns differ"):
+        push_cache(source, memory)
+    fetch_cache(memory, tmp_path / "fetched")
+    with pytest.raises(UsageError, match="labels or columns differ"):
+        fetch_cache(str(source), tmp_path / "fetched")
+    assert CachedDataset(tmp_path / "fetched").classes == CachedDataset(cache).classes
+
+
 def test_of_two_pushes_to_one_place_the_first_gives_up(cache, memory, monkeypatch):
     send = transfer._push_file
 

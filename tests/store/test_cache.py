@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tpucache.errors import DamageError, UsageError
-from tpucache.store.cache import Cache
+from tpucache.store.cache import Cache, annotation_counts
 from tpucache.store.manifest import Manifest
 
 RECORDS = [[b"%d of %d" % (sample, variant) * (sample + 1) for sample in range(7)] for variant in range(3)]
@@ -99,3 +99,11 @@ def files_open_in(folder: Path) -> list[Path]:
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this very loop
             found.append(link.readlink())
     return [path for path in found if path.parent == folder]
+
+
+def test_counts_of_annotations_that_are_none_are_left_out(cache: Cache) -> None:
+    counts = {"boxes": {"source": 7, "0": 0, "1": -1, "2": True, "3": 1.5, "4": "5"}, "masks": [1]}
+    manifest = dataclasses.replace(cache.manifest, source={"annotations": counts})
+    assert annotation_counts(manifest) == {"boxes": {"source": 7, "0": 0}}
+    for none in ([], None, "boxes"):
+        assert annotation_counts(dataclasses.replace(cache.manifest, source={"annotations": none})) == {}

@@ -46,3 +46,20 @@ def test_hostile_records_are_damage_as_one_by_one(fields: list[Field], record: b
             all_parts(layout, [record])
     else:
         assert all_parts(layout, [record]) == [[bytes(part) for part in expected]]
+
+
+@pytest.mark.parametrize(
+    ("field", "version"),
+    [
+        (Field("image", "raw", "|u1", (4, 4, 3)), 2),
+        (Field("image", "raw", "|u1", (4, 4, 1)), 2),
+        (Field("image", "raw", "|u1", (4, 4, 4)), 4),
+        (Field("image", "raw", "<u2", (4, 4, 3)), 4),
+        (Field("depth", "raw", "<u2", (4, 4, 3)), 2),
+        (Field("image", "yuv420", "|u1", (4, 4, 3)), 3),
+        (Field("image", "dct-lz4", "|u1", (8, 8, 3), 90, "4:2:0", "sparse"), 5),
+        (Field("image", "dct-lz4", "|u1", (8, 8, 3), 90, "4:2:0", "nibbles"), 6),
+    ],
+)
+def test_a_field_needs_the_format_version_that_brought_what_it_holds(field: Field, version: int) -> None:
+    assert field.since == version

@@ -18,6 +18,7 @@ from tpucache.errors import DamageError, FormatError
 from tpucache.store import index as index_module
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
+from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
 
@@ -121,3 +122,10 @@ def test_a_record_that_no_field_can_have_is_refused_before_it_is_read(
             index[numbers]
     with pytest.raises(FormatError, match="none of these fields is longer"):
         index.read_all()
+
+
+@pytest.mark.parametrize("extra", [b"\0", bytes(INDEX_DTYPE.itemsize)])
+def test_bytes_after_the_rows_are_refused(cache: Path, replace_table: Callable[..., None], extra: bytes) -> None:
+    replace_table("index.npy", (cache / "index.npy").read_bytes() + extra)
+    with pytest.raises(FormatError, match="do not hold 16 index rows"):
+        RecordIndex(cache, Manifest.load(cache))

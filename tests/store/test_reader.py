@@ -23,7 +23,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.files.reading import OpenFile
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import Numbers, Rows, ShardReader
+from tpucache.store.reader import Numbers, Rows, ShardReader, _extents
 from tpucache.store.verify import verify_cache
 
 Records = tuple[list[bytes], list[bytes]]
@@ -291,6 +291,15 @@ def test_a_hint_asks_for_neighbours_together_and_for_every_byte(cache: Path, mon
     ((start, length),) = asked
     assert start == index["offset"][3:5].min()
     assert start + length == (index["offset"] + index["length"])[3:5].max()
+
+
+def test_records_of_one_shard_with_less_than_64_kib_between_them_are_one_stretch() -> None:
+    near = 250 + (64 << 10)
+    far = near + 10 + (64 << 10) + 1
+    places = [(1, 10, 5), (0, 200, 50), (0, 0, 100), (0, near, 10), (0, far, 7), (2, 15, 1)]
+    rows = np.zeros(len(places), INDEX_DTYPE)
+    rows["shard"], rows["offset"], rows["length"] = np.array(places).T
+    assert list(_extents(rows)) == [(0, 0, near + 10), (0, far, far + 7), (1, 10, 15), (2, 15, 16)]
 
 
 @pytest.mark.parametrize("column", ["shard", "offset", "length"])

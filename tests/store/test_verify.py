@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpucache.errors import FormatError, NotACacheError
+from tpucache.errors import FormatError, NotACacheError, StoreError
 from tpucache.store.cache import Cache
+from tpucache.store.files import pages
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Strings, encode_columns
@@ -219,6 +221,16 @@ def test_a_table_without_usable_numbers_is_named(cache: Path, replace_table: Rep
     }
     replace_table("samples.npz", encode_columns(columns[column]))
     assert "samples.npz" in names(verify_cache(cache))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_not_damage(cache: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def walk(_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(pages, "walk", walk)
+    with pytest.raises(StoreError, match="not damaged"):
+        verify_cache(cache)
 
 
 def test_progress_reports_each_shard_once(cache: Path) -> None:

@@ -216,6 +216,17 @@ def test_many_records_that_share_leaves_are_written_whole(target: Path, monkeypa
     assert [len(value) for _, value in plain_lmdb(target)] == [len(record) for record in records.values()]
 
 
+@pytest.mark.parametrize("size", [0, 100, 2023, 2024, 4000, 4081, 50_000])
+def test_a_map_that_grows_by_single_pages_is_always_large_enough(
+    target: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "_MAP_STEP", 4096)
+    monkeypatch.setattr(writer_module, "_BATCH_BYTES", 1 << 20)
+    records = {number: bytes(size) for number in range(200)}
+    seal(target, records)
+    assert [value for _, value in plain_lmdb(target)] == list(records.values())
+
+
 def test_a_folder_that_is_not_there_is_a_build_error(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="nowhere"):
         ShardWriter(tmp_path / "nowhere" / "shard.tmp")

@@ -26,7 +26,7 @@ from tpucache.store.copying.claims import (
     remove_claim,
 )
 from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
-from tpucache.store.copying.lineage import check_descends
+from tpucache.store.copying.lineage import check_descends, has_same_table
 from tpucache.store.copying.stage import check_room
 from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically
 from tpucache.store.files.reading import read_chunks
@@ -107,7 +107,7 @@ def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
     check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest))
     if MANIFEST_NAME in names:
         existing = Manifest.load(target)
-        if existing.table != manifest.table:
+        if not has_same_table(existing, manifest):
             with _table_of(remote, manifest) as folder:
                 check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
@@ -148,7 +148,7 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
         _check_tables(remote, existing)
         claims.append(Claim.of(FINISHED, existing))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest))
-    if existing is not None and existing.table != manifest.table:
+    if existing is not None and not has_same_table(existing, manifest):
         with _table_of(remote, existing) as folder:
             check_descends(Cache(folder, existing), Cache(source, manifest), remote.shown)
     return existing is not None and existing.identity == manifest.identity

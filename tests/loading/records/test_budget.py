@@ -1,4 +1,4 @@
-"""The budget is one process's: what it promised is not promised to a process that is forked from it."""
+"""Memory is given once, as far as there is some, and a forked process has a budget of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,65 @@ import subprocess
 import sys
 
 import pytest
+
+from tpucache.loading.records import budget
+from tpucache.loading.records.budget import MemoryBudget
+
+
+class Owner:
+    """Somebody who needs memory."""
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that the machine has free, which a test may change."""
+    left = [1000]
+    monkeypatch.setattr(budget, "available_memory", lambda: left[0])
+    return left
+
+
+def test_half_of_what_was_free_is_given_whether_it_is_used_at_once_or_later(free: list[int]) -> None:
+    for is_used in (True, False):
+        free[0] = 1000
+        shared, owner = MemoryBudget(), Owner()
+        assert shared.take(owner, 300, is_used=is_used)
+        free[0] -= 300 if is_used else 0
+        assert shared.room == 200
+        assert not shared.take(owner, 201)
+        assert shared.take(owner, 200)
+
+
+def test_an_eighth_of_what_was_free_at_first_is_left(free: list[int]) -> None:
+    shared = MemoryBudget()
+    assert shared.room == 500
+    free[0] = 130  # others took the rest
+    assert shared.room == 5
+    free[0] = 100
+    assert shared.room == -25
+    assert not shared.take(Owner(), 1)
+
+
+def test_what_was_given_comes_back_with_the_end_of_its_owner(free: list[int]) -> None:
+    shared, owner = MemoryBudget(), Owner()
+    assert shared.take(owner, 500, is_used=False)
+    assert shared.room == 0
+    del owner
+    assert shared.room == 500
+    assert free == [1000]
+
+
+def test_a_promise_may_be_of_all_that_is_free_and_is_made_once(free: list[int]) -> None:
+    shared, first, second = MemoryBudget(), Owner(), Owner()
+    assert not shared.promise(first, 1001)
+    assert shared.promise(first, 1000)
+    assert shared.free == 0
+    assert not shared.promise(second, 1)
+    shared.use(first, 400)
+    free[0] -= 400
+    assert shared.free == 0
+    shared.forget_promises()
+    assert shared.free == 600
+
 
 FORKING = """
 import ctypes, os, sys

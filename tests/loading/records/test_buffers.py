@@ -103,6 +103,19 @@ def test_buffers_that_no_batch_needed_for_a_while_are_freed(seconds, left, monke
     assert len(buffers) == left
 
 
+def test_buffers_that_were_prepared_are_the_first_that_are_lent(monkeypatch: pytest.MonkeyPatch):
+    pool = BufferPool(FIELDS, 2)
+    pool.prepare(3, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(buffers_module, "Buffer", lambda *_: pytest.fail("a buffer was made although one was prepared"))
+        buffers = [pool.take() for _ in range(3)]
+    assert len({id(buffer) for buffer in buffers}) == 3
+    for buffer in buffers:
+        pool.give_back(buffer)
+    pool.prepare(5, 2)  # batches were read since: as many as they need are there
+    assert len(pool._free) == 3
+
+
 @pytest.mark.parametrize("seconds", [0.0, 30.0])
 def test_buffers_that_are_in_use_now_and_then_are_kept(seconds, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(buffers_module, "_SECONDS", seconds)

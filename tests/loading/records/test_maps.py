@@ -77,6 +77,7 @@ def test_on_a_read_only_mount_batches_come_out_of_maps(cache: Path, variant, in_
             for at in (0, len(images) - 1):
                 assert labels[at] == dataset.labels[40 * number + at]
     assert mapped(dataset) == len(dataset._selection.shards)
+    assert not dataset._reader._maps.block(0).flags.writeable
     assert dataset.reading == ("map", 150 * 16 * 16 * 3 * len(dataset._selection.variants))
     assert dataset._reader._memory.granted == 0
 
@@ -165,6 +166,17 @@ def test_a_mapped_record_of_another_length_is_an_error(cache: Path, length: int)
         dataset[5]
     with pytest.raises(DamageError, match=r"v00-00000\.lmdb .* the index is wrong"):
         next(iter(CachedLoader(dataset, 10)))
+
+
+@pytest.mark.usefixtures("read_only")
+def test_nothing_is_mapped_where_the_system_does_not_tell_of_pages_that_it_cannot_read(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps_module, "can_populate", lambda: False)
+    dataset = CachedDataset(cache)
+    list(CachedLoader(dataset, 50))
+    assert mapped(dataset) == 0
+    assert dataset.reading.way == "keep"
 
 
 @pytest.mark.usefixtures("read_only")

@@ -140,6 +140,13 @@ def test_where_nothing_is_missing_a_condition_means_what_it_means_in_python(cond
     assert found(condition, complete) == expected
 
 
+def test_a_condition_may_have_ten_thousand_characters_and_no_more() -> None:
+    condition = "fold == 1".ljust(10_000)
+    assert found(condition) == found("fold == 1")
+    with pytest.raises(UsageError, match="at most 10,000 characters, not 10,001"):
+        found(condition + " ")
+
+
 def test_where_selects_of_a_dataset_what_it_shows(cache: Path) -> None:
     dataset = CachedDataset(cache)
     half = dataset[::-2]

@@ -42,6 +42,11 @@ def test_a_mask_of_labels_chooses_the_samples_with_that_label(cache: Path) -> No
     assert [label for _, labels in CachedLoader(part[-3:], 2) for label in labels.tolist()] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("index", [[], (), np.array([], np.int64), slice(3, 3), np.zeros(150, bool)])
+def test_nothing_may_be_chosen(cache: Path, index: object) -> None:
+    assert len(CachedDataset(cache).select(index)) == 0
+
+
 @pytest.mark.parametrize(
     "index",
     [

@@ -34,6 +34,14 @@ def test_planes_are_those_of_jfif() -> None:
     assert list(yuv420.pack(image)) == [76, 76, 76, 76, 85, 255]
 
 
-def test_another_length_is_damage() -> None:
+@pytest.mark.parametrize("length", [0, 23, 25])
+def test_another_length_is_damage(length: int) -> None:
     with pytest.raises(DamageError, match="bytes"):
-        yuv420.unpack(bytes(23), 4, 4)
+        yuv420.unpack(bytes(length), 4, 4)
+
+
+@pytest.mark.parametrize("bright", range(4))
+def test_colours_are_the_mean_of_four_pixels(bright: int) -> None:
+    image = np.zeros((4, 3), np.uint8)
+    image[bright] = (200, 0, 0)
+    assert list(yuv420.pack(image.reshape(2, 2, 3)))[4:] == [120, 153]

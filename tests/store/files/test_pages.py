@@ -162,6 +162,14 @@ def test_a_page_with_two_parents_is_refused(tree: bytes) -> None:
         walk_bytes(patched(tree, [(nodes[1], child)]))
 
 
+@pytest.mark.parametrize("flags", [0x00, 0x04, 0x08])
+def test_a_page_of_the_tree_that_is_neither_branch_nor_leaf_is_refused(tree: bytes, flags: int) -> None:
+    _, nodes = root_nodes(tree)
+    (child,) = struct.unpack_from("<H", tree, nodes[0])
+    with pytest.raises(FormatError, match=f"page {child} is not a branch or leaf"):
+        walk_bytes(patched(tree, [(child * PAGE + 10, struct.pack("<H", flags))]))
+
+
 @pytest.mark.parametrize("root", [0, 1, 10**6, 2**63, 2**64 - 2])
 def test_a_root_outside_the_file_is_refused(tree: bytes, root: int) -> None:
     with pytest.raises(FormatError, match="there is no page"):

@@ -22,16 +22,21 @@ def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
     return tuple(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else ()
 
 
+def has_same_table(before: Manifest, after: Manifest) -> bool:
+    """Return whether two caches have one samples table, and the labels in it mean the same classes."""
+    return before.table == after.table and before.classes == after.classes
+
+
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
 
     Where the new one is the old one relabelled, labels and columns may differ. Of each cache only the samples table is
-    read, so its folder may hold nothing else. Shards do not hold labels: two caches of the same photographs have the
-    same shards. Raises DamageError or FormatError for a table that cannot be
+    read, so its folder may hold nothing else, or nothing at all where `has_same_table`. Shards do not hold labels: two
+    caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that cannot be
     read.
     """
     before, after = old.manifest, new.manifest
-    if before.identity == after.identity or before.table == after.table:
+    if has_same_table(before, after):
         return
     first, second = old.samples, new.samples
     count = before.samples

@@ -1,0 +1,42 @@
+"""What is renamed into place was written to the disk as a whole before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tpucache.store.files.atomic import write_atomically
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(3_000_000)])
+def test_all_bytes_are_synced_before_the_rename_and_the_rename_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    path, synced = tmp_path / "file", []
+
+    def sync(descriptor: int) -> None:
+        content = Path(f"/proc/self/fd/{descriptor}")
+        synced.append((content.is_dir() or content.read_bytes(), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_atomically(path, data)
+    assert synced == [(data, False), (True, True)]
+    assert path.read_bytes() == data
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+
+    def fail(_: int) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="gone"):
+        write_atomically(path, b"after")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"before"
