@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
@@ -16,16 +17,24 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
+sys.path.append(str(Path(__file__).parent))  # for processes.py
+
 import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
+from processes import adopt_orphans, children, end_all_but, refuse_forks
 
 from tpucache import Recipe, build_cache
 
 sys.dont_write_bytecode = False  # the same for this process
+refuse_forks()
+adopt_orphans()
 
 NEEDS_XLA = pytest.mark.skip(reason="torch_xla is not installed: it has no release for this Python or machine")
+
+# So that importing numpy, scipy or torch starts no thread, whatever the environment says.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 CLASSES = ("ant", "bee", "cat", "dog")
 SAMPLES = 150
@@ -41,6 +50,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("xla"):
                 item.add_marker(NEEDS_XLA)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_session() -> Iterator[None]:
+    """Fail where a process that fixtures of modules or the session have started outlives them."""
+    known = children()
+    yield
+    end_all_but(known)
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test(nothing_outlives_the_session: None) -> Iterator[None]:
+    """Fail a test that leaves a process behind; one of a wider fixture has been started before this one asks."""
+    known = children()
+    yield
+    end_all_but(known)
+
+
+@pytest.fixture(scope="session")
+def run_forking() -> Callable[..., str]:
+    """The function `run_forking(code, *arguments)`: what a new Python prints, which forks while it has one thread."""
+
+    def run(code: str, *arguments: object) -> str:
+        program = f"import processes\nprocesses.fork_alone()\n{code}"
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path, **ONE_THREAD},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)

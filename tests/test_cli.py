@@ -97,7 +97,12 @@ def test_a_bad_sample_is_named_or_listed(photos, tmp_path, capsys):
 )
 def test_what_cannot_be_done_ends_in_one_line(arguments, status, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "tpucache", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tpucache", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == status
     assert done.stdout == ""
@@ -173,6 +178,7 @@ def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     if safe and sys.version_info >= (3, 11):
         assert done.returncode == 2
@@ -194,6 +200,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         if command[0] == "inspect":
@@ -205,7 +212,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
 def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, tmp_path):
     program = "import sys; sys.modules['lmdb'] = None; from tpucache.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert re.fullmatch(r"python -m tpucache: lmdb is not installed.*`pip install tpucache`.*\n", done.stderr)
     assert not (tmp_path / "cache").exists()

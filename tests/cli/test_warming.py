@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_verify_needs_none_of_warmups_libraries(cache: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _BARE, "verify", str(cache)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _BARE, "verify", str(cache)], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "all sound" in done.stdout

@@ -26,7 +26,13 @@ def test_the_loop_of_the_page_trains(cache, tmp_path, device):
         (tmp_path / "cache" / name).symlink_to(cache)
     environment = {**os.environ, "PJRT_DEVICE": "CPU"}
     done = subprocess.run(
-        [sys.executable, "loop.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "loop.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     *epochs, accuracy = done.stdout.splitlines()

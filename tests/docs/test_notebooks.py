@@ -81,7 +81,7 @@ def _shell(command: str) -> None:
     if words[:3] == PROG:
         assert main(words[3:]) == 0, command
     else:
-        subprocess.run(words, check=True)
+        subprocess.run(words, check=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_the_third_trains_on_it_with_jax(built):
         "PYTHONPATH": str(Path(__file__).parent),
     }
     words = [sys.executable, "-c", program, "03-train-jax.ipynb", str(built)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses) == 3

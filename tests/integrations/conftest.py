@@ -58,6 +58,7 @@ def run_example(tmp_path: Path) -> Callable[..., int]:
             capture_output=True,
             text=True,
             check=False,
+            timeout=240,
         )
         assert done.returncode == 0, done.stderr
         found = re.search(r"^(\d+) images seen", done.stdout, re.MULTILINE)

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,23 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def start() -> Callable[..., subprocess.Popen[str]]:
-    """Start Python with these arguments on so many simulated CPU devices."""
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python with these arguments on so many simulated CPU devices; what still runs at the end is killed."""
+    started = []
 
     def run(*arguments: object, devices: int = 1) -> subprocess.Popen[str]:
         flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
         words = [sys.executable, *map(str, arguments)]
-        return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(process)
+        return process
 
-    return run
+    try:
+        yield run
+    finally:
+        for process in started:
+            process.kill()
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ def test_an_index_cut_short_while_a_dataset_is_open_is_an_error_and_not_a_crash(
         "    print(error)\n"
     )
     command = [sys.executable, "-c", program, os.fspath(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done
     assert "index.npy was cut short" in done.stdout
 

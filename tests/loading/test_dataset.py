@@ -19,8 +19,9 @@ from tpucache import CachedDataset, CachedLoader, DamageError, NotACacheError, R
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.records.presize import presize
 
+TESTS = Path(__file__).parents[1]
 READ_EVERYWHERE = """
-import hashlib, os, sys, torch
+import hashlib, os, processes, sys, torch
 from torch.utils.data import DataLoader
 from tpucache import CachedDataset
 
@@ -31,6 +32,7 @@ def digest(batches):
     return total.hexdigest()
 
 if __name__ == "__main__":
+    processes.fork_alone()
     for name in ("lmdb", "PIL", "cv2", "albumentations", "joblib"):
         try:
             __import__(name)
@@ -79,10 +81,14 @@ def test_samples_are_the_same_under_any_worker_without_the_writers_libraries(cac
     script.write_text(READ_EVERYWHERE)
     done = subprocess.run(
         [sys.executable, script, published],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 1
@@ -126,16 +132,25 @@ def test_variant_epoch_shows_all_augmented_variants_in_turn(cache):
         assert sorted(shown) == [1, 2, 3]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_that_persist_see_each_epoch(cache, method):
-    turning = CachedDataset(cache, "epoch", indices=range(20))
-    loader = DataLoader(turning, 10, num_workers=1, persistent_workers=True, multiprocessing_context=method)
-    here = CachedDataset(cache, "epoch", indices=range(20))
+PERSISTING = """
+import sys, torch
+from torch.utils.data import DataLoader
+from tpucache import CachedDataset
+
+if __name__ == "__main__":
+    turning, here = (CachedDataset(sys.argv[2], "epoch", indices=range(20)) for _ in range(2))
+    loader = DataLoader(turning, 10, num_workers=1, persistent_workers=True, multiprocessing_context=sys.argv[1])
     for epoch in (0, 1, 5):
         turning.set_epoch(epoch)
         here.set_epoch(epoch)
         assert torch.equal(torch.cat([images for images, _ in loader]), torch.stack([image for image, _ in here]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_that_persist_see_each_epoch(cache, method, run_forking):
+    run_forking(PERSISTING, method, cache)
 
 
 def test_a_copy_has_an_epoch_of_its_own(cache):

@@ -38,7 +38,7 @@ print(json.dumps(found))
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
 
 
 def shown(value: Any) -> list[Any]:

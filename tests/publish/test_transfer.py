@@ -122,12 +122,13 @@ def test_a_fetch_continues_after_its_process_was_killed(cache, tmp_path, served)
         "transfer.fetch_cache(sys.argv[1], sys.argv[2], lambda *done: time.sleep(0.05))"
     )
     target = tmp_path / "fetched"
-    process = subprocess.Popen([sys.executable, "-c", code, served.url, str(target)])
-    while not list(target.glob("v00-00001.lmdb")):
-        time.sleep(0.02)
-        assert process.poll() is None
-    process.kill()
-    process.wait()
+    with subprocess.Popen([sys.executable, "-c", code, served.url, str(target)]) as process:
+        try:
+            while not list(target.glob("v00-00001.lmdb")):
+                time.sleep(0.02)
+                assert process.poll() is None
+        finally:
+            process.kill()
     fetch_cache(served.url, target)
     assert contents(target) == contents(cache)
 

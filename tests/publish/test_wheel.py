@@ -27,7 +27,7 @@ def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
     assert path.name == f"tpucache-{tpucache.__version__}-py3-none-any.whl"
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, path]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     mine = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*") if file.suffix in (".py", ".typed")}
     theirs = {file.relative_to(site / "tpucache") for file in (site / "tpucache").rglob("*") if file.suffix != ".pyc"}
     assert (
@@ -35,7 +35,7 @@ def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
         == mine
     )
     code = f"import sys; sys.path.insert(0, {str(site)!r})\nimport tpucache; print(tpucache.__file__)"
-    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == str(site / "tpucache" / "__init__.py")
     assert (site / "bin" / "tpucache").exists()
 

@@ -127,6 +127,11 @@ def test_the_commands_of_a_package_are_listed_with_what_they_do(package: str, na
     assert names <= set(commands)
     assert all(commands.values())
     done = subprocess.run(
-        [sys.executable, "-m", f"scripts.{package}", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", f"scripts.{package}", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert all(f"{name} " in done.stdout and summary in done.stdout for name, summary in commands.items())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,12 @@ sys.path.append(str(Path(__file__).parents[2]))  # the scripts are no part of th
 from scripts.checks.misuse.__main__ import load_rows
 from scripts.checks.misuse.lab import Lab, Shared
 from scripts.checks.misuse.outcome import Done, Outcome, Wrong, correct, equal, refused, refuses, succeeded
-from scripts.checks.misuse.rows import Row, run_row, run_rows
+from scripts.checks.misuse.rows import Row, run_row
 from scripts.checks.misuse.table import print_table
 from tpucache import CachedDataset, Recipe, RecipeError, UsageError
 
-# Rows run commands in forked processes, which begin anew and touch no thread's lock.
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-
-IN_PROCESS = (
+ROOT = Path(__file__).parents[2]
+SOME = (
     "a mask of labels as selection",
     "positions beyond both ends",
     "more ranks than samples",
@@ -32,16 +31,44 @@ IN_PROCESS = (
 MESSAGE = "python -m tpucache: photos is empty: give a folder of images\n"
 
 
+# Rows and the commands in them run in forks of a process that does nothing else.
+MAKING = """
+import sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from scripts.checks.misuse.lab import Shared
+folder = Path(sys.argv[2])
+shared = Shared(folder / "shared")
+shared.cache()
+"""
+ENDING = f"""{MAKING}
+import json
+from scripts.checks.misuse.__main__ import load_rows
+from scripts.checks.misuse.rows import run_rows
+rows = [one for one in load_rows() if one.name in sys.argv[3:]]
+print(json.dumps({{one.name: outcome for one, outcome, _ in run_rows(rows, folder, shared, 1)}}))
+"""
+DYING = f"""{MAKING}
+import os
+from scripts.checks.misuse.rows import Row, run_rows
+rows = [Row("area", str(status), lambda lab, status=status: os._exit(status)) for status in (0, 9)]
+for _, outcome, _ in run_rows(rows, folder, shared, 2):
+    print(outcome.kind)
+"""
+
+
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def lab(tmp_path_factory: pytest.TempPathFactory, run_forking: Callable[..., str]) -> Lab:
     folder = tmp_path_factory.mktemp("lab")
+    run_forking(MAKING, ROOT, folder)
     return Lab(folder, Shared(folder / "shared"))
 
 
-@pytest.mark.parametrize("name", IN_PROCESS)
-def test_a_row_ends_well(lab: Lab, name: str) -> None:
-    (found,) = [one for one in load_rows() if one.name == name]
-    assert run_row(found, lab).kind in ("correct", "refused")
+@pytest.mark.slow
+def test_rows_end_well(tmp_path: Path, run_forking: Callable[..., str]) -> None:
+    outcomes = json.loads(run_forking(ENDING, ROOT, tmp_path, *SOME))
+    assert sorted(outcomes) == sorted(SOME)
+    assert {name: outcome for name, outcome in outcomes.items() if outcome[0] not in ("correct", "refused")} == {}
 
 
 def test_there_are_many_rows_all_named_differently() -> None:
@@ -93,8 +120,6 @@ def test_a_refusal_is_one_line_with_its_status_and_no_traceback() -> None:
 
 
 @pytest.mark.slow
-def test_a_row_whose_process_dies_is_wrong_and_leaves_nothing(lab: Lab, tmp_path: Path) -> None:
-    rows = [Row("area", name, lambda lab, status=status: os._exit(status)) for name, status in (("0", 0), ("9", 9))]
-    outcomes = list(run_rows(rows, tmp_path, lab.shared, 2))
-    assert {outcome.kind for _, outcome, _ in outcomes} == {"WRONG"}
-    assert not any(path.is_dir() for path in tmp_path.iterdir())
+def test_a_row_whose_process_dies_is_wrong_and_leaves_nothing(tmp_path: Path, run_forking: Callable[..., str]) -> None:
+    assert run_forking(DYING, ROOT, tmp_path).split() == ["WRONG", "WRONG"]
+    assert not list(tmp_path.glob("row*"))

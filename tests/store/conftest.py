@@ -136,7 +136,7 @@ def run_without_lmdb() -> Callable[..., str]:
     def run(code: str, *arguments: object) -> str:
         program = f"import sys; sys.modules['lmdb'] = None\n{code}"
         command = [sys.executable, "-W", "error", "-c", program, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -19,23 +19,29 @@ sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[Callable[..., Run]]:
-    """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found."""
+    """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found.
+
+    Keywords are added to its environment.
+    """
     from forking import PythonForks
 
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     forks = PythonForks({**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": path})
 
-    def run(*arguments: str | Path, devices: int = 1, asked: bool = True) -> Run:
+    def run(*arguments: str | Path, devices: int = 1, asked: bool = True, **more: str) -> Run:
         words = [str(argument) for argument in arguments]
-        environment = {**os.environ, "CPU_NUM_DEVICES": str(devices), "PYTHONPATH": path}
+        environment = {**os.environ, "CPU_NUM_DEVICES": str(devices), "PYTHONPATH": path, **more}
         if asked:
             return forks.run(words, {**environment, "PJRT_DEVICE": "CPU"})
         environment.pop("PJRT_DEVICE", None)
         # Importing torch_xla sets PJRT_DEVICE, so that a fork of what has imported it would not be without.
-        return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+        command = [sys.executable, *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
-    yield run
-    forks.close()
+    try:
+        yield run
+    finally:
+        forks.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Runs Python programs in forks of a process that has imported what they need, which takes 6 s of a processor.
 
 As the program of its own process it reads one request a line: a folder. There, `request.json` says what to run; the
-fork's output goes into `out` and `err`, and its status into `status` when it has ended.
+fork's output goes into `out` and `err`, its process group into `group`, and its status into `status` when it has ended.
 """
 
 from __future__ import annotations
@@ -28,39 +28,47 @@ MODULES = (
 
 
 class PythonForks:
-    """Starts the process that forks when it is needed first. Threads may run programs at once."""
+    """Starts the process that forks, which has one thread. Threads may run programs at once."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = dict(environment)
+        one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        command = [sys.executable, __file__]
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
+        self._process = subprocess.Popen(command, env={**environment, **one}, stdin=subprocess.PIPE, text=True)
 
-    def run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run what `python ARGUMENTS` would: a file, or -m and a module."""
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 240
+    ) -> subprocess.CompletedProcess[str]:
+        """Run what `python ARGUMENTS` would: a file, or -m and a module. Raises TimeoutError after so many seconds."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             request = {"arguments": arguments, "environment": dict(environment), "cwd": str(Path.cwd())}
             (folder / "request.json").write_text(json.dumps(request))
             with self._lock:
-                process = self._process = self._process or self._start()
-                assert process.stdin is not None
-                process.stdin.write(f"{folder}\n")
-                process.stdin.flush()
-            while not (folder / "status").exists():
-                assert process.poll() is None, "the process that forks has ended"
-                time.sleep(0.01)
+                assert self._process.stdin is not None
+                self._process.stdin.write(f"{folder}\n")
+                self._process.stdin.flush()
+            try:
+                self._wait(folder / "status", time.monotonic() + timeout)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    os.killpg(int((folder / "group").read_text()), signal.SIGKILL)
+                raise
             status = int((folder / "status").read_text())
             out, err = ((folder / stream).read_text(errors="replace") for stream in ("out", "err"))
         return subprocess.CompletedProcess(["python", *arguments], status, out, err)
 
     def close(self) -> None:
         """End the process that forks."""
-        if self._process is not None:
-            with self._process as process:  # its pipe is closed, too
-                process.kill()
+        with self._process as process:  # its pipe is closed, too
+            process.kill()
 
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, __file__], env=self._environment, stdin=subprocess.PIPE, text=True)
+    def _wait(self, status: Path, until: float) -> None:
+        while not status.exists():
+            assert self._process.poll() is None, "the process that forks has ended"
+            if time.monotonic() > until:
+                raise TimeoutError("the program took too long: it is killed")
+            time.sleep(0.01)
 
 
 def serve() -> Path | None:
@@ -68,10 +76,14 @@ def serve() -> Path | None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     for line in sys.stdin:
         folder = Path(line.rstrip("\n"))
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
+            sys.exit(f"the process that forks has {threads} threads: import nothing that starts one")
         watcher = os.fork()
         if watcher:
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        (folder / "group").write_text(str(os.getpid()))
         program = os.fork()
         if not program:
             return folder

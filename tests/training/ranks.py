@@ -1,7 +1,4 @@
-"""What each process does that `torchrun ranks.py WHAT CACHE FOLDER` starts; FOLDER gets `rank-N.json`, its results.
-
-`python ranks.py fork N WHAT CACHE FOLDER` has torchrun's launcher fork N processes, which need not import torch again.
-"""
+"""What each process does that `torchrun ranks.py WHAT CACHE FOLDER` starts; FOLDER gets `rank-N.json`, its results."""
 
 from __future__ import annotations
 
@@ -123,7 +120,7 @@ def four(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
 
 def run(what: Callable[..., None], cache: Path, folder: Path) -> None:
     """Run all of it, and write the results so far whenever there are new ones; end when it hangs."""
-    signal.alarm(900)
+    signal.alarm(240)
     results: dict[str, Any] = {}
 
     def keep(**found: Any) -> None:
@@ -133,20 +130,6 @@ def run(what: Callable[..., None], cache: Path, folder: Path) -> None:
     what(cache, folder, keep)
 
 
-def fork(processes: int, *arguments: Any) -> None:
-    """Run in processes that are forks of this one."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        1, 1, processes, run_id="forks", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork"
-    )
-    elastic_launch(config, run)(*arguments)
-
-
 if __name__ == "__main__":
-    *how, what, cache, folder = sys.argv[1:]
-    arguments = {"two": two, "four": four}[what], Path(cache), Path(folder)
-    if how:
-        fork(int(how[1]), *arguments)
-    else:
-        run(*arguments)
+    what, cache, folder = sys.argv[1:]
+    run({"two": two, "four": four}[what], Path(cache), Path(folder))

@@ -89,13 +89,13 @@ from tpucache.training.predictor import Predictor
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))
-predictor = Predictor([Path(run)], device, trust=TRUST)
+predictor = Predictor([Path(run)], device, trust=["tiny_models:tiny"])
 found, compiles = {{}}, []
 for count in {counts}:
     dataset = CachedDataset(cache, 0, np.arange(count) * 7 % 150)
     found[str(count)] = predict_values(predictor, [dataset], 8, 2, Progress(count, "predict", "images"))
     compiles.append(device.counters().compiles)
-both, dataset = Predictor([Path(run)], device, flip=True, trust=TRUST), CachedDataset(cache)
+both, dataset = Predictor([Path(run)], device, flip=True, trust=["tiny_models:tiny"]), CachedDataset(cache)
 found["flipped"] = predict_values(both, [dataset], 8, 2, Progress(len(dataset), "predict", "images"))
 np.savez(output, compiles=compiles, **found)
 """
@@ -229,12 +229,13 @@ def test_a_run_and_its_predictions_are_given_by_text_too(cache, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["model", "eval_step"])
 def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, tmp_path, monkeypatch, capsys, setting):
-    (tmp_path / "trap_by_test.py").write_text(
+    module = f"trap_of_a_{setting}"
+    (tmp_path / f"{module}.py").write_text(
         f"open({str(tmp_path / 'imported')!r}, 'w').close()\nfrom tiny_models import tiny\n"
         "def step(model, batch): return model(batch['image'])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    code = {"model": "trap_by_test:tiny", "eval_step": "trap_by_test:step"}[setting]
+    code = f"{module}:{'tiny' if setting == 'model' else 'step'}"
     run = tmp_path / "run"
     shutil.copytree(folds[0], run)
     content = torch.load(run / "best.pt", weights_only=True)

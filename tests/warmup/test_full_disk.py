@@ -74,6 +74,7 @@ class SmallDisk:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         if done.returncode:
             pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
@@ -87,7 +88,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     path = tmp_path / "disk"
     path.mkdir()
     yield SmallDisk(path)
-    subprocess.run(["umount", str(path)], check=False, capture_output=True)
+    subprocess.run(["umount", str(path)], check=False, capture_output=True, timeout=120)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

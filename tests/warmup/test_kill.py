@@ -48,10 +48,11 @@ def slowly(image, generator):
 
 # Imports everything once; then each line asks for a warmup in a fork, in a process group of its own.
 _FORKS = """
-import json, os, sys
+import json, os, processes, sys
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
 import slow_by_test
+processes.fork_alone()
 for line in sys.stdin:
     source, cache, variants = json.loads(line)
     pid = os.fork()
@@ -186,16 +187,23 @@ class Forks:
 
 @pytest.fixture(scope="module")
 def forks(modules: Path, source: Path) -> Iterator[Forks]:
-    found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+    found = [str(modules), str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
         [sys.executable, "-c", _FORKS.replace("SIZE", str(_SIZE))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "SECONDS_A_SAMPLE": "0.001"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(found),
+            "SECONDS_A_SAMPLE": "0.001",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        yield Forks(process, source)
-        process.kill()
+        try:
+            yield Forks(process, source)
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -230,6 +230,6 @@ except DamageError as error:
 def test_a_shard_cut_short_while_a_loader_runs_is_an_error_and_not_a_crash(cache: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(cache, tmp_path / "copy")
     command = [sys.executable, "-c", TRUNCATE, os.fspath(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done
     assert "ends before byte" in done.stdout

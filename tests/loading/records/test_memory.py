@@ -294,11 +294,21 @@ def test_memory_that_others_take_meanwhile_is_not_taken(cache, free, monkeypatch
     assert dataset._reader._memory.granted <= 60 * RECORD_BYTES
 
 
+WORKERS = """
+import sys, torch
+from torch.utils.data import DataLoader
+from tpucache import CachedDataset
+from tpucache.loading.records import budget
+
+budget.available_memory = lambda: int(sys.argv[3]) - sum(claim.used for claim in budget.BUDGET._claims.values())
+dataset = CachedDataset(sys.argv[1], in_memory={"auto": "auto", "True": True}[sys.argv[2]])
+expected = [images.clone() for images, _ in DataLoader(dataset, 50)]
+loader = DataLoader(dataset, 50, num_workers=2, multiprocessing_context="fork")
+assert all(torch.equal(images, wanted) for (images, _), wanted in zip(loader, expected, strict=True))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("in_memory", ["auto", True])
-def test_workers_of_a_dataloader_give_the_same_and_keep_nothing_beyond_the_budget(cache, in_memory, free):
-    free(4 * 150 * RECORD_BYTES)
-    dataset = CachedDataset(cache, in_memory=in_memory)
-    expected = [images.clone() for images, _ in CachedLoader(dataset, 50)]
-    loader = torch.utils.data.DataLoader(dataset, 50, num_workers=2, multiprocessing_context="fork")
-    assert all(torch.equal(images, wanted) for (images, _), wanted in zip(loader, expected, strict=True))
+def test_workers_of_a_dataloader_give_the_same_and_keep_nothing_beyond_the_budget(cache, in_memory, run_forking):
+    run_forking(WORKERS, cache, in_memory, 4 * 150 * RECORD_BYTES)

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from ranks import COMMON, SETTINGS, TRAIN, learn
+from torch.distributed import TCPStore
 
 from tpucache.loading.samples.sampler import full_order
 
@@ -21,15 +23,9 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[1]
 
 
-def launch(launcher, processes, cache, folder, what):
-    """Run one of the programs in ranks.py; return what ended it, and each process's results."""
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, *launcher, what, str(cache), str(folder)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
+def results_of(folder, processes):
+    """Return what each process has written."""
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +38,34 @@ def one(cache, tmp_path_factory):
 def two(cache, tmp_path_factory):
     """What two processes did, and where."""
     folder = tmp_path_factory.mktemp("two")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "ranks.py")]
-    return *launch(torchrun, 2, cache, folder, "two"), folder
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(HERE / "ranks.py"), "two", str(cache), str(folder)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    return done, results_of(folder, 2), folder
 
 
 @pytest.fixture(scope="module")
-def four(cache, two, tmp_path_factory):
-    """What each of four processes did, which continue a run of two."""
+def four(cache, two, python, tmp_path_factory):
+    """What each of four processes did, which continue a run of two. They meet as those that torchrun starts do."""
     folder = tmp_path_factory.mktemp("four")
     shutil.copytree(two[2] / "killed", folder / "killed")
-    done, results = launch([str(HERE / "ranks.py"), "fork", "4"], 4, cache, folder, "four")
-    assert done.returncode == 0, done.stderr
-    return results
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "four", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+
+    def start(rank):
+        return python(HERE / "ranks.py", "four", cache, folder, **shared, RANK=rank, LOCAL_RANK=rank)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in threads.map(start, "0123"):
+            assert done.returncode == 0, done.stderr
+    return results_of(folder, 4)
 
 
 def assert_alike(report, expected):
