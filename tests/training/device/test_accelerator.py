@@ -217,6 +217,33 @@ def test_models_are_compiled_in_place_where_that_is_asked_for(monkeypatch):
     assert sorted(model.state_dict()) == names
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch
+def test_every_model_of_a_process_is_compiled_also_the_tenth(monkeypatch, caplog):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
+    device, images = open_device("torch", device="cpu", compile=True), torch.rand(2, 3, 5, 5)
+    for number in range(10):
+        model, before = device.place(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())), compiled_graphs()
+        for _ in range(2):
+            model(images[number % 2 :])  # two batches of other sizes are two graphs of one model
+            model(images)
+        assert compiled_graphs() - before == 1 + number % 2
+    assert not [record for record in caplog.records if record.name == "tpucache"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch
+def test_a_model_that_is_not_compiled_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    model = open_device("torch", device="cpu", compile=True).place(nn.Sequential(nn.Flatten()))
+    for _ in range(2):
+        model(torch.rand(2, 3))
+    assert [record.getMessage() for record in caplog.records if record.name == "tpucache"] == [
+        "torch.compile made no graph of the model: it runs uncompiled, which is slower"
+    ]
+
+
 def test_what_compiles_by_itself_is_not_compiled_again():
     with pytest.raises(UsageError, match="leave --compile out"):
         open_device("xla", compile=True)

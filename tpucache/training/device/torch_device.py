@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import nn
 
 from tpucache.training.device.processes import open_processes
+
+_log = logging.getLogger("tpucache")
+_NUMBERS: Final = itertools.count(1)
 
 
 class TorchDevice:
@@ -60,13 +67,29 @@ class TorchDevice:
 def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
     """Return a function that torch.compile compiles when it is first called, for batches that all have the same shape.
 
-    torch compiles no function of its own files, such as `nn.Sequential.forward`, unless another one calls it.
+    torch compiles no function of its own files, such as `nn.Sequential.forward`, unless another one calls it. It keeps
+    graphs by a function's code, at most eight of them, and then runs that code as it is: each model gets code of its
+    own. Where a model is not compiled all the same, a warning says so once.
     """
 
     def called(*inputs: object, **named: object) -> object:
         return forward(*inputs, **named)
 
-    return torch.compile(called, dynamic=False)
+    code = called.__code__.replace(co_name=f"model_{next(_NUMBERS)}")
+    own = types.FunctionType(code, called.__globals__, code.co_name, called.__defaults__, called.__closure__)
+    compiled, is_first = torch.compile(own, dynamic=False), True
+
+    def checked(*inputs: object, **named: object) -> object:
+        nonlocal is_first
+        if not is_first:
+            return compiled(*inputs, **named)
+        is_first, before = False, compiled_graphs()
+        outputs = compiled(*inputs, **named)
+        if compiled_graphs() == before:
+            _log.warning("torch.compile made no graph of the model: it runs uncompiled, which is slower")
+        return outputs
+
+    return checked
 
 
 def compiled_graphs() -> int:

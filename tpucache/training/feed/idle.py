@@ -24,7 +24,8 @@ class Pace:
 
     Idleness as a fraction of their time, three ways: `waited` for the loop blocked on data, `device_idle` by the
     backend's own execution time, `ceiling_idle` compared with the same steps repeated on batches already on the device
-    (None where that was not measured).
+    (None where that was not measured). `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the
+    run's, with those of the warm-up (None in reports of earlier versions).
     """
 
     steps: int
@@ -36,6 +37,7 @@ class Pace:
     received_bytes: int
     ceiling_images_per_second: float | None = None
     ceiling_idle: float | None = None
+    graphs: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pace as JSON values."""
@@ -104,6 +106,7 @@ class PaceMeter:
         self._seconds = self._waited = self._executing = 0.0
         self._received = 0
         self._from: tuple[float, float, float, int] | None = None
+        self._compiles_before = device.counters().compiles
         self._compiles_at_warm: int | None = None
 
     def step(self, steps: int, images: int) -> None:
@@ -146,7 +149,7 @@ class PaceMeter:
 
     def pace(self) -> Pace:
         """Return what was counted so far."""
-        since = self._compiles_at_warm
+        since, compiles = self._compiles_at_warm, self._device.counters().compiles
         seconds = self._seconds
         return Pace(
             steps=self._steps,
@@ -154,8 +157,9 @@ class PaceMeter:
             step_seconds=seconds / self._steps if self._steps else 0.0,
             waited=self._waited / seconds if seconds else 0.0,
             device_idle=max(0.0, 1 - self._executing / seconds) if seconds else 0.0,
-            compiles=0 if since is None else self._device.counters().compiles - since,
+            compiles=0 if since is None else compiles - since,
             received_bytes=self._received,
+            graphs=compiles - self._compiles_before,
         )
 
     def _now(self) -> tuple[float, float, float, int]:

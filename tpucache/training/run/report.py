@@ -89,7 +89,7 @@ class TrainReport:
             f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
             f"waited     {pace.waited:.1%} of that time for data",
             f"idle       {pace.device_idle:.1%} by the device's own account; {ceiling}",
-            f"compiles   {pace.compiles} after the warm-up",
+            f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
             f"received   {pace.received_bytes / 1e6:,.0f} MB",
             f"memory     {memory}, at most",
             *([self._time_line()] if self.wall_seconds else []),
@@ -248,6 +248,11 @@ def finished_report(run: str | Path) -> TrainReport | None:
 def host_peak_bytes() -> int:
     """Return the most memory this process had resident."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _of_graphs(graphs: int | None) -> str:
+    """Return in words how many graphs a run compiled; nothing where that is not known."""
+    return "" if graphs is None else f", of {graphs} graph{'' if graphs == 1 else 's'} in all"
 
 
 def _epoch_line(row: Row) -> str:
