@@ -87,7 +87,7 @@ class Recipe:
         metavar="PRESET|FILE|module:name",
     )
     seed: int = option(0, "seed of the augmentation", metavar="N")
-    codec: str = option("raw", "how images are stored", choices=IMAGE_CODECS)
+    codec: str = option("raw", "how images are stored, and, raw or zstd, arrays", choices=IMAGE_CODECS)
     quality: int | None = option(
         None, "quality of jpeg and dct (1 to 100), or compression level of png or zstd", metavar="Q"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,38 @@ def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `bench` measure for a moment: that it answers is tested, not what."""
     for name, value in (("rounds", 1), ("seconds", 0.05)):
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Return the environment in which importing these libraries fails, in every Python that is started with it."""
+
+    def make(*libraries: str) -> dict[str, str]:
+        folder = tmp_path / "without"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({libraries}))\n")
+        path = os.pathsep.join([str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        return {**os.environ, "PYTHONPATH": path.strip(os.pathsep)}
+
+    return make
+
+
+#: What reading and training never need.
+EXTRAS = (
+    "PIL", "albumentations", "cv2", "cykooz", "google_crc32c", "joblib", "llvmlite", "lmdb", "lz4", "matplotlib",
+    "numba", "pandas", "pyarrow", "pydicom", "safetensors", "simplejpeg", "tensorboard", "timm", "torch_xla",
+    "torchvision", "tqdm", "zstandard",
+)  # fmt: skip
+
+
+@pytest.fixture
+def torch_alone(without: Callable[..., dict[str, str]]) -> dict[str, str]:
+    """An environment of numpy and torch."""
+    return without(*EXTRAS, "jax", "flax", "optax")
+
+
+@pytest.fixture
+def jax_alone(without: Callable[..., dict[str, str]]) -> dict[str, str]:
+    """An environment of numpy and JAX, on four simulated devices."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    return {**without(*EXTRAS, "torch"), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from tpucache import CachedDataset, CachedLoader, DamageError, NotACacheError, Recipe, UsageError
+from tpucache import CachedDataset, CachedLoader, DamageError, NotACacheError, Recipe, UsageError, build_cache
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.records.presize import presize
 
@@ -165,6 +165,20 @@ def test_repr_tells_what_it_is_but_not_where(cache):
 def test_a_variant_that_is_not_there_is_refused(cache, variant):
     with pytest.raises(UsageError, match="variants"):
         CachedDataset(cache, variant)
+
+
+def test_without_variants_an_epoch_shows_the_clean_images_and_that_is_said_once(photos, tmp_path, caplog):
+    build_cache(photos, tmp_path / "clean", Recipe(size=16), jobs=1)
+    dataset, plain = CachedDataset(tmp_path / "clean", "epoch"), CachedDataset(tmp_path / "clean")
+    CachedDataset(tmp_path / "clean", "epoch")
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "tpucache"]
+    assert f"{tmp_path / 'clean'} has no augmented variants" in said
+    assert (dataset.variant, dataset.digest) == (0, plain.digest)
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        assert all(torch.equal(dataset[row][0], plain[row][0]) for row in (0, 77, 149))
+    rest = CachedLoader(plain, 50, shuffle="block")
+    rest.load_state_dict(CachedLoader(dataset, 50, shuffle="block").state_dict())
 
 
 @pytest.mark.parametrize("indices", [[150], [-1]])

@@ -62,7 +62,8 @@ class CachedDataset(Dataset[Item]):
 
         `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`).
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
-        variant each epoch (see `set_epoch`), all K in K epochs.
+        variant each epoch (see `set_epoch`), all K in K epochs; in a cache without any the clean image, with a warning
+        in the log.
 
         `indices` keeps only these samples, in this order: positions from 0, or a mask of one bool a sample. Negative
         ones are refused here, because -1 is how many tables say "not found".
@@ -79,7 +80,7 @@ class CachedDataset(Dataset[Item]):
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._digest: str | None = None
-        self._epoch = SharedNumber(is_shared=variant == "epoch")  # only then do workers need to see it
+        self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(opened, self._selection.records, in_memory)
 

@@ -28,7 +28,7 @@ from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.sources import label_source, pad_source, to_source
-from tpucache.warmup.sources.base import Items, Source
+from tpucache.warmup.sources.base import Items, Source, source_name
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
@@ -101,7 +101,7 @@ def build_cache(
     with deadline.interrupting("the source was listed"):
         listing = source.list()
     if not listing.samples:
-        raise SourceError(f"{source!r} has no samples")
+        raise SourceError(f"{source_name(source)} has no samples")
     with cache_folder(cache):
         with deadline.interrupting("the first samples were tried"):
             existing = finished_cache(cache)

@@ -29,7 +29,7 @@ from tpucache.warmup.running.context import BuildContext
 from tpucache.warmup.running.executor import Executor
 from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.sources import to_source
-from tpucache.warmup.sources.base import Items, Listing, Source
+from tpucache.warmup.sources.base import Items, Listing, Source, source_name
 from tpucache.warmup.versions import version_differences
 from tpucache.warmup.work.folder import cache_folder, remove_folder, remove_leftovers
 from tpucache.warmup.work.lock import hold
@@ -187,7 +187,7 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
             f"{manifest.table.name} holds labels that relabelling changed, and the source does not have them: copy it "
             "from another copy of the cache"
         )
-    lost = f"{cache.directory} was made of other samples, labels or columns than {source!r} has"
+    lost = f"{cache.directory} was made of other samples, labels or columns than {source_name(source)} has"
     gone = {skip.path for skip in manifest.skipped} - {sample.path for sample in listing.samples}
     if gone:
         raise SourceError(f"{lost}: it lacks {name_some(sorted(gone))}. Bring the source back as it was")

@@ -22,7 +22,7 @@ from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.decoding.picture import open_picture
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.sources import label_source, open_source, pad_source
-from tpucache.warmup.sources.base import Label, Sample, Source
+from tpucache.warmup.sources.base import Label, Sample, Source, source_name
 from tpucache.warmup.sources.folder import NO_SUFFIX
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.tables import label_column, label_facts
@@ -138,7 +138,7 @@ def dry_run(
     source = label_source(pad_source(source, pad, truncate), labels, class_names(classes))
     listing = source.list()
     if not listing.samples:
-        raise SourceError(f"{source!r} has no samples")
+        raise SourceError(f"{source_name(source)} has no samples")
     existing = finished_cache(cache)
     if existing is None:
         plan = plan_build(source, listing, recipe, labels)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,8 @@ from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
 
 Variant = int | Literal["epoch"]
+
+_log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,16 +94,26 @@ class Selection:
         return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
 
 
+@functools.cache
+def _say_only_clean(cache: Path) -> None:
+    _log.warning(
+        '%s has no augmented variants: variant="epoch" shows the clean images in every epoch. Augment on the device, '
+        "or warm up with --variants 4",
+        cache,
+    )
+
+
 def to_variant(variant: Any, cache: Cache) -> Variant:
-    """Return a variant of a cache, a whole number, or "epoch" where it has augmented ones. Raises UsageError."""
+    """Return a variant of a cache, a whole number, or "epoch" where it has augmented ones. Raises UsageError.
+
+    "epoch" is the clean one where there are no others, and that is logged once.
+    """
     has = cache.manifest.variants
-    if variant == "epoch":
-        if not cache.manifest.augmented:
-            raise UsageError(
-                f'variant="epoch" needs augmented variants, {cache.directory} has only the clean one: '
-                "warm it up with --variants 1 or more"
-            )
-        return "epoch"
+    if isinstance(variant, str) and variant == "epoch":
+        if cache.manifest.augmented:
+            return "epoch"
+        _say_only_clean(cache.directory)
+        return 0
     if not isinstance(variant, (int, np.integer)) or isinstance(variant, bool) or variant not in has:
         raise UsageError(f'{cache.directory} has variants {has} and "epoch", not {variant!r}')
     return int(variant)

@@ -10,9 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import TpucacheError
+from tpucache.errors import DependencyError, TpucacheError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.report.page.frames import look_of, picture
 from tpucache.report.page.markup import escape, section, table
 from tpucache.report.page.run_files import RunFiles
 from tpucache.report.records import Records
@@ -42,7 +41,7 @@ class _Sample:
 def worst(run: RunFiles, count: int, cache: Path | None) -> str:
     """Return the `count` most wrong validation samples as pictures, or why there are none.
 
-    Their cache is read where the run left it, or at `cache`.
+    Their cache is read where the run left it, or at `cache`. Pillow draws them; all else needs numpy alone.
     """
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"
@@ -59,8 +58,13 @@ def worst(run: RunFiles, count: int, cache: Path | None) -> str:
     image = records.image
     if image is None:
         return _sheet("The records have no images.")
-    look, shown = look_of(records, image), run.info["validation"]["variant"]
-    figures = "".join(_figure(run, records, sample, look, shown) for sample in chosen)
+    try:
+        from tpucache.report.page.frames import look_of
+
+        look, shown = look_of(records, image), run.info["validation"]["variant"]
+        figures = "".join(_figure(run, records, sample, look, shown) for sample in chosen)
+    except DependencyError as error:
+        return _sheet(f"The pictures are left out: {escape(error)}")
     return _sheet(f"{len(chosen):,} of {len(run.arrays['errors']):,}, the most wrong first.", figures, look)
 
 
@@ -118,6 +122,8 @@ def _describe(run: RunFiles, row: int) -> _Sample:
 
 
 def _figure(run: RunFiles, records: Records, sample: _Sample, look: str, variant: int) -> str:
+    from tpucache.report.page.frames import picture
+
     position = int(run.arrays["positions"][sample.row])
     fields = records.read(position, variant)
     drawn = [fields]

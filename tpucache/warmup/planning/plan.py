@@ -29,10 +29,10 @@ from tpucache.warmup.planning.listing_check import check_contents, check_listing
 from tpucache.warmup.planning.numbering import number_samples, order_of
 from tpucache.warmup.planning.recipe_check import check_recipe
 from tpucache.warmup.planning.retrying import check_can_retry, retried_blocks, unchanged_samples
-from tpucache.warmup.records.arrays import record_fields
+from tpucache.warmup.records.arrays import ARRAY_CODECS, record_fields
 from tpucache.warmup.records.decoding.masks import decode_mask
 from tpucache.warmup.records.labels import LabelRule
-from tpucache.warmup.sources.base import Item, Listing, Source
+from tpucache.warmup.sources.base import Item, Listing, Source, source_name
 from tpucache.warmup.sources.folder import left_out_text
 from tpucache.warmup.versions import version_differences
 
@@ -84,6 +84,7 @@ def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKi
     _warn_of_white_masks(first, recipe)
     unused = find_unused_labels(listing, first)
     _check_variants(source, recipe, fields)
+    _check_codec(source, recipe, fields)
     _warn_of_left_out(listing)
     return Plan(
         recipe=recipe,
@@ -172,7 +173,15 @@ def _first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item,
 
 def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
     if recipe.variants and fields[0].name != IMAGE:
-        raise RecipeError(f"variants are of images, and {source!r} has none: leave --variants out")
+        raise RecipeError(f"variants are of images, and {source_name(source)} has none: leave --variants out")
+
+
+def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
+    if fields[0].name != IMAGE and recipe.codec not in ARRAY_CODECS:
+        raise RecipeError(
+            f"--codec {recipe.codec} is of images, and {source_name(source)} has none: arrays are stored as "
+            f"{' or '.join(ARRAY_CODECS)}. Give one of these"
+        )
 
 
 def _warn_of_white_masks(first: Item, recipe: Recipe) -> None:

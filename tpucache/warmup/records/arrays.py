@@ -28,6 +28,9 @@ from tpucache.warmup.sources.base import Item
 
 Array = npt.NDArray[Any]
 
+#: The codecs of arrays that are no image's: they hold any numbers without loss.
+ARRAY_CODECS: Final = ("raw", "zstd")
+
 #: What is kept of an image, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
@@ -50,8 +53,8 @@ def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") ->
     Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3), one channel in the mode grey,
     or the channels and dtype that the sample has in the mode keep; `mask`, lossless, uint8
     (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then the other
-    arrays in the sample's order, as they are. Raises SourceError when a record cannot hold one of them, SampleError for
-    an image that has to be decoded and cannot be.
+    arrays in the sample's order, as they are, in zstd if that is the recipe's codec, else raw. Raises SourceError when
+    a record cannot hold one of them, SampleError for an image that has to be decoded and cannot be.
     """
     if not item.fields:
         raise SourceError("the first sample has no fields: give it an image or arrays")
@@ -62,7 +65,8 @@ def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") ->
         BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
         KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
     }
-    others = [_array_field(name, value) for name, value in item.fields.items() if name not in known]
+    codec = recipe.codec if recipe.codec in ARRAY_CODECS else ARRAY_CODECS[0]
+    others = [_array_field(name, value, codec) for name, value in item.fields.items() if name not in known]
     return (*(makers[name]() for name in known), *others)
 
 
@@ -190,7 +194,7 @@ def _points(value: bytes | Array) -> int:
     return len(value)
 
 
-def _array_field(name: str, value: bytes | Array) -> Field:
+def _array_field(name: str, value: bytes | Array, codec: str) -> Field:
     if not FIELD_NAME.fullmatch(name):
         raise SourceError(f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64")
     if isinstance(value, bytes):
@@ -200,7 +204,7 @@ def _array_field(name: str, value: bytes | Array) -> Field:
         raise SourceError(f"field {name!r} is {value.dtype}: a record holds {', '.join(DTYPES)}; convert it")
     if not value.size:
         raise SourceError(f"field {name!r} is empty: an array of shape {value.shape}")
-    return Field(name, "raw", dtype, value.shape)
+    return Field(name, codec, dtype, value.shape)
 
 
 def _kind(value: bytes | Array) -> str:
@@ -251,7 +255,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
     if not (np.abs(numbers) <= _FARTHEST).all():
         raise SampleError(
             path,
-            f"{name} hold numbers that are not finite, or beyond {_FARTHEST:,}: leave them out, or put them just out of "
+            f"{name} hold numbers that are not finite, or beyond {_FARTHEST:,}: leave them out, or put them close to "
             "the image",
         )
     return numbers

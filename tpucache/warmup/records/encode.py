@@ -11,9 +11,9 @@ import numpy.typing as npt
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.codecs import encode
-from tpucache.store.fields import IMAGE, Field, RecordLayout
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.warmup.records.annotations import Counts, count_annotations
-from tpucache.warmup.records.arrays import clean_and_count
+from tpucache.warmup.records.arrays import clean_and_count, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.records.labels import LabelRule
 from tpucache.warmup.sources.base import Item, Sample, Source
@@ -72,6 +72,11 @@ class SampleEncoder:
 
     def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
         """Return a sample's arrays as the bytes of its record."""
-        quality = {IMAGE: self.recipe.quality}
-        parts = [encode(field, arrays[field.name], quality.get(field.name)) for field in self.fields]
+        parts = [encode(field, arrays[field.name], self._quality(field)) for field in self.fields]
         return RecordLayout(self.fields).join(parts)
+
+    def _quality(self, field: Field) -> int | None:
+        """Return the recipe's quality for what it is of: the image, and arrays in the same codec."""
+        others = image_fields([each.name for each in self.fields])[1:]
+        is_meant = field.codec == self.recipe.codec and field.name not in others
+        return self.recipe.quality if is_meant else None

@@ -134,6 +134,11 @@ def content_sha256(source: Source, sample: Sample) -> str:
     return item.sha256(sample.label, item.label)
 
 
+def source_name(source: Source) -> str:
+    """Return what a source is called in messages; one of the user's own may have no text of itself."""
+    return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
+
+
 class SourceKind(NamedTuple):
     """A kind of source that a user can name by a path, a pattern or a name.
 

@@ -45,6 +45,9 @@ class FolderSource:
         """Take a folder; nothing is read yet."""
         self._root = Path(root).absolute()
 
+    def __repr__(self) -> str:
+        return str(self._root)
+
     def list(self) -> Listing:
         """Return all samples; a subfolder of the root is a class, with all images at any depth below it.
 

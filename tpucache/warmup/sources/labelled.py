@@ -12,7 +12,7 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.files.reading import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.options import LabelKind
-from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source
+from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source, source_name
 from tpucache.warmup.sources.cells import to_number
 
 _NAMED: Final = 8
@@ -116,7 +116,7 @@ class LabelledSource:
         self._own: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return repr(self._source)
+        return source_name(self._source)
 
     def list(self) -> Listing:
         """Return the other source's listing, with labels and classes of this kind. Raises SourceError."""

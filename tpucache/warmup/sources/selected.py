@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.warmup.sources.base import Item, Listing, Sample, Source
+from tpucache.warmup.sources.base import Item, Listing, Sample, Source, source_name
 
 
 def select_source(
@@ -39,7 +39,7 @@ class SelectedSource:
     exclude: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return repr(self.source)
+        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return the samples that are left; classes that patterns leave without a sample are left out.
@@ -51,10 +51,10 @@ class SelectedSource:
         kept = [at for at, path in enumerate(paths) if self._matches(path)]
         if not kept:
             raise SourceError(
-                f"none of the {len(paths):,} samples of {self.source!r} is left by --include and --exclude: their "
-                f"paths are such as {paths[0]!r}"
+                f"none of the {len(paths):,} samples of {source_name(self.source)} is left by --include and --exclude: "
+                f"their paths are such as {paths[0]!r}"
                 if paths
-                else f"{self.source!r} has no samples"
+                else f"{source_name(self.source)} has no samples"
             )
         chosen = _few(kept, paths, self.limit)
         asked = {name: getattr(self, name) for name in ("limit", "include", "exclude")}

@@ -109,6 +109,9 @@ class TableSource:
         above = find_archive(self._path)
         self._stored_in = self._path if above is None else above.root / above.pattern
 
+    def __repr__(self) -> str:
+        return str(self._path)
+
     def list(self) -> Listing:
         """Return all rows as samples, with every column that is not a path or label as it is.
 

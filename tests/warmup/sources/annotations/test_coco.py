@@ -153,7 +153,7 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
                     list(range(10_000)),
                     None,
                     "abcd",
-                    {"a": 1, "b": 2, "c": 3, "d": 4},
+                    dict.fromkeys("abcd", 1),
                 ),
             )
         ),

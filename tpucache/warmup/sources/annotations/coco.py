@@ -18,7 +18,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
 from tpucache.store.files.reading import read_file
 from tpucache.strict_json import parse_json
-from tpucache.warmup.sources.base import Item, Listing, Sample, Source
+from tpucache.warmup.sources.base import Item, Listing, Sample, Source, source_name
 
 #: The column of how many boxes of a sample reach beyond its image, in the samples table.
 OUTSIDE: Final = "boxes_outside"
@@ -76,7 +76,7 @@ class BoxSource:
     path: Path
 
     def __repr__(self) -> str:
-        return repr(self.source)
+        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return the samples that the file lists; those that it does not are counted as left out.
@@ -88,7 +88,7 @@ class BoxSource:
         kept = [at for at, sample in enumerate(listing.samples) if sample.path in names]
         if not kept:
             raise SourceError(
-                f"{self.path} lists none of the samples of {self.source!r}: their paths are such as "
+                f"{self.path} lists none of the samples of {source_name(self.source)}: their paths are such as "
                 f"{listing.samples[0].path!r}, the names in the file such as {next(iter(coco.images), '')!r:.200}"
             )
         found = [coco.images[names[listing.samples[at].path]] for at in kept]

@@ -28,6 +28,9 @@ class ArchiveSource:
         self._files = files
         self._options = options or TableOptions()
 
+    def __repr__(self) -> str:
+        return str(self._files)
+
     def list(self) -> Listing:
         """Return all samples. Raises SourceError for archives that are broken or hold none."""
         files = _visible(self._files.list())

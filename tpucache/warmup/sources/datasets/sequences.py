@@ -12,7 +12,7 @@ import numpy as np
 
 from tpucache.errors import SampleError, UsageError
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.base import Array, Item, Listing, Sample, Source
+from tpucache.warmup.sources.base import Array, Item, Listing, Sample, Source, source_name
 from tpucache.warmup.sources.datasets.items import SEQUENCE
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.names import column_names
@@ -53,14 +53,14 @@ class PaddedSource:
     truncate: bool
 
     def __repr__(self) -> str:
-        return repr(self.source)
+        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return the other source's listing. Raises UsageError where there is nothing to pad."""
         listing = self.source.list()
         self.__dict__["_shape"] = shape = self._find_shape(listing.samples)
         if self.pad is not None and not shape[0]:
-            raise UsageError(f"{self.source!r} has no sequences: leave out --pad")
+            raise UsageError(f"{source_name(self.source)} has no sequences: leave out --pad")
         if self.pad is None:
             return listing
         return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})

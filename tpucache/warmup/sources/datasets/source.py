@@ -38,6 +38,9 @@ class DatasetSource:
         self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
         self._dataset: str | bytes = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
 
+    def __repr__(self) -> str:
+        return self._name
+
     def list(self) -> Listing:
         """Return all items as samples, named by the dataset's `paths` where it has them, else by number.
 

@@ -45,6 +45,9 @@ class ParquetSource:
         self._options = options or TableOptions()
         self._images = Path(self._options.root or self._root).absolute()
 
+    def __repr__(self) -> str:
+        return str(self._root / self._pattern)
+
     def list(self) -> Listing:
         """Return all rows as samples, called `file#row`.
 

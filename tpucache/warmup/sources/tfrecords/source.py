@@ -43,6 +43,9 @@ class TFRecordSource:
         self._options = options or TableOptions()
         self._root, self._pattern = split_pattern(pattern)
 
+    def __repr__(self) -> str:
+        return str(self._root / self._pattern)
+
     def list(self) -> Listing:
         """Return all records as samples, called `file#record`.
 

@@ -1,0 +1,74 @@
+"""What reads and trains does so with numpy and torch alone, or numpy and JAX alone, and ends without a word."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tpucache import Recipe, build_cache
+
+pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parents[2] / "docs"
+PROG = [sys.executable, "-m", "tpucache"]
+#: What the page leaves to its reader: a step, and a network.
+OWN = """
+import jax
+
+state = 0.0
+train_step = jax.jit(lambda state, images, labels: (state + images.mean(), labels.sum()))
+apply = lambda state, images: jax.nn.one_hot(images[:, 0, 0, 0] * 0, 4)
+"""
+
+
+def succeeded(words: list[str], environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs as coefficients that a device finishes, without augmented variants."""
+    directory = tmp_path_factory.mktemp("packed") / "cache"
+    build_cache(photos, directory, Recipe(size=16, codec="dct-lz4"), jobs=1)
+    return directory
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+def test_the_page_about_jax_runs_with_numpy_and_jax_alone(packed, tmp_path, jax_alone):
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "jax.md").read_text(), re.DOTALL | re.MULTILINE)
+    program = OWN + "\n".join(blocks)
+    program = program.replace("kaggle:you/birds-at-224", str(packed)).replace("1024", "32")
+    (tmp_path / "page.py").write_text(program)
+    done = succeeded([sys.executable, "page.py"], jax_alone, tmp_path)
+    assert "accuracy 0.253" in done.stdout  # of 150 samples, 38 are of class 0
+    assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(packed, tmp_path, torch_alone):
+    words = ["--run", "run", "--valid", "0.2", "--model", "cnn", "--epochs", "1", "--batch-size", "32"]
+    succeeded([*PROG, "train", str(packed), *words, "--backend", "torch"], torch_alone, tmp_path)
+    succeeded(
+        [*PROG, "predict", "run", str(packed), "-o", "predictions.csv", "--backend", "torch"], torch_alone, tmp_path
+    )
+    for command in ("inspect", "verify"):
+        succeeded([*PROG, command, str(packed)], torch_alone, tmp_path)
+    done = succeeded([*PROG, "report", "run", "-o", "run.html"], torch_alone, tmp_path)
+    assert "Traceback" not in done.stderr
+    page = (tmp_path / "run.html").read_text()
+    assert "The pictures are left out: pictures are drawn by Pillow" in page
+    assert "<h2>Confusion</h2>" in page
+    words = [*PROG, "preview", str(packed), "-o", "sheet.png"]
+    refused = subprocess.run(
+        words, env=torch_alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "`pip install 'pillow>=10.1'`" in refused.stderr
