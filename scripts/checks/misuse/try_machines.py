@@ -63,10 +63,10 @@ def a_pipe_where_a_file_belongs(lab: Lab) -> Outcome:
     os.mkfifo(lab.folder / "pipe")
     os.mkfifo(lab.copy(lab.shared.cache(), "broken") / "gone")
     (lab.folder / "broken" / "samples.npz").unlink()
-    os.rename(lab.folder / "broken" / "gone", lab.folder / "broken" / "samples.npz")
-    for option in ("--classes", "--boxes", "--mask-colours"):
+    (lab.folder / "broken" / "gone").rename(lab.folder / "broken" / "samples.npz")
+    for option, status in (("--classes", 2), ("--boxes", 1), ("--mask-colours", 2)):
         done = shell(lab, "{}", "warmup", lab.shared.photos(), "cache", option, "pipe")
-        outcome = refused(done, "pipe", status=2 if option == "--mask-colours" else 1)
+        outcome = refused(done, "pipe", status=status)
     refused(shell(lab, "{}", "preview", "broken", "-o", "sheet.png"), "pipe")
     return outcome
 
@@ -80,21 +80,27 @@ def too_little_memory(lab: Lab) -> Outcome:
     return outcome
 
 
+def handles_signals(process: int) -> bool:
+    """Return whether a process has come so far that it handles SIGTERM: Python itself has started."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 @row
 def a_signal_at_any_moment(lab: Lab) -> Outcome:
     run = [sys.executable, "-m", "tpucache", "bench", str(lab.shared.cache()), "--batch-size", "4"]
     environment = {**os.environ, "PYTHONPATH": str(Path(tpucache.__file__).parents[1])}
     stopped = 0
     for number in range(12):
-        began = subprocess.Popen(
-            run, cwd=lab.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        time.sleep(0.15 + number * 0.25)
+        began = subprocess.Popen(run, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while not handles_signals(began.pid):
+            time.sleep(0.001)
+        time.sleep(number * 0.25)
         began.send_signal(signal.SIGTERM if number % 2 else signal.SIGINT)
         said = began.communicate(timeout=SECONDS)[1].decode().splitlines()
         if began.returncode == 0:
             continue
-        equal(f"status after {0.15 + number * 0.25:.2f} s ({said[-1:]})", began.returncode, 3)
+        equal(f"status after {number * 0.25:.2f} s ({said[-1:]})", began.returncode, 3)
         equal("lines", len(said), 1)
         stopped += 1
     return correct(f"one line and status 3, {stopped} times")
