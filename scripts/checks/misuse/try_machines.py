@@ -93,7 +93,7 @@ def a_signal_at_any_moment(lab: Lab) -> Outcome:
     stopped = 0
     for number in range(12):
         began = subprocess.Popen(run, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        while not handles_signals(began.pid):
+        while not handles_signals(began.pid) and began.poll() is None:
             time.sleep(0.001)
         time.sleep(number * 0.25)
         began.send_signal(signal.SIGTERM if number % 2 else signal.SIGINT)
