@@ -92,5 +92,5 @@ def _reported() -> Iterator[None]:
         process.forget_output()
         raise TpucacheError(
             f"standard output takes no more ({error.strerror}): what the command did is kept, but its "
-            "report is not written in full"
+            "report is not written in full. Make room, or send it elsewhere"
         ) from error

@@ -140,6 +140,8 @@ _GOOD: dict[str, Any] = {
         ({"mask": b"text"}, "the mask: not an image"),
         ({"boxes": np.array([[1, 1, np.nan, 5]])}, "boxes hold numbers that are not finite"),
         ({"boxes": np.array([[1, 1, 5, 5, np.inf]])}, "boxes hold numbers that are not finite"),
+        ({"boxes": np.array([[1, 1, 1e300, 5]])}, "boxes hold numbers that are not finite, or beyond"),
+        ({"keypoints": np.array([[-1e300, 1]])}, "keypoints hold numbers that are not finite, or beyond"),
         ({"boxes": np.array([[0, 0, 1, 1], [5, 1, 4, 2]])}, "box 1 ends before it begins"),
         ({"boxes": np.array([[1, 5, 4, 2]])}, "box 0 ends before it begins"),
         ({"boxes": np.ones((2, 3))}, r"boxes are \(n, 4\) or \(n, 5\)"),

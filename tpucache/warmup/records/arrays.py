@@ -34,6 +34,7 @@ ARRAY_CODECS: Final = ("raw", "zstd")
 #: What is kept of an image, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
+_FARTHEST: Final = 1 << 31  # pixels, which no image has in a row
 _NO_BOX: Final = -1
 _UNSTATED: Final = (
     "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
@@ -247,13 +248,15 @@ def _mask_of_runs(runs: Array, view: View, recipe: Recipe, path: str) -> tuple[A
 
 
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
-    """Return boxes or keypoints as finite float64."""
+    """Return boxes or keypoints as float64, finite and no farther away than any image reaches."""
     if isinstance(value, bytes) or value.dtype.kind not in "iuf":
         raise SampleError(path, f"{name} are an array of numbers, not {_kind(value)}")
     numbers = value.astype(np.float64)
-    if not np.isfinite(numbers).all():
+    if not (np.abs(numbers) <= _FARTHEST).all():
         raise SampleError(
-            path, f"{name} hold numbers that are not finite: leave them out, or put them out of the image"
+            path,
+            f"{name} hold numbers that are not finite, or beyond {_FARTHEST:,}: leave them out, or put them close to "
+            "the image",
         )
     return numbers
 

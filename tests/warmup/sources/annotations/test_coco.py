@@ -143,6 +143,20 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "is no COCO JSON"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "no left, top, width, height"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "no left, top"),
+        *(
+            (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": box}]), r"the box .* is no left, top, width")
+            for box in (
+                *([number, 2, 3, 4] for number in (1e300, -1e300, 10**400, 2**32, float("inf"), "1", True, None, {})),
+                *(
+                    [1, 2, 1e300, 4],
+                    [1, 2, 3, 4, 5],
+                    list(range(10_000)),
+                    None,
+                    "abcd",
+                    dict.fromkeys("abcd", 1),
+                ),
+            )
+        ),
         (coco(images=[{"id": 7, "file_name": "x.png"}], annotations=[]), "lists none of the samples"),
         (coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]), "lists a file twice"),
         (coco(images=[{"id": 7, "file_name": f"{n}.png"} for n in "ab"]), "the id 7 is there twice among the images"),
@@ -154,5 +168,20 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=reason):
+    with pytest.raises(SourceError, match=reason) as caught:
         build(tmp_path, content)
+    message = str(caught.value).replace(str(tmp_path), "")
+    assert " at 0x" not in message
+    assert len(message) < 500
+
+
+def test_the_message_of_a_long_name_is_short_and_shows_no_address(tmp_path: Path) -> None:
+    class Plain:
+        def __init__(self, source: Any) -> None:
+            self.list, self.load = source.list, source.load
+
+    boxes = write(tmp_path, coco(images=[{"id": 7, "file_name": "k" * 100_000}], annotations=[]))
+    with pytest.raises(SourceError, match="lists none of the samples") as caught:
+        box_source(Plain(open_source(tmp_path / "images")), boxes).list()
+    assert " at 0x" not in str(caught.value)
+    assert len(str(caught.value).replace(str(tmp_path), "")) < 500

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -90,7 +89,7 @@ class BoxSource:
         if not kept:
             raise SourceError(
                 f"{self.path} lists none of the samples of {source_name(self.source)}: their paths are such as "
-                f"{listing.samples[0].path!r}, the names in the file such as {next(iter(coco.images), '')!r}"
+                f"{listing.samples[0].path!r}, the names in the file such as {next(iter(coco.images), '')!r:.200}"
             )
         found = [coco.images[names[listing.samples[at].path]] for at in kept]
         outside = np.array([each.outside for each in found], np.int64)
@@ -170,9 +169,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
         rows: dict[Any, list[list[float]]] = {key: [] for key in images}
         crowds = dict.fromkeys(images, 0)
         for item in content["annotations"]:
-            left, top, width, height = (float(value) for value in item["bbox"])
-            if not all(map(math.isfinite, (left, top, width, height))) or width < 0 or height < 0:
-                raise ValueError(f"the box {item['bbox']} is no left, top, width, height")
+            left, top, width, height = _box(item["bbox"])
             row = [left, top, left + width, top + height, numbers[item["category_id"]]]
             if item.get("iscrowd"):
                 crowds[item["image_id"]] += 1
@@ -186,9 +183,9 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
     except KeyError as error:
-        raise SourceError(f"{path} is no COCO JSON of boxes: there is no {error}") from error
+        raise SourceError(f"{path} is no COCO JSON of boxes: there is no {error!s:.60}") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise SourceError(f"{path} is no COCO JSON of boxes: {error}") from error
+        raise SourceError(f"{path} is no COCO JSON of boxes: {error!s:.200}") from error
     if len(found) != len(images):
         raise SourceError(f"{path} lists a file twice among its images: give each its own name")
     counts = Counter(map(posixpath.basename, found))
@@ -202,6 +199,21 @@ def _check_ids(content: Mapping[str, Any]) -> None:
         twice = [value for value, count in Counter(item[name] for item in content[part]).items() if count > 1]
         if twice:
             raise ValueError(f"the {name} {twice[0]!r} is there twice among the {part}")
+
+
+def _box(value: Any) -> tuple[float, float, float, float]:
+    """Return a box's left, top, width and height. Raises ValueError for anything else, and for what no image has."""
+    is_box = isinstance(value, list) and len(value) == 4 and all(map(_is_length, value))
+    if not is_box or min(value[2:]) < 0:
+        raise ValueError(
+            f"the box {value!r:.60} is no left, top, width, height: numbers of pixels, to {_LARGEST:,} at most"
+        )
+    left, top, width, height = map(float, value)
+    return left, top, width, height
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # which nan is not, either
 
 
 def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
