@@ -143,7 +143,7 @@ def reading(cache: Path, sharing: Sharing, device_rate: int) -> list[Figures]:
 def _read(dataset: CachedDataset, sharing: Sharing, step: float, name: str, window: int, threads: int) -> Figures:
     """Read the batches of one host from the middle of an epoch on, with nothing in memory; a step takes `step`."""
     cold = pickle.loads(pickle.dumps(dataset))
-    cold._labels = dataset._labels
+    cold.table = dataset.table  # no host reads its labels again
     shuffle: Shuffle = "block" if window else "full"
     options: Any = {"shuffle": shuffle, "window": window or 1, "threads": threads}
     loader = CachedLoader(cold, HOST_BATCH, rank=HOSTS // 2, world_size=HOSTS, **options)

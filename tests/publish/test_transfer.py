@@ -268,7 +268,7 @@ def test_a_hostile_manifest_writes_nowhere(served, tmp_path, name):
 def test_a_table_that_is_too_large_for_its_samples_is_not_fetched(served, tmp_path, table):
     manifest = Manifest.load(served.folder)
     tables = list(manifest.tables)
-    tables[table] = dataclasses.replace(tables[table], bytes=100 << 20)
+    tables[table] = dataclasses.replace(tables[table], bytes=1 << 30)
     dataclasses.replace(manifest, tables=tuple(tables)).save(served.folder)
     with pytest.raises(FormatError, match="larger than those of 150 samples"):
         fetch_cache(served.url, tmp_path / "fetched")

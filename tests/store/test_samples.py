@@ -381,3 +381,19 @@ def test_a_table_much_larger_than_its_samples_is_not_opened(path: Path) -> None:
     os.truncate(path, 1 << 30)
     with pytest.raises(FormatError, match="more than a table of 3 samples has"):
         SampleTable(path, 3)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb"])
+def test_a_column_whose_name_does_not_print_is_refused(saved: Save, name: str) -> None:
+    with pytest.raises(FormatError, match="column called") as caught:
+        saved(archive({f"{name}.npy": npy(np.arange(3))}), 3)
+    assert str(caught.value).isprintable()
+
+
+def test_what_an_archive_holds_is_quoted_in_part_alone(saved: Save) -> None:
+    data = bytearray(archive({f"{'label' * 900}.npy": npy(np.arange(3))}))
+    data[40] ^= 1
+    table = saved(bytes(data), 3)
+    with pytest.raises(DamageError) as caught:
+        table[next(iter(table))]
+    assert len(str(caught.value).replace("label" * 900, "")) < 500

@@ -37,7 +37,7 @@ MAX_DIMENSIONS: Final = 8
 MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
 MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four bytes
 
-_MAX_ROW_BYTES: Final = 64 << 10  # of a sample in the samples table, on average
+_MAX_ROW_BYTES: Final = 1 << 20  # of a sample in the samples table, on average: labels of 262,144 classes
 _MAX_COLUMNS_BYTES: Final = 4 << 20  # of the columns' headers
 
 _KEY: Final = struct.Struct(">Q")

@@ -103,10 +103,13 @@ class SampleTable(Mapping[str, Column]):
             raise _missing(self._path) from error
         except _BROKEN as error:
             refuse_too_many_files(error)
-            raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
+            raise DamageError(f"{path} cannot be read: {error!s:.300}. Copy the cache again") from error
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise FormatError(f"{path} holds compressed columns, which no writer writes")
         names = [member.filename.removesuffix(".npy") for member in members]
+        wrong = next((name for name in names if not name.isprintable()), None)
+        if wrong is not None:
+            raise FormatError(f"{path} holds a column called {wrong!r:.100}, which no writer writes")
         if len(set(names)) < len(names) or any(member.file_size != member.compress_size for member in members):
             raise FormatError(f"{path} holds a column twice, or of another size than it has: copy the cache again")
         self._names = [name.removesuffix(".ends") for name in names if not name.endswith(".bytes")]
@@ -172,7 +175,9 @@ class SampleTable(Mapping[str, Column]):
             raise _missing(self._path) from error
         except _BROKEN as error:
             refuse_too_many_files(error)
-            raise DamageError(f"{self._path}: column {name!r} cannot be read: {error}. Copy the cache again") from error
+            raise DamageError(
+                f"{self._path}: column {name!r} cannot be read: {error!s:.300}. Copy the cache again"
+            ) from error
         except FormatError as error:
             raise FormatError(f"{self._path}: column {name!r}: {error}. Copy the cache again") from error
         if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):

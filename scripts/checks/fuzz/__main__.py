@@ -99,7 +99,7 @@ def run_target(target: Target, first: int, inputs: int, folder: Path) -> dict[st
         done = subprocess.run(
             words, capture_output=True, text=True, env=environment, check=False, timeout=_BATCH_SECONDS
         )  # our own words
-        tried = None
+        tried: int | None = None
         for line in map(json.loads, done.stdout.splitlines()):
             if "tried" in line:
                 tried = line["tried"]
@@ -108,7 +108,7 @@ def run_target(target: Target, first: int, inputs: int, folder: Path) -> dict[st
             found[key] += 1
             found["texts"] += [(tried, line["found"])] if key == "faults" else []
             found["megabytes"] = max(found["megabytes"], line["peak"] >> 20)
-            first, tried = tried + 1, None
+            first, tried = first + 1, None
         if tried is not None or done.returncode:
             reason = " ".join(done.stderr.split())[-600:]
             found["texts"].append((first, f"the process ended with status {done.returncode}: {reason}"))

@@ -30,7 +30,24 @@ _WORDS: Final = (
     "../..", "'", "(", ")", "{", "}", "[", "]", ",", "O", "|O", ">f8", "<U9", "V8", "é", " ", "\n", "\udcff",
     "a" * 300, "",
 )  # fmt: skip
-_VALUES: Final = (None, True, False, 0, 1, -1, 0.5, 1e308, float("nan"), "", "x", "\x1b]0;x\x07", [], {}, [[]], [None])
+_VALUES: Final[tuple[Any, ...]] = (
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    0.5,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    "\x1b]0;x\x07",
+    [],
+    {},
+    [[]],
+    [None],
+)
 
 
 def odd_integer(draws: random.Random) -> int:

@@ -6,7 +6,7 @@ import io
 import random
 import zlib
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def attempt(caches: list[_Made], draws: random.Random, place: Path) -> None:
     files["index.npy"] = target.getvalue()
     vouch(files)
     cache = write(files, place)
-    finish = draws.choice(("host", "device"))
+    finish: Literal["host", "device"] = draws.choice(("host", "device"))
     refusals(
         lambda: _others(cache, made, at),
         lambda: CachedDataset(cache)[at],

@@ -101,8 +101,7 @@ def attempt_samples(files: dict[str, bytes], draws: random.Random, place: Path) 
     else:
         with zipfile.ZipFile(io.BytesIO(files["samples.npz"])) as archive:
             members = [(name, archive.read(name)) for name in archive.namelist()]
-        for _ in range(draws.choice((1, 1, 2))):
-            at = draws.randrange(len(members))
+        for at in draws.sample(range(len(members)), draws.choice((1, 1, 2))):
             members[at] = _changed_column(*members[at], draws)
         if draws.random() < 0.1:
             members.append(draws.choice(members))
@@ -123,7 +122,7 @@ def _changed_column(name: str, data: bytes, draws: random.Random) -> tuple[str, 
         header = mutate_text(data[10:start].decode("latin-1"), draws).encode("latin-1", "replace")[:65535]
         return name, data[:8] + len(header).to_bytes(2, "little") + header + data[start:]
     if way == 2:
-        return mutate_text(name, draws)[:200], data
+        return mutate_text(name, draws)[:200].replace("\0", "").encode("utf-8", "replace").decode(), data
     array = np.load(io.BytesIO(data)).copy()
     flat = array.reshape(-1)
     if way == 3 and len(flat):

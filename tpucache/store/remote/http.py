@@ -195,7 +195,7 @@ class _Connection:
         self._http.connect()
         self._http.auto_open = 0  # it would be another connection, which nothing watches
         self._socket = _WatchedSocket(self._http.sock)
-        self._http.sock = self._socket  # type: ignore[assignment]  # of a socket it has all that is used
+        self._http.sock = self._socket  # of a socket it has all that is used
 
     def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
         """Send a GET request for at most so many bytes and return the answer as far as its headers."""

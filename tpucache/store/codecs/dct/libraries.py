@@ -5,9 +5,9 @@ they wrap write to any address, and ctypes calls them without the interpreter's 
 without Python in between. Their names carry the version of their binary interface. Nearly every Linux system has them,
 as dpkg, apt and systemd need both.
 
-The package zstandard has a libzstd of its own, but exports none of its functions. So its version may be another than the
-system's. Both unpack every frame that was written to the same bytes, and a process uses one of them for all records of
-a codec; only a corrupt frame may become other bytes with the other one.
+The package zstandard has a libzstd of its own, but exports none of its functions, so that its version may be another
+than the system's. Both unpack every frame that was written to the same bytes, and a process uses one of them for all
+records of a codec; only a corrupt frame may become other bytes with the other one.
 """
 
 from __future__ import annotations
