@@ -43,7 +43,7 @@ def parts_of(dataset):
 
 
 def learned() -> Regression:
-    return make_task("regression", 3).learned_from(LABELS)
+    return Regression(3).learned_from(LABELS)
 
 
 def test_targets_are_standardised_each_column_by_itself_and_a_constant_one_has_the_deviation_1():
@@ -161,7 +161,7 @@ def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_p
 
 
 def learned_from(dataset: CachedDataset) -> Regression:
-    return make_task("regression", 3).learned_from(dataset.labels.numpy())
+    return Regression(3).learned_from(dataset.labels.numpy())
 
 
 @pytest.mark.slow
