@@ -114,6 +114,8 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
         for report in (*each, both)
     ]
     np.testing.assert_allclose(np.mean(columns[:2], 0), columns[2], rtol=1e-5)
+    scales = [torch.load(run / "best.pt", weights_only=True)["labels"] for run in runs]
+    assert scales == [learned_from(half).constants() for half in halves]
 
 
 @pytest.mark.slow
@@ -135,6 +137,8 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
         )  # fmt: skip
     resumed = train(tmp_path / "run", settings, prices, None, EagerDevice(), dataclasses.replace(QUICK, resume=True))
     assert resumed.losses == whole.losses
+    saved = [torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"] for name in ("whole", "run")]
+    assert [each["labels"] for each in saved] == [learned_from(prices).constants()] * 2
 
 
 @pytest.mark.slow
