@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -117,3 +118,24 @@ def test_a_finished_run_of_an_earlier_version_keeps_its_report(tmp_path, monkeyp
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     assert "finished run" in caplog.text
     assert json.loads(before["report.json"])["losses"]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_rate_that_it_began_with(cache, tmp_path):
+    dataset, device, again = CachedDataset(cache), EagerDevice(), RunOptions(replay=False, resume=True)
+    first = train(tmp_path, dataclasses.replace(SETTINGS, lr=0.05), dataset, None, device, again)
+    assert train(tmp_path, SETTINGS, dataset, None, device, again).losses == first.losses
+    with pytest.raises(UsageError, match=r"lr 0\.05, now 0\.06"):
+        train(tmp_path, dataclasses.replace(SETTINGS, lr=0.06), dataset, None, device, again)
+
+
+@pytest.mark.slow
+def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tmp_path):
+    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, EagerDevice(), RunOptions(replay=False))
+    for settings in (
+        json.loads((tmp_path / "run.json").read_text())["settings"],
+        torch.load(tmp_path / "best.pt", weights_only=True)["settings"],
+        torch.load(tmp_path / "last.pt", weights_only=True)["settings"],
+    ):
+        assert None not in [settings[name] for name in ("lr", "scale", "weight_decay", "schedule")]
+    assert any(line.startswith("optimizer  sgd, lr 0.0125 (0.2 for a batch of 256") for line in report.lines())

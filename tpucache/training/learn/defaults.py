@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -118,10 +120,9 @@ def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: Op
 
 
 def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
-    try:
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(TypeError, ValueError):  # a callable written in C may have no signature
         parameters = inspect.signature(make_optimizer).parameters
-    except (TypeError, ValueError):  # a callable written in C may have no signature
-        parameters = {}
     known = {
         name: parameters[name].default
         for name in ("lr", "weight_decay")

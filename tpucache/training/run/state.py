@@ -100,7 +100,8 @@ def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
 
     While rate or schedule are undecided, so are the rates of the steps.
     """
-    each, schedule = settings.steps_per_epoch(samples), _undecided
+    each = settings.steps_per_epoch(samples)
+    schedule: Callable[[int], Rates] = _undecided
     if settings.lr is not None and settings.schedule is not None:
         schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
     return StepPlan(settings.epochs, each, schedule, settings.patience)

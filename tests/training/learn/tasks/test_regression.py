@@ -43,7 +43,7 @@ def parts_of(dataset):
 
 
 def learned() -> Regression:
-    return make_task("regression", 3).learned_from(LABELS)
+    return Regression(3).learned_from(LABELS)
 
 
 def test_targets_are_standardised_each_column_by_itself_and_a_constant_one_has_the_deviation_1():
@@ -114,6 +114,8 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
         for report in (*each, both)
     ]
     np.testing.assert_allclose(np.mean(columns[:2], 0), columns[2], rtol=1e-5)
+    scales = [torch.load(run / "best.pt", weights_only=True)["labels"] for run in runs]
+    assert scales == [learned_from(half).constants() for half in halves]
 
 
 @pytest.mark.slow
@@ -135,6 +137,8 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
         )  # fmt: skip
     resumed = train(tmp_path / "run", settings, prices, None, EagerDevice(), dataclasses.replace(QUICK, resume=True))
     assert resumed.losses == whole.losses
+    saved = [torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"] for name in ("whole", "run")]
+    assert [each["labels"] for each in saved] == [learned_from(prices).constants()] * 2
 
 
 @pytest.mark.slow
@@ -161,7 +165,7 @@ def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_p
 
 
 def learned_from(dataset: CachedDataset) -> Regression:
-    return make_task("regression", 3).learned_from(dataset.labels.numpy())
+    return Regression(3).learned_from(dataset.labels.numpy())
 
 
 @pytest.mark.slow
