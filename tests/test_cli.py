@@ -214,5 +214,5 @@ def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, t
     command = [sys.executable, "-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    assert re.fullmatch(r"python -m tpucache: lmdb is not installed.*`pip install tpucache`.*\n", done.stderr)
+    assert re.fullmatch(r"python -m tpucache: lmdb is not installed.*`pip install lmdb`.*\n", done.stderr)
     assert not (tmp_path / "cache").exists()

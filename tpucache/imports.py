@@ -5,9 +5,24 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from tpucache.errors import UsageError
+
+#: What pip calls a module that is called otherwise, or is wanted in one version only.
+_PACKAGES: Final = {
+    "PIL": "pillow",
+    "albumentations": "albumentations==2.0.8",
+    "cv2": "opencv-python-headless",
+    "google": "protobuf",
+    "google_crc32c": "google-crc32c",
+    "yaml": "PyYAML",
+}
+
+
+def package_of(module: str) -> str:
+    """Return what to give to `pip install` for a module that cannot be imported."""
+    return _PACKAGES.get(module, module)
 
 
 def lazy_names(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tpucache import Recipe
+from tpucache import Recipe, UsageError, build_cache
 from tpucache.cli import main, make_parser
 from tpucache.cli.options import from_options
 from tpucache.ondevice.settings import AugmentSettings
@@ -132,3 +134,47 @@ def test_a_default_of_zero_is_shown(capsys):
 def test_declarations_and_parsers_load_no_torch():
     code = "import sys; from tpucache.cli import make_parser; make_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+URL = "s3://user:secret@bucket/there"
+NAMED = r"s3://bucket/there(/\*\.tfrec)? is a URL, .*`aws s3 cp --recursive`"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["warmup", URL, "cache"],
+        ["warmup", f"{URL}/*.tfrec", "cache"],
+        ["warmup", "photos", URL],
+        *(["warmup", "photos", "cache", option, URL] for option in ("--classes", "--boxes", "--root")),
+        ["relabel", "CACHE", URL],
+        ["verify", "CACHE", "--repair", URL],
+        ["train", "CACHE", "--run", URL],
+        ["train", "CACHE", "--run", "run", "--stage", URL],
+        ["train", "CACHE", "--run", "run", "--backend", "torch", "--model", "cnn", "--weights", URL],
+        ["predict", URL, "CACHE", "-o", "predictions.csv"],
+        ["predict", "run", "CACHE", "-o", URL],
+        ["preview", "CACHE", "-o", URL],
+        ["publish", "CACHE", "--id", "a/b", "--title", "A title", "--license", "CC0-1.0", "--out", URL],
+    ],
+)
+def test_a_url_where_a_path_belongs_is_refused_with_what_to_do(words, cache, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").symlink_to(photos)
+    try:
+        status = main([str(cache) if word == "CACHE" else word for word in words])
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert status == 2
+    assert re.search(NAMED, said)
+    assert "secret" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"] or "--weights" in words
+
+
+def test_a_url_in_python_is_refused_and_no_folder_is_called_so(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for source, directory in ((URL, "cache"), (Path(URL), "cache"), (photos, URL), (photos, Path(URL))):
+        with pytest.raises(UsageError, match=NAMED):
+            build_cache(source, directory, Recipe(size=8), jobs=1)
+    assert list(tmp_path.iterdir()) == []

@@ -100,3 +100,12 @@ def test_the_pages_hold_what_these_tests_look_for():
         > 15
     )
     assert {"quickstart.md", "kaggle.md", "colab.md", "migrate.md", "integrations.md"} <= {page.name for page in DOCS}
+
+
+def test_no_message_and_no_page_installs_tpucache_from_an_index():
+    """It may be on none: what works is a library by its own name, a checkout, or a wheel that is there."""
+    texts = [*PAGES, *(ROOT / "tpucache").rglob("*.py")]
+    found = {
+        path.name: re.findall(r"pip install (?!-)[^`\n]*?(?<![/.\w-])tpucache\b", path.read_text()) for path in texts
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}

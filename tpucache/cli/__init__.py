@@ -14,6 +14,7 @@ from tpucache import process
 from tpucache.cli import inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
+from tpucache.imports import package_of
 from tpucache.machine import process_began
 from tpucache.version import __version__
 
@@ -80,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.traceback:
             process.tell("".join(traceback.format_exception(error)).rstrip())
         raise DependencyError(
-            f"{name} is not installed, which `{options.command.__name__}` needs: `pip install tpucache` brings it"
+            f"{name} is not installed, which `{options.command.__name__}` needs: `pip install {package_of(name)}`"
         ) from error
 
 

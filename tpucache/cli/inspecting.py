@@ -15,6 +15,7 @@ from tpucache.cli.options import (
     cache,
     from_options,
     in_memory,
+    local_path,
     natural,
     positive,
     rate,
@@ -156,7 +157,7 @@ def add(commands: Any) -> None:
 
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
     """Add where a picture of a cache goes to, and what it shows."""
-    command.add_argument("-o", "--output", type=Path, default=path, metavar="FILE", help=text)
+    command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
     command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each, at most")
     command.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the choice of samples")

@@ -80,8 +80,25 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
         return {"required": True, "metavar": each.metavar}
     if isinstance(each.default, tuple):
         return {"action": "append", "default": [*each.default], "metavar": each.metavar}
-    kind = parser or (at_least(each.minimum) if each.minimum is not None else each.types[-1])
+    kind: Callable[[str], Any] | None = parser
+    if kind is None:
+        kind = at_least(each.minimum) if each.minimum is not None else _KINDS.get(each.types[-1], each.types[-1])
     return {"action": _Explicit, "type": kind, "default": each.default, "metavar": each.metavar}
+
+
+def local_path(text: str) -> Path:
+    """Read the path of a file or folder of this machine."""
+    from tpucache.store.files.reading import check_is_local
+
+    try:
+        check_is_local(text)
+    except UsageError as error:  # as a ValueError, argparse would drop what it says
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)
+
+
+#: What reads the text of an option of a type, where it is not the type itself.
+_KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
 
 
 class _Explicit(argparse.Action):
@@ -136,7 +153,9 @@ def add_reading(command: argparse.ArgumentParser) -> None:
         help="keep each record in memory once it is read; auto: as many as fit into half of what is free, where shards "
         "cannot be mapped",
     )
-    command.add_argument("--stage", metavar="DIR", help="copy the cache there first, such as to /dev/shm")
+    command.add_argument(
+        "--stage", type=local_path, metavar="DIR", help="copy the cache there first, such as to /dev/shm"
+    )
 
 
 def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> Path:
@@ -177,7 +196,7 @@ def cache(text: str) -> Path:
 
 def names(text: str) -> Path:
     """Read where class names are: a text file, or a cache as `cache` reads one."""
-    return cache(text) if text.startswith("kaggle:") else Path(text)
+    return cache(text) if text.startswith("kaggle:") else local_path(text)
 
 
 def size(text: str) -> int | tuple[int, int]:

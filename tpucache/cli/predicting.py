@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from tpucache.cli.options import add_cache, add_command, add_device, add_reading, in_memory, positive, staged
+from tpucache.cli.options import (
+    add_cache,
+    add_command,
+    add_device,
+    add_reading,
+    in_memory,
+    local_path,
+    positive,
+    staged,
+)
 from tpucache.cli.terminal import note, show
 
 
@@ -56,12 +64,12 @@ def add(commands: Any) -> None:
     command.add_argument(
         "runs",
         metavar="RUN",
-        type=Path,
+        type=local_path,
         nargs="+",
         help="folders of runs, whose predictions are averaged; all folds of a run of folds count",
     )
     add_cache(command)
-    command.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="the CSV to write")
+    command.add_argument("-o", "--output", metavar="FILE", type=local_path, required=True, help="the CSV to write")
     command.add_argument(
         "--variants",
         metavar="0,1,2|all",

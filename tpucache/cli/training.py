@@ -19,6 +19,7 @@ from tpucache.cli.options import (
     add_reading,
     from_options,
     in_memory,
+    local_path,
     seconds,
     staged,
 )
@@ -177,7 +178,9 @@ def add(commands: Any) -> None:
     """Add train."""
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
     add_cache(command)
-    command.add_argument("--run", type=Path, required=True, metavar="RUN", help="the folder that the run writes to")
+    command.add_argument(
+        "--run", type=local_path, required=True, metavar="RUN", help="the folder that the run writes to"
+    )
     command.add_argument(
         "--valid",
         metavar="CACHE|FRACTION|fold=N",
@@ -185,7 +188,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
     add_device(command)
-    add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": Path})
+    add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
     command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")
     group = command.add_argument_group("what is learned, and how")
     add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate, "mean": numbers, "std": numbers})

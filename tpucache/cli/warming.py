@@ -18,6 +18,7 @@ from tpucache.cli.options import (
     colours,
     explicit,
     from_options,
+    local_path,
     names,
     seconds,
     size,
@@ -224,13 +225,13 @@ def add(commands: Any) -> None:
         help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar, .parquet, .tfrec; "
         "module:callable",
     )
-    command.add_argument("cache", metavar="CACHE", type=Path, help="the folder to write; run again to resume")
+    command.add_argument("cache", metavar="CACHE", type=local_path, help="the folder to write; run again to resume")
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
     command.add_argument("--dry-run", action="store_true", help="show what would be done, and make no cache")
     command.add_argument(
-        "--sheet", type=Path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
+        "--sheet", type=local_path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
     )
     add_json(command)
     add_options(command, WorkerOptions)
@@ -238,7 +239,9 @@ def add(commands: Any) -> None:
     _add_table(command)
     command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
     add_cache(command)
-    command.add_argument("table", metavar="TABLE", type=Path, help="a .csv with a row for each sample of the cache")
+    command.add_argument(
+        "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
+    )
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
     _add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")

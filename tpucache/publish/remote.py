@@ -67,7 +67,7 @@ class Remote:
         try:
             import fsspec
         except ImportError as error:
-            raise DependencyError("reading URLs needs fsspec: `pip install 'tpucache[remote]'`") from error
+            raise DependencyError("reading URLs needs fsspec: `pip install 'fsspec[http]'`") from error
         failure: Exception
         try:
             self._fs, root = fsspec.core.url_to_fs(url)

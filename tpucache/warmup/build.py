@@ -12,6 +12,7 @@ from typing import Final
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
+from tpucache.store.files.reading import check_is_local
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.deadline import Deadline
@@ -89,6 +90,7 @@ def build_cache(
     """
     deadline = Deadline.of(time_limit)
     recipe = recipe or Recipe()
+    check_is_local(cache)
     cache = Path(cache).absolute()  # workers that are used again may be in another folder
     if isinstance(source, (str, Path)):
         check_source(source, cache)

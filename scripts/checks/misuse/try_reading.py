@@ -117,11 +117,6 @@ def a_variant_that_the_cache_lacks(lab: Lab) -> Outcome:
 
 
 @row
-def every_epoch_another_variant_of_a_cache_without_any(lab: Lab) -> Outcome:
-    return refuses(lambda: CachedDataset(lab.shared.cache(), "epoch"), UsageError, "--variants")
-
-
-@row
 def indices_of_minus_one(lab: Lab) -> Outcome:
     return refuses(lambda: CachedDataset(lab.shared.cache(), indices=[0, -1]), UsageError, "-1")
 

@@ -26,6 +26,7 @@ VERSIONS = {
     "torch": "2.9.0+cpu",
     "torch_xla": "2.9.0",
     "libtpu": "0.0.21",
+    "pillow": "12.0.0",
     "simplejpeg": "1.9.0",
     "cykooz-resizer": "4.0.1",
     "llvmlite": "0.47.0",
@@ -68,8 +69,12 @@ def test_where_all_is_well_there_is_nothing_to_fix():
     [
         (facts(environment={"TPU_PROCESS_ADDRESSES": "local"}), "wait for peers", r"os\.environ\.pop"),
         (facts(environment={"PJRT_DEVICE": "CPU"}), "PJRT_DEVICE=CPU keeps XLA from it", "unset PJRT_DEVICE"),
-        (facts(without("torch", "torch_xla"), xla=None, tpu=None), "torch is not installed", r"tpucache\[train\]"),
-        (facts(without("torch_xla"), xla=None), "torch_xla is not installed", r"tpucache\[xla\]"),
+        (facts(without("torch", "torch_xla"), xla=None, tpu=None), "caches are read by numpy", "pip install torch`"),
+        (
+            facts(without("torch_xla"), xla=None),
+            "torch_xla is not installed",
+            "pip install torch==2.9.0 torch_xla==2.9.0",
+        ),
         (facts(without("libtpu")), "libtpu is not installed", r"torch_xla\[tpu\]==2.9.0"),
         (facts(without(torch="2.13.0")), "torch 2.13.0 and torch_xla 2.9.0 do not fit", r"torch==2\.9\.\*"),
         (facts(xla=Xla("", 0, 3.0, "in use by process 7")), "in use by process 7", "--backend torch"),
@@ -132,6 +137,14 @@ def test_a_library_that_is_missing_is_reported_with_what_it_is_for(monkeypatch):
     assert any(
         line.startswith("  no-such-library") and line.endswith("not installed: needed for much") for line in lines
     )
+
+
+def test_without_torch_or_pillow_nothing_is_said_of_what_they_would_do():
+    found = facts(without("torch", "torch_xla", "pillow", "simplejpeg", "cykooz-resizer", jax="0.8.0"), xla=None)
+    said = [advice.what for advice in advise(found)]
+    assert any("caches are read by JAX" in what for what in said)
+    assert any(what.startswith("Pillow is not installed") for what in said)
+    assert not any("by Pillow" in what or "cannot be read" in what or "torch_xla" in what for what in said)
 
 
 def test_decoders_are_reported_also_without_pillow(monkeypatch):

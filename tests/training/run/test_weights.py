@@ -73,7 +73,7 @@ def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.5, 2.5))
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(DependencyError, match=r"pip install 'tpucache\[safetensors\]'"):
+    with pytest.raises(DependencyError, match=r"pip install safetensors"):
         read_weights(path)
     stub = types.ModuleType("safetensors")
     stub.SafetensorError = ValueError

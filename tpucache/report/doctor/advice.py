@@ -13,6 +13,7 @@ from tpucache.report.text import size_text
 _SMALL_SHM: Final = 1 << 30
 _SMALL_MEMORY: Final = 2 << 30
 _SMALL_DISK: Final = 5 << 30
+_XLA: Final = "torch==2.9.0 torch_xla==2.9.0"  # torch_xla works with one release of torch only; this is the last pair
 _ALBUMENTATIONS: Final = "2.0.8"  # the last one under the MIT licence, which warmup is pinned to
 
 
@@ -47,9 +48,14 @@ def _environment(facts: Facts) -> Iterator[Advice]:
 def _torch(facts: Facts) -> Iterator[Advice]:
     torch, xla = facts.version("torch"), facts.version("torch_xla")
     if torch is None:
-        yield Advice("torch is not installed: caches cannot be read or trained on", "`pip install 'tpucache[train]'`")
-    if facts.tpu is not None and xla is None and facts.version("torch_tpu") is None:
-        yield Advice("there is a TPU, but torch_xla is not installed", "`pip install 'tpucache[xla]'`")
+        instead = "JAX" if facts.version("jax") else "numpy"
+        yield Advice(
+            f"torch is not installed: caches are read by {instead} (batches are arrays); train and predict need torch",
+            "`pip install torch`, or leave it out if you do not need these",
+        )
+    has_other = facts.version("torch_tpu") is not None or (torch is None and facts.version("jax") is not None)
+    if facts.tpu is not None and xla is None and not has_other:
+        yield Advice("there is a TPU, but torch_xla is not installed", f"`pip install {_XLA}`")
     if facts.tpu is not None and xla is not None and facts.version("libtpu") is None:
         yield Advice("there is a TPU, but libtpu is not installed", f"`pip install 'torch_xla[tpu]=={xla}'`")
     if torch and xla and _release(torch) != _release(xla):
@@ -123,9 +129,15 @@ def _libraries(facts: Facts) -> Iterator[Advice]:
             f"albumentations {installed} is installed: presets may make other pixels than {_ALBUMENTATIONS} does",
             f"`pip install albumentations=={_ALBUMENTATIONS}`, or keep one version for a cache's whole life",
         )
-    if facts.version("simplejpeg") is None:
+    has_pillow = facts.version("pillow") is not None
+    if not has_pillow:
+        yield Advice(
+            "Pillow is not installed: warmup and pictures cannot be made, JPEG and PNG records cannot be decoded",
+            "`pip install pillow`, or leave it out where caches of other codecs are only read",
+        )
+    if has_pillow and facts.version("simplejpeg") is None:
         yield Advice("JPEG is decoded by Pillow, which is slower", "`pip install simplejpeg`")
-    if facts.version("cykooz-resizer") is None:
+    if has_pillow and facts.version("cykooz-resizer") is None:
         yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
     if facts.version("llvmlite") is None:
         yield Advice(

@@ -9,7 +9,8 @@ from typing import Final
 #: What tpucache uses, by the names of the distributions, in the order of its own parts.
 _USES: Final = {
     "numpy": "everything",
-    "torch": "reading and training",
+    "torch": "training; batches as tensors, without it as arrays",
+    "jax": "",
     "torch_xla": "training on a TPU",
     "libtpu": "reaching a TPU",
     "torch_tpu": "",

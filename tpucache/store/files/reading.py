@@ -12,11 +12,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
-from tpucache.errors import NotACacheError, StoreError
+from tpucache.errors import NotACacheError, StoreError, UsageError
 from tpucache.redact import shown
 
 _CHUNK: Final = 1 << 20
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_ONE_SLASH: Final = re.compile(r":/(?!/)")
+#: What copies files from a URL of a scheme.
+_COPYING: Final = {
+    "gs": "`gcloud storage cp --recursive`",
+    "hf": "`hf download`",
+    "http": "`curl -LO`",
+    "https": "`curl -LO`",
+    "s3": "`aws s3 cp --recursive`",
+}
 
 
 class OpenFile:
@@ -110,8 +119,27 @@ def sha256_file(path: Path) -> str:
 
 def refuse_url(folder: str | Path) -> None:
     """Raise NotACacheError for a URL where a cache's folder belongs, before a system error shows its password."""
-    if _URL.match(os.fspath(folder)) and not Path(folder).exists():
+    if url := _find_url(folder):
         raise NotACacheError(
-            f"{shown(os.fspath(folder))} is a URL, and a cache is read from a folder: copy it to one first, by "
+            f"{url} is a URL, and a cache is read from a folder: copy it to one first, by "
             "`python -m tpucache fetch URL DIR`"
         )
+
+
+def check_is_local(path: str | Path) -> None:
+    """Raise UsageError for a URL where a path of this machine belongs, of a file or folder that is read or written."""
+    if url := _find_url(path):
+        copy = _COPYING.get(url.partition(":")[0].lower(), "the tool of its storage")
+        raise UsageError(
+            f"{url} is a URL, and files are read and written by their paths on this machine: copy what is there to a "
+            f"folder first ({copy}) or mount it, and give its path; `python -m tpucache push` brings a finished cache "
+            "to a URL"
+        )
+
+
+def _find_url(path: str | Path) -> str | None:
+    """Return a URL as it may be shown, with the slashes that a Path has lost; None for the path of a file."""
+    text = os.fspath(path)
+    if not _URL.match(text) or Path(text).exists():
+        return None
+    return _ONE_SLASH.sub("://", shown(text), count=1)

@@ -36,7 +36,7 @@ try:
     import torch_xla.runtime as xr
 except ImportError as error:
     raise DependencyError(
-        f"torch_xla cannot be imported: {error}. `pip install 'tpucache[xla]'`, or use --backend torch"
+        f"torch_xla cannot be imported: {error}. `pip install torch==2.9.0 torch_xla==2.9.0`, or use --backend torch"
     ) from error
 
 

@@ -181,7 +181,7 @@ def _timm_model(name: str, outputs: int, channels: int) -> nn.Module:
     try:
         import timm
     except ImportError as error:
-        raise DependencyError(f"timm cannot be imported: {error}. `pip install 'tpucache[timm]'`") from error
+        raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
     if not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name}*")[:5])
         raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))

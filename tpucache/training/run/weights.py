@@ -11,6 +11,7 @@ import torch
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.runs import BEST_NAME
+from tpucache.store.files.reading import check_is_local
 from tpucache.training.settings import TrainSettings
 
 Weights = dict[str, torch.Tensor]
@@ -26,6 +27,7 @@ def read_weights(source: str | Path) -> Weights:
     A checkpoint that holds a state dict among other things is one, too. No code in the file is run. Raises UsageError
     when there are no such weights, DependencyError for a `.safetensors` file without safetensors.
     """
+    check_is_local(source)
     path = Path(source)
     if path.is_dir():
         path /= BEST_NAME
@@ -48,6 +50,7 @@ def initial_weights(run: Path, settings: TrainSettings) -> Weights | None:
     """Return the weights that a new run begins with, None for random ones. Raises as `read_weights` does."""
     if settings.weights is None:
         return None
+    check_is_local(settings.weights)
     source = Path(settings.weights)
     if source.resolve() in (run.resolve(), (run / BEST_NAME).resolve()):
         raise UsageError(f"--weights {source} is in the folder of the new run: give another folder as --run")
@@ -60,7 +63,7 @@ def _read_safetensors(path: Path) -> Any:
         from safetensors.torch import load_file
     except ImportError as error:
         raise DependencyError(
-            f"{path} cannot be read without safetensors: {error}. `pip install 'tpucache[safetensors]'`, or save the "
+            f"{path} cannot be read without safetensors: {error}. `pip install safetensors`, or save the "
             "weights by torch"
         ) from error
     try:

@@ -26,7 +26,7 @@ def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure],
     try:
         picture = to_png(size, paint)
     except ImportError:
-        _say_once(f"{path.name} is left out without matplotlib: `pip install 'tpucache[plots]'`")
+        _say_once(f"{path.name} is left out without matplotlib: `pip install matplotlib`")
         return
     try:
         write_atomically(path, picture)

@@ -219,7 +219,8 @@ def _albumentations() -> Any:
         import cv2
     except ImportError as error:
         raise DependencyError(
-            f"albumentations cannot be imported: {error}. `pip install tpucache`, or use --augment module:name"
+            f"albumentations cannot be imported: {error}. `pip install albumentations==2.0.8`, or use "
+            "--augment module:name"
         ) from error
     finally:
         if hide:

@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.option_fields import options_of
+from tpucache.store.files.reading import check_is_local
 from tpucache.warmup.sources import folder, table
 from tpucache.warmup.sources.annotations.coco import box_source
 from tpucache.warmup.sources.archives import source as archives
@@ -65,8 +66,9 @@ def to_source(source: str | Path | Source | Items) -> Source:
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
     """Return the source that a path, pattern or name means; `options` state what its columns or features mean.
 
-    Raises SourceError when it is no source, UsageError for options that such a source does not have.
+    Raises SourceError when it is no source, UsageError for options that such a source does not have, and for a URL.
     """
+    check_is_local(source)
     kind = next((kind for kind in _KINDS if kind.matches(source)), None)
     if kind is not None:
         given = [

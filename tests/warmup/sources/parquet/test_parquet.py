@@ -232,7 +232,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
     path = _write(tmp_path / "a.parquet", {"image": _images([1])})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     rows._pyarrow.cache_clear()
-    with pytest.raises(DependencyError, match=r"pip install 'tpucache\[parquet\]'"):
+    with pytest.raises(DependencyError, match=r"pip install pyarrow"):
         open_source(path).list()
     rows._pyarrow.cache_clear()
 

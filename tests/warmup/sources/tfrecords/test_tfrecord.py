@@ -338,5 +338,6 @@ def test_a_missing_library_is_reported_with_what_to_install(
     monkeypatch.setitem(sys.modules, module, None)
     tfrecord._crc32c.cache_clear()
     example._reader.cache_clear()
-    with pytest.raises(DependencyError, match=r"pip install 'tpucache\[tfrecord\]'"):
+    package = {"google_crc32c": "google-crc32c", "google.protobuf": "--upgrade protobuf"}[module]
+    with pytest.raises(DependencyError, match=f"`pip install {package}`"):
         _load_first(TFRecordSource(path))

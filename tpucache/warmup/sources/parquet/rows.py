@@ -111,5 +111,5 @@ def _pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DependencyError("parquet files need pyarrow: `pip install 'tpucache[parquet]'`") from error
+        raise DependencyError("parquet files need pyarrow: `pip install pyarrow`") from error
     return pyarrow

@@ -24,7 +24,7 @@ _IMAGE_START: Final = re.compile(
 )
 
 _ANY: Final = TableOptions()
-_INSTALL: Final = "`pip install 'tpucache[tfrecord]'`"
+_INSTALL: Final = "`pip install --upgrade protobuf`"
 #: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
 _LEAST_PROTOBUF: Final = (4, 25)
 

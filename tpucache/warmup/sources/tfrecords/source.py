@@ -168,7 +168,7 @@ def _crc32c() -> Any:
     try:
         import google_crc32c
     except ImportError as error:
-        raise DependencyError("TFRecord files need google-crc32c: `pip install 'tpucache[tfrecord]'`") from error
+        raise DependencyError("TFRecord files need google-crc32c: `pip install google-crc32c`") from error
     return google_crc32c
 
 
