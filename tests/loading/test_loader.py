@@ -258,6 +258,12 @@ def test_arguments_that_cannot_be_meant_are_refused(cache, arguments):
         CachedLoader(CachedDataset(cache), **{"batch_size": 4, **arguments})
 
 
+def test_where_no_seed_is_given_it_is_zero(cache):
+    dataset = CachedDataset(cache)
+    default, zero = CachedLoader(dataset, 40, shuffle=True), CachedLoader(dataset, 40, shuffle=True, seed=0)
+    assert default.state_dict() == zero.state_dict()
+
+
 def test_the_least_of_each_argument_is_enough(cache):
     least = {"threads": 1, "prefetch": 0, "seed": 0, "window": 1, "rank": 0, "world_size": 1}
     loader = CachedLoader(CachedDataset(cache)[:3], 1, shuffle="block", **least)

@@ -328,6 +328,8 @@ def test_a_rest_that_cannot_be_shared_is_refused_when_resuming(cache: Path) -> N
     loader = CachedLoader(dataset, 5, rank=3, world_size=5)
     with pytest.raises(UsageError, match="3 samples for 5 ranks"):
         loader.load_state_dict(state)
+    with pytest.raises(UsageError, match="1 samples for 5 ranks"):
+        loader.load_state_dict({**state, "position": 149})
     loader.load_state_dict({**state, "position": 145})
     single = CachedLoader(dataset, 1, rank=3, world_size=5)
     with pytest.raises(UsageError, match="3 samples for 5 ranks"):

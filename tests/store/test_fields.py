@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache import DamageError
-from tpucache.store.fields import Field, RecordLayout
+from tpucache import DamageError, FormatError
+from tpucache.store.fields import Field, RecordLayout, check_field
 
 FIELDS = [
     Field("image", "raw", "|u1", (2,)),
@@ -63,3 +63,14 @@ def test_hostile_records_are_damage_as_one_by_one(fields: list[Field], record: b
 )
 def test_a_field_needs_the_format_version_that_brought_what_it_holds(field: Field, version: int) -> None:
     assert field.since == version
+
+
+@pytest.mark.parametrize("codec", ["dct-zstd", "dct-lz4"])
+def test_a_quality_is_one_to_a_hundred(codec: str) -> None:
+    for quality in (0, 1, 100, 101):
+        field = Field("image", codec, "|u1", (8, 8, 3), quality, "420")
+        if 1 <= quality <= 100:
+            check_field(field)
+        else:
+            with pytest.raises(FormatError, match=f"no quality {quality}"):
+                check_field(field)

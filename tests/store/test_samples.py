@@ -177,6 +177,14 @@ def test_a_compressed_table_is_refused(saved: Save) -> None:
         saved(archive({"number.npy": npy(np.zeros(3))}, zipfile.ZIP_DEFLATED), 3)
 
 
+def test_one_compressed_column_among_others_is_refused(saved: Save) -> None:
+    target = io.BytesIO(archive({"number.npy": npy(np.zeros(3))}))
+    with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("label.npy", npy(np.zeros(3)))
+    with pytest.raises(FormatError, match="compressed"):
+        saved(target.getvalue(), 3)
+
+
 class Bomb:
     """Unpickling one fails the test."""
 

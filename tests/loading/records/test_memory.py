@@ -277,6 +277,7 @@ def test_the_budget_is_one_for_all_datasets_and_comes_back_with_them(cache, free
     free(2 * 200 * RECORD_BYTES)
     first = CachedDataset(cache)
     list(CachedLoader(first, 50))
+    assert first.reading == ("keep", 150 * RECORD_BYTES)
     second = CachedDataset(cache, 1)
     assert second.reading == ("stream", 50 * RECORD_BYTES)
     first.close()

@@ -100,3 +100,17 @@ def test_a_claim_of_other_types_is_no_claim(part):
     assert Claim.from_json(json.dumps(content)) is not None
     for value in (None, 3, [1], {"a": 1}):
         assert Claim.from_json(json.dumps(content | {part: value})) is None
+
+
+def test_a_claim_knows_what_its_own_files_are_called_while_they_are_written():
+    claim = claim_of(v00="a", samples="b")
+    for name in (CLAIM_NAME, "manifest.json", "samples.npy", "v00-00000.lmdb"):
+        assert claim.wrote_aside(f".{name}.123.tmp")
+    for name in (
+        ".index.npy.123.tmp",
+        ".v01-00000.lmdb.123.tmp",
+        "samples.npy",
+        ".samples.npy.tmp",
+        "samples.npy.1.tmp",
+    ):
+        assert not claim.wrote_aside(name)

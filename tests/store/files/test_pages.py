@@ -162,6 +162,12 @@ def test_a_page_with_two_parents_is_refused(tree: bytes) -> None:
         walk_bytes(patched(tree, [(nodes[1], child)]))
 
 
+@pytest.mark.parametrize("version", [0, 2, 999])
+def test_another_version_of_lmdbs_files_is_refused(tree: bytes, version: int) -> None:
+    with pytest.raises(FormatError, match="not an LMDB file of data format 1"):
+        walk_bytes(patched(tree, [(page + 20, struct.pack("<I", version)) for page in (0, PAGE)]))
+
+
 @pytest.mark.parametrize("flags", [0x00, 0x04, 0x08])
 def test_a_page_of_the_tree_that_is_neither_branch_nor_leaf_is_refused(tree: bytes, flags: int) -> None:
     _, nodes = root_nodes(tree)

@@ -171,3 +171,18 @@ def test_any_bytes_of_the_right_length_make_an_image(start: bytes, seed: int) ->
     layout = CoefficientLayout(9, 17, 3, 95)
     packed = start + np.random.default_rng(seed).bytes(layout.nbytes - len(start))
     assert unpack(packed, layout).dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("quality", "luma", "chroma"),
+    [
+        (1, (0, 0, 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 0)),
+        (70, (3, 3, 2, 1, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0, 0, 0)),
+        (90, (6, 5, 5, 4, 3, 2, 0, 0), (3, 3, 2, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_which_frequencies_have_high_bits_stays_as_it_is_in_caches_on_disk(
+    quality: int, luma: tuple[int, ...], chroma: tuple[int, ...]
+) -> None:
+    planes = CoefficientLayout(16, 16, 3, quality, "420").planes
+    assert [plane.widths for plane in planes] == [luma, chroma, chroma]

@@ -1,0 +1,50 @@
+"""Columns come beside the fields and the label of a sample, whatever the labels are."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, CachedLoader
+from tpucache.loading.columns.dataset import COLUMNS, add_values, width_of
+from tpucache.store.manifest import Manifest, Statistics
+from tpucache.store.samples import encode_columns
+
+
+def with_labels(cache: Path, place: Path, labels: np.ndarray) -> Path:
+    """Copy a cache, with these labels and no classes."""
+    shutil.copytree(cache, place)
+    table, manifest = CachedDataset(cache).table, Manifest.load(cache)
+    data = encode_columns({**{name: table[name] for name in table}, "label": labels})
+    (place / "samples.npz").write_bytes(data)
+    entry = dataclasses.replace(manifest.table, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    dataclasses.replace(manifest, tables=(manifest.index, entry), classes=(), statistics=Statistics()).save(place)
+    return place
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("labels", [0, 1, 3], ids=["a class", "a list of one number", "three numbers"])
+def test_a_batch_has_labels_and_columns_of_its_samples(cache: Path, tmp_path: Path, labels: int, width: int) -> None:
+    rng = np.random.default_rng(0)
+    place = with_labels(cache, tmp_path / "cache", rng.random((150, labels)).astype(np.float32)) if labels else cache
+    plain = CachedDataset(place)[::-2]
+    values = rng.random((75, width)).astype(np.float32)
+    dataset = add_values(plain, values)
+    assert width_of(dataset) == width
+    assert width_of(plain) == 0
+    assert torch.equal(dataset.labels, plain.labels)
+    order = []
+    for batch, (_, expected) in zip(CachedLoader(dataset, 20), CachedLoader(plain, 20), strict=True):
+        assert torch.equal(batch["label"], expected)
+        assert batch["label"].dtype == expected.dtype
+        order.append(batch[COLUMNS])
+    assert torch.equal(torch.cat(order), torch.from_numpy(values))
+    sample = dataset[7]
+    assert torch.equal(sample["label"], plain[7][1])
+    assert torch.equal(sample[COLUMNS], torch.from_numpy(values[7]))
