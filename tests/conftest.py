@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 # Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
@@ -17,13 +17,14 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-sys.path.append(str(Path(__file__).parent))  # for processes.py
+sys.path.append(str(Path(__file__).parent))  # for processes.py and skips.py
 
 import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
 from processes import adopt_orphans, children, end_all_but, refuse_forks
+from skips import failing
 
 from tpucache import Recipe, build_cache
 
@@ -42,6 +43,28 @@ SAMPLES = 150
 # The same examples in every run, however long a busy machine takes; --hypothesis-profile default looks for others.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """List what is skipped, and why, where CI is set."""
+    if os.environ.get("CI"):
+        config.option.reportchars += "s"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where CI is set, fail a test that is skipped for want of a package."""
+    report = yield
+    failing(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same of a whole file."""
+    report = yield
+    failing(report)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
