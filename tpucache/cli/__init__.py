@@ -12,10 +12,11 @@ from typing import Final
 
 from tpucache import process
 from tpucache.cli import inspecting, predicting, publishing, training, warming
-from tpucache.cli.terminal import PROG, Parser, complain, escape_unprintable, escape_warnings, flush
+from tpucache.cli.terminal import Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import package_of
 from tpucache.machine import process_began
+from tpucache.process import PROG
 from tpucache.version import __version__
 
 #: The exit status of each kind of error; the first that fits counts.

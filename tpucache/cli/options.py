@@ -10,9 +10,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tpucache.cli.terminal import PROG
 from tpucache.errors import UsageError
 from tpucache.option_fields import Option, options_of
+from tpucache.process import PROG
 
 if TYPE_CHECKING:
     from tpucache.loading.records.reader import InMemory
