@@ -85,9 +85,9 @@ class Ahead(Generic[Prepared]):
                 return
             if isinstance(item, _Failure):
                 raise item.error
-            prepared, count = item
-            if count is not None:
-                count()
+            prepared, confirm = item
+            if confirm is not None:
+                confirm()
             yield prepared
 
     def _run(self) -> None:
@@ -96,8 +96,8 @@ class Ahead(Generic[Prepared]):
             for number, item in enumerate(batches, self._first):
                 if self._stop.is_set():
                     return
-                batch, count = item if isinstance(item, Uncounted) else (item, None)
-                self._ready.put((self._prepare(batch, number), count))
+                batch, confirm = item if isinstance(item, Uncounted) else (item, None)
+                self._ready.put((self._prepare(batch, number), confirm))
                 del batch, item  # otherwise the buffer would be in use until the next batch is read
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again

@@ -41,7 +41,7 @@ class Uncounted(NamedTuple):
     """A batch that was read, and the function to call when it is handed out, which counts it as seen."""
 
     batch: Batch
-    count: Callable[[], None]
+    confirm: Callable[[], None]
 
 
 class CachedLoader:
@@ -149,8 +149,8 @@ class CachedLoader:
     def iterate_ahead(self) -> Generator[Uncounted, None, None]:
         """Begin an iteration like any other, for what reads batches ahead of the loop that takes them.
 
-        The loader's place moves when a batch's `count` is called, not when it is read: so `state_dict` is right
-        whatever is read ahead. Call each `count` once, in the order of the batches.
+        The loader's place moves when a batch's `confirm` is called, not when it is read: so `state_dict` is right
+        whatever is read ahead. Call each `confirm` once, in the order of the batches.
         """
         return self._iterate(is_counted=False)
 
