@@ -44,7 +44,8 @@ class TrainSettings:
 
     model: str = option(
         "resnet18",
-        "cnn, resnet9, resnet18, unet, timm:NAME, or a module:callable that returns a model with N outputs",
+        "cnn, resnet9, resnet18, unet, timm:NAME, which may have keywords, as in 'timm:NAME?drop_path_rate=0.1', or a "
+        "module:callable that returns a model with N outputs",
         metavar="NAME",
     )
     weights: str | None = option(
