@@ -50,8 +50,8 @@ class TrainSettings:
     )
     weights: str | None = option(
         None,
-        "begin with these weights: a file that torch or safetensors wrote, or the best ones of another run; a layer of "
-        "another size, such as the last one, is created anew",
+        "begin with these weights: a file that torch or safetensors wrote, or the best ones of another run; the first "
+        "convolution is adapted to other channels, a layer of another size, such as the last one, is created anew",
         metavar="FILE|RUN",
     )
     freeze: tuple[str, ...] = option(
