@@ -44,13 +44,14 @@ class TrainSettings:
 
     model: str = option(
         "resnet18",
-        "cnn, resnet9, resnet18, unet, timm:NAME, or a module:callable that returns a model with N outputs",
+        "cnn, resnet9, resnet18, unet, timm:NAME, which may have keywords, as in 'timm:NAME?drop_path_rate=0.1', or a "
+        "module:callable that returns a model with N outputs",
         metavar="NAME",
     )
     weights: str | None = option(
         None,
-        "begin with these weights: a file that torch or safetensors wrote, or the best ones of another run; a layer of "
-        "another size, such as the last one, is created anew",
+        "begin with these weights: a file that torch or safetensors wrote, or the best ones of another run; the first "
+        "convolution is adapted to other channels, a layer of another size, such as the last one, is created anew",
         metavar="FILE|RUN",
     )
     freeze: tuple[str, ...] = option(

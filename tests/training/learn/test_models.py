@@ -67,9 +67,44 @@ def test_a_callable_makes_a_model_and_what_makes_none_is_refused(monkeypatch):
 
 
 def test_timm_makes_its_models_from_random_weights(monkeypatch):
+    made = timm_stub(monkeypatch)
+    assert build_model("timm:resnet10t", 5).out_features == 5
+    assert made == [("resnet10t", {"num_classes": 5, "pretrained": False})]
+    with pytest.raises(UsageError, match="did you mean resnet10t"):
+        build_model("timm:resnet10", 5)
+
+
+def test_keywords_after_a_timm_model_reach_it(monkeypatch):
+    made = timm_stub(monkeypatch)
+    build_model("timm:resnet10t?drop_path_rate=0.1&depth=3&global_pool=avg&act='swish'&bias=false&scale=1e-3", 5)
+    expected = {"drop_path_rate": 0.1, "depth": 3, "global_pool": "avg", "act": "swish", "bias": False, "scale": 1e-3}
+    assert made == [("resnet10t", {"num_classes": 5, "pretrained": False, **expected})]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("pretrained=True", "pretrained.*--weights"), ("pretrained_cfg_overlay=x", "pretrained_cfg_overlay"),
+        ("checkpoint_path=x", "checkpoint_path"), ("features_only=True", "features_only"), ("num_classes=3", "num_cl"),
+        ("in_chans=1", "in_chans"), ("cache_dir=x", "cache_dir"), ("a=(1,2)", "plain"), ("a=None", "plain"),
+        ("a=__import__('os')", "plain"), ("a=[1]", "plain"), ("a", "keyword"), ("a=", "keyword"), ("", "keyword"),
+        ("a=1&a=2", "keyword"), ("a b=1", "keyword"), ("unknown=1", "resnet10t.*unknown"),
+    ],
+)  # fmt: skip
+def test_other_keywords_of_a_timm_model_are_refused(monkeypatch, words, message):
+    made = timm_stub(monkeypatch)
+    with pytest.raises(UsageError, match=message):
+        build_model(f"timm:resnet10t?{words}", 5)
+    assert not made
+
+
+def timm_stub(monkeypatch):
+    """Replace timm by one that has a single model; return the list of those that it makes."""
     made = []
 
     def create_model(name, **options):
+        if "unknown" in options:
+            raise TypeError("ResNet.__init__() got an unexpected keyword argument 'unknown'")
         made.append((name, options))
         return nn.Linear(1, options["num_classes"])
 
@@ -77,10 +112,7 @@ def test_timm_makes_its_models_from_random_weights(monkeypatch):
         is_model=lambda name: name == "resnet10t", list_models=lambda _: ["resnet10t"], create_model=create_model
     )
     monkeypatch.setitem(sys.modules, "timm", stub)
-    assert build_model("timm:resnet10t", 5).out_features == 5
-    assert made == [("resnet10t", {"num_classes": 5, "pretrained": False})]
-    with pytest.raises(UsageError, match="did you mean resnet10t"):
-        build_model("timm:resnet10", 5)
+    return made
 
 
 def test_a_timm_model_without_timm_names_the_extra(monkeypatch):

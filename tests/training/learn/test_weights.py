@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tpucache import UsageError
+from tpucache.training.learn.models import DENSE_MODELS, MODELS, build_model
 from tpucache.training.learn.weights import load_matching
 
 
@@ -76,3 +77,37 @@ def test_half_precision_becomes_the_models_own():
     load_matching(ours, {name: tensor.half() for name, tensor in theirs.state_dict().items()}, "file")
     assert ours[0].weight.dtype == torch.float32
     assert torch.equal(ours[0].weight, theirs[0].weight.half().float())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODELS, *DENSE_MODELS])
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3)])
+def test_the_first_convolution_is_adapted_to_the_channels(name, before, after):
+    ours, theirs = build_model(name, 2, after), build_model(name, 2, before)
+    matched = load_matching(ours, theirs.state_dict(), "file")
+    (adapted,) = matched.adapted
+    assert (matched.resized, matched.missing, len(matched.matched)) == ([], [], len(ours.state_dict()) - 1)
+    assert adapted[1][1] == after
+    assert adapted[2][1] == before
+    total = len(ours.state_dict())
+    assert str(matched).startswith(f"{total} of the model's {total} tensors are taken over; adapted")
+    assert f"{adapted[0]} {adapted[1]} from {adapted[2]}" in str(matched)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (1, 4), (3, 6)])
+def test_an_adapted_convolution_gives_of_grey_what_it_gave_before(before, after):
+    old, grey = nn.Conv2d(before, 5, 3, bias=False), torch.randn(2, 1, 8, 8)
+    new = nn.Conv2d(after, 5, 3, bias=False)
+    assert load_matching(nn.Sequential(new, nn.PReLU()), nn.Sequential(old, nn.PReLU()).state_dict(), "file").adapted
+    torch.testing.assert_close(
+        new(grey.expand(-1, after, -1, -1)), old(grey.expand(-1, before, -1, -1)), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_other_convolutions_are_not_adapted_to_channels():
+    def make(width):
+        return nn.Sequential(nn.Conv2d(3, width, 3), nn.Conv2d(width, 2, 3), nn.BatchNorm2d(2))
+
+    matched = load_matching(make(4), make(3).state_dict(), "file")
+    assert not matched.adapted
+    assert [name for name, *_ in matched.resized] == ["0.weight", "0.bias", "1.weight"]

@@ -18,7 +18,7 @@ from torch import nn
 
 from tpucache import progress
 from tpucache.errors import TpucacheError, TrainingError, UsageError
-from tpucache.training.device.processes import Loss, Processes, Result
+from tpucache.training.device.processes import Loss, Processes, Result, SharedLoss
 from tpucache.training.device.tensors import DeviceBatch
 
 #: What exchanges tensors between the processes, for each type of device.
@@ -64,6 +64,13 @@ class ProcessGroup(Processes):
         """Reduce on the hosts in float64; see Processes."""
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
 
+    def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
+        """Reduce on the devices; see Processes."""
+        total = value.clone()
+        with self.explained():
+            dist.all_reduce(total)
+        return total / self.world_size
+
     def gather(self, value: Result) -> list[Result]:
         """Exchange pickles; see Processes."""
         found: list[Any] | None = [None] * self.world_size if self.is_main else None
@@ -99,14 +106,14 @@ class ProcessGroup(Processes):
                     raise failure
         return result  # type: ignore[return-value]  # each process has called
 
-    def replicate(self, model: nn.Module, compute: Loss) -> Callable[[DeviceBatch, bool], torch.Tensor]:
+    def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
         """Wrap the loss, not the model, so that nobody sees another model than without torchrun; see Processes."""
         with self.explained():
             parallel = nn.parallel.DistributedDataParallel(_Loss(model, compute), broadcast_buffers=False)
 
-        def loss(batch: DeviceBatch, is_last: bool) -> torch.Tensor:
+        def loss(batch: DeviceBatch, is_last: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
             with contextlib.nullcontext() if is_last else parallel.no_sync():
-                found: torch.Tensor = parallel(batch)
+                found: tuple[torch.Tensor, torch.Tensor | None] = parallel(batch)
             return found
 
         return loss
@@ -178,7 +185,7 @@ class _Loss(nn.Module):
         self.model = model
         self._compute = compute
 
-    def forward(self, batch: DeviceBatch) -> torch.Tensor:
+    def forward(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._compute(batch)
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from tpucache.training.device.tensors import DeviceBatch
 
 Result = TypeVar("Result")
-Loss = Callable[["DeviceBatch"], "torch.Tensor"]
+#: Returns a batch's loss, and the share of its targets that it is the mean over, None for all of them.
+Loss = Callable[["DeviceBatch"], "tuple[torch.Tensor, torch.Tensor | None]"]
+#: Returns the same, and is told whether the batch is the last one of a step.
+SharedLoss = Callable[["DeviceBatch", bool], "tuple[torch.Tensor, torch.Tensor | None]"]
 
 
 class Processes:
@@ -52,6 +55,10 @@ class Processes:
         """Return the mean over the processes of each of several values."""
         return list(values)
 
+    def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the processes of a tensor, which stays on the device."""
+        return value
+
     def gather(self, value: Result) -> list[Result]:
         """Return the values of all processes in rank order on the main process, and none on the others."""
         return [value]
@@ -64,7 +71,7 @@ class Processes:
         """Return what a call returns that the first process of each host makes before the others of that host."""
         return call()
 
-    def replicate(self, model: nn.Module, compute: Loss) -> Callable[[DeviceBatch, bool], torch.Tensor]:
+    def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
         """Return a function that computes the loss, and whose backward pass averages gradients over the processes.
 
         It takes a batch, and whether it is the last one whose gradients are added up: they are averaged then. The model

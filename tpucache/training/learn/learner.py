@@ -35,6 +35,7 @@ from tpucache.training.learn.optimizers import (
     clip_gradients,
     has_groups,
     make_optimizer,
+    scale_gradients,
     set_rates,
 )
 from tpucache.training.learn.packed import make_finish
@@ -48,6 +49,7 @@ from tpucache.training.learn.weights import MatchedWeights, load_matching
 from tpucache.training.settings import TrainSettings
 
 TARGET: Final = "target"
+_LEAST_SHARE: Final = 1e-9  # of no targets the loss is 0
 DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
 
 
@@ -123,21 +125,31 @@ class Learner:
         """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
 
         The step is only recorded; `device.step_end` sends it, alone or together with others. With several processes
-        the parts and the loss are this process's, and all learn from those of all.
+        the parts and the loss are this process's, and all learn from those of all. Where a loss is the mean over some
+        of the targets, parts and processes weigh as much as they have of these: the step is that of the whole batch.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.rank))
         set_rates(self.optimizer, rates)
         total: torch.Tensor | None = None
+        weighs, shares = len(batches) * processes.world_size > 1, []
         for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
             if not len(batch.labels):
                 raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
-            loss = self._shared_loss(self._finish(batch), left == 0) / len(batches)
+            loss, share = self._shared_loss(self._finish(batch), left == 0)
+            loss = loss / len(batches)
+            if weighs and share is not None:
+                shares.append(share)
+                loss = loss * share
             with user_code(f"the gradient of {model_name(self.settings)}", batch.fields), processes.explained():
                 loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise UsageError("a step needs a batch")
+        if shares:
+            factor = 1 / processes.mean_on_device(torch.stack(shares).mean()).clamp(min=_LEAST_SHARE)
+            scale_gradients(self.model.parameters(), factor)
+            total = total * factor
         processes.synchronise(self.model)
         if self.settings.clip is not None:
             clip_gradients(self.model.parameters(), self.settings.clip)
@@ -253,21 +265,23 @@ class Learner:
                 f"diverged. {self.advice}. What was saved before is kept"
             )
 
-    def _loss_of(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return the loss of one part of a batch: by the task's loss, the user's loss, or the user's step."""
+    def _loss_of(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the loss of one part of a batch, by the task's loss, the user's loss, or the user's step.
+
+        With it comes the share of the targets that the task's loss is the mean over, None for all of them.
+        """
         inputs, labels, targets = self._augmented(batch)
         with self.device.autocast(self.settings.bf16):
             if self._train_step is not None:
                 inputs = {**inputs, LABEL: labels, TARGET: targets}
-                return _call_loss(
-                    f"the step {self.settings.train_step!r}", self._train_step, self.model, inputs, inputs
-                )
+                name = f"the step {self.settings.train_step!r}"
+                return _call_loss(name, self._train_step, self.model, inputs, inputs), None
             with user_code(model_name(self.settings), inputs):
                 outputs = forward(self.model, inputs).float()
         if self._loss is None:
-            return self.task.loss(outputs, targets, self._weights)
+            return self.task.loss(outputs, targets, self._weights), self.task.share(targets)
         values = {"outputs": outputs, TARGET: targets}
-        return _call_loss(f"the loss {self.settings.loss!r}", self._loss, outputs, targets, values)
+        return _call_loss(f"the loss {self.settings.loss!r}", self._loss, outputs, targets, values), None
 
     @property
     def _is_soft(self) -> bool:

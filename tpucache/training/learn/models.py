@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -18,6 +19,9 @@ from tpucache.training.learn.user_code import describe_error
 
 _TIMM: Final = "timm:"
 _OBJECT: Final = "object:"
+#: Keywords of timm that would read weights from elsewhere, or that follow from the cache or make no classifier.
+_NOT_GIVEN: Final = ("cache_dir", "checkpoint_path", "device", "dtype", "features_only", "in_chans", "num_classes")
+_BOOLEANS: Final = {"true": True, "false": False}
 
 
 class ResidualBlock(nn.Module):
@@ -143,11 +147,12 @@ def model_for(
 def build_model(name: str, outputs: int, channels: int = 3, columns: int = 0) -> nn.Module:
     """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` returns.
 
-    Those that are built in, and timm's, take images of this many channels; a callable is given the outputs
-    alone, or the outputs and the number of values in `columns` where there are some.
+    timm's may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and words. Those that are
+    built in, and timm's, take images of this many channels; a callable is given the outputs alone, or the outputs and
+    the number of values in `columns` where there are some.
 
-    Raises UsageError for a name that is none of these and for a callable that fails or makes no module,
-    DependencyError for a timm model without timm.
+    Raises UsageError for a name that is none of these, for keywords that the model does not have, and for a callable
+    that fails or makes no module, DependencyError for a timm model without timm.
     """
     built_in = MODELS | DENSE_MODELS
     if name.startswith(_OBJECT):
@@ -177,17 +182,60 @@ def build_model(name: str, outputs: int, channels: int = 3, columns: int = 0) ->
     return model
 
 
-def _timm_model(name: str, outputs: int, channels: int) -> nn.Module:
+def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
+    """Return the model of a text such as `NAME?drop_rate=0.1`."""
     try:
         import timm
     except ImportError as error:
         raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
+    name, _, query = text.partition("?")
     if not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name}*")[:5])
         raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))
-    options = {} if channels == 3 else {"in_chans": channels}
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=outputs, **options)
+    keywords = _keywords(text, query) if "?" in text else {}
+    options = keywords if channels == 3 else {**keywords, "in_chans": channels}
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=outputs, **options)
+    except Exception as error:  # timm raises whatever it raises for values that do not fit
+        if not options:
+            raise
+        raise UsageError(
+            f"timm's {name} cannot be made with {', '.join(f'{key}={value!r}' for key, value in options.items())}: "
+            f"{type(error).__name__}: {error}. Use keywords that this model has"
+        ) from error
     return model
+
+
+def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
+    """Return the keywords of `key=value&key=value`. Raises UsageError, naming the whole text."""
+    found: dict[str, bool | int | float | str] = {}
+    for part in query.split("&"):
+        key, _, value = part.partition("=")
+        if not key.isidentifier() or not value or key in found:
+            raise UsageError(
+                f"the model timm:{text} has {part!r} where a keyword must be, once and with its value: write "
+                "timm:NAME?drop_path_rate=0.1&img_size=256"
+            )
+        if key in _NOT_GIVEN or key.startswith("pretrained"):
+            raise UsageError(
+                f"{key} of timm:{text} cannot be given: classes and channels follow from the cache, and weights are "
+                "given by --weights"
+            )
+        found[key] = _plain_value(text, key, value)
+    return found
+
+
+def _plain_value(text: str, key: str, value: str) -> bool | int | float | str:
+    """Return a number, a boolean, or the text of a word or of quotes. Raises UsageError for anything else."""
+    if value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    try:
+        plain = ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        plain = value if value.replace(".", "_").isidentifier() else None
+    if not isinstance(plain, (bool, int, float, str)):
+        raise UsageError(f"{key}={value} of timm:{text} is no plain value: give a number, True, False or a word")
+    return plain
 
 
 def _two_convs(inputs: int, outputs: int) -> nn.Sequential:

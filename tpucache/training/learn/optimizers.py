@@ -117,6 +117,13 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
             optimizer.state[parameter]["step"].clamp_(max=last)
 
 
+def scale_gradients(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply all gradients by a number (), which stays on the device."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
     """Scale all gradients down so that their norm together is at most `max_norm`; return the norm before that, ().
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.store.reader import ShardReader
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import EagerDevice
+from tpucache.training.device.processes import Processes
+from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner, balanced_weights
+from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.learn.tasks.mask import Mask
 from tpucache.training.loop import train
@@ -155,3 +160,62 @@ def test_a_cache_of_boxes_says_that_no_task_learns_them(tmp_path, name):
     build_cache(f"failing_data:{name}", tmp_path, Recipe(size=8), jobs=1)
     with pytest.raises(UsageError, match=f"the cache has {name} and no other labels, and train has no task for {name}"):
         find_task(TrainSettings(), CachedDataset(tmp_path))
+
+
+class OneOfTwo(Processes):
+    """One of two processes, which is told how many pixels count in both."""
+
+    world_size = 2
+
+    def __init__(self, mean):
+        self._mean = mean
+
+    def mean_on_device(self, value):
+        return value if self._mean is None else self._mean
+
+
+def stepped(masks, rows, parts, *, count_all=False, mean=None, **settings):
+    """Return how a step with these rows in so many parts changes the weights, its loss, and how many pixels counted.
+
+    Row i has a class in (i + 1) ** 2 pixels; the last one in none.
+    """
+    device = EagerDevice()
+    device.processes = OneOfTwo(mean) if count_all else Processes()
+    learner = Learner(dataclasses.replace(SETTINGS, **settings), masks, make_task("mask", CLASSES), device)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8))
+    labels = torch.full((8, 64), 255, dtype=torch.uint8)
+    for row in range(7):
+        labels[row, : (row + 1) ** 2] = torch.arange((row + 1) ** 2, dtype=torch.uint8) % CLASSES
+    masks_of = labels.view(8, 8, 8, 1)
+    batches = [
+        DeviceBatch({"image": images[chosen], "mask": masks_of[chosen]}, torch.zeros(len(chosen)))
+        for chosen in torch.tensor(rows).chunk(parts)
+    ]
+    before = torch.cat([tensor.detach().flatten().clone() for tensor in learner.model.parameters()])
+    loss = learner.step(batches, Rates(1.0, 0.9), 0)
+    after = torch.cat([tensor.detach().flatten() for tensor in learner.model.parameters()])
+    return SimpleNamespace(change=after - before, loss=loss, share=(labels[rows] != 255).float().mean())
+
+
+@pytest.mark.parametrize("settings", [{}, {"smoothing": 0.1}, {"class_weights": "balanced"}, {"clip": 0.01}])
+def test_parts_of_a_batch_weigh_as_many_pixels_as_have_a_class(masks, settings):
+    whole = stepped(masks, [*range(8)], 1, **settings)
+    for parts in (2, 4, 8):
+        found = stepped(masks, [*range(8)], parts, **settings)
+        torch.testing.assert_close(found.change, whole.change, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(found.loss, whole.loss)
+    assert whole.change.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_processes_weigh_as_many_pixels_as_have_a_class(masks, parts):
+    whole = stepped(masks, [*range(8)], 1)
+    halves = [stepped(masks, rows, parts, count_all=True, mean=whole.share) for rows in ([*range(4)], [*range(4, 8)])]
+    torch.testing.assert_close((halves[0].change + halves[1].change) / 2, whole.change, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close((halves[0].loss + halves[1].loss) / 2, whole.loss)
+
+
+def test_a_step_without_any_pixel_that_has_a_class_changes_nothing(masks):
+    found = stepped(masks, [7, 7], 2, weight_decay=0.0)
+    assert found.loss == 0
+    assert not found.change.any()

@@ -128,6 +128,10 @@ class Task(Protocol):
         """Return the mean over the batch: (). Raises UsageError when the model's outputs have another shape."""
         ...
 
+    def share(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """Return the share of the targets that `loss` is the mean over, float32 (); None where that is all of them."""
+        ...
+
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return each sample's loss, without weights and smoothing: float32 (batch,)."""
         ...
@@ -166,7 +170,7 @@ class Task(Protocol):
 
 
 class TaskBase:
-    """The base of all tasks: one that takes nothing from the training labels."""
+    """The base of all tasks: one that takes nothing from the training labels, and whose losses are of all of them."""
 
     name: str
 
@@ -176,6 +180,10 @@ class TaskBase:
 
     def check_counts(self, _counts: Array, _labels: int) -> None:
         """Take any counts."""
+
+    def share(self, _targets: torch.Tensor) -> torch.Tensor | None:
+        """Return None: the loss is the mean over all targets."""
+        return None
 
     def constants(self) -> dict[str, list[float]]:
         """Return nothing."""

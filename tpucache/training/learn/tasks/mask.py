@@ -111,6 +111,10 @@ class Mask(TaskBase):
         pixels = functional.cross_entropy(outputs.float(), targets, weights, reduction="none")
         return pixels.sum() / targets.sum().clamp(min=1)
 
+    def share(self, targets: torch.Tensor) -> torch.Tensor:
+        """Return the share of the pixels that have a class."""
+        return targets.sum() / (targets.numel() // targets.shape[1])
+
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return each sample's cross-entropy, the mean over its pixels that have a class."""
         targets = self.targets(labels)
