@@ -52,8 +52,8 @@ def tilted(image, row, nearest=False):
 def cropped(image, row, nearest=False):
     for top, size in (row[CROPPED][2:], row[CROPPED][:2]):  # columns, then rows
         steps, length = 1 if nearest else 256, len(image.T)
-        places = top + (np.arange(length) + 0.5) * size / length - 0.5
-        places = np.floor(np.clip(places, 0, length - 1) * steps + 0.5) / steps
+        places = top + np.clip((np.arange(length) + 0.5) * size / length - 0.5, 0, size - 1)
+        places = np.floor(places * steps + 0.5) / steps
         image = np.stack([np.interp(places, np.arange(length), line) for line in image]).T
     return image
 
@@ -105,6 +105,21 @@ def test_numbers_of_any_depth_are_interpolated(dtype):
     found = augment(settings, dtype, 2).images(given, draws).numpy()
     assert found == pytest.approx(by_plane(change, given, draws), abs=0.05 if dtype == "<f4" else 1.01)
     assert dtype == "<f4" or np.array_equal(found, np.round(found))
+
+
+@pytest.mark.parametrize("height", [1, 3, HEIGHT])
+def test_a_crop_is_what_cutting_it_out_and_resizing_gives(images, height):
+    settings = AugmentSettings(crop=True)
+    draws = draws_of(settings)
+    draws[:, CROPPED] = torch.tensor([HEIGHT - height, height, 2, 5]).float()
+    cut = images.permute(0, 3, 1, 2)[:, :, HEIGHT - height :, 2:7]
+    resized = torch.nn.functional.interpolate(cut.float(), (HEIGHT, WIDTH), mode="bilinear", align_corners=False)
+    found = augment(settings).images(images, draws)
+    torch.testing.assert_close(found, resized, atol=1.5, rtol=0)  # places are rounded to 1/256 of a pixel
+    assert (found - resized).abs().mean() < 0.5
+    cut = MASKS[:, HEIGHT - height :, 2:7][:, None].float()
+    nearest = torch.nn.functional.interpolate(cut, (HEIGHT, WIDTH), mode="nearest-exact")
+    assert torch.equal(augment(settings).masks(MASKS, draws), nearest[:, 0].byte())
 
 
 def test_a_tilt_is_a_rotation_around_the_centre():

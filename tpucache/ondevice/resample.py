@@ -46,14 +46,16 @@ def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Arr
     """Return float32 (batch, 1, n, n): row i holds the weights of the pixels from which pixel i of a crop is made.
 
     `places` are the n places along a side; crops begin at `starts` and have `sizes`, whole pixels (batch,). Between
-    pixels it is interpolated linearly or, with `nearest`, the nearest one is taken.
+    pixels it is interpolated linearly or, with `nearest`, the nearest one is taken; outside a crop its border goes on,
+    as if it had been cut out before it was resized.
     """
     # Whole numbers until the division, so that rounding finds the same on every device.
-    last = len(places) - 1
-    within = (2 * places + 1) * sizes[:, None] / (2 * len(places)) - 0.5
-    at = _rounded(library, library.functions.clip(within + starts[:, None], 0, last), nearest, _CROP_STEPS)
+    functions, sizes = library.functions, sizes[:, None]
+    within = (2 * places + 1) * sizes / (2 * len(places)) - 0.5
+    within = functions.minimum(functions.clip(within, 0, None), sizes - 1)
+    at = _rounded(library, within + starts[:, None], nearest, _CROP_STEPS)
     distance = abs(at[:, :, None] - places)
-    return library.functions.clip(1 - distance, 0, 1)[:, None]
+    return functions.clip(1 - distance, 0, 1)[:, None]
 
 
 def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
