@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -31,6 +32,9 @@ from tpucache import Recipe, build_cache
 sys.dont_write_bytecode = False  # the same for this process
 refuse_forks()
 adopt_orphans()
+# A shell's background job begins with SIGINT ignored, and so would each process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS_XLA = pytest.mark.skip(reason="torch_xla is not installed: it has no release for this Python or machine")
 

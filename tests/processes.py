@@ -20,7 +20,7 @@ FORKING = (
 )
 #: Parts of the command lines of processes that libraries keep for the next who needs them.
 KEPT = ("joblib.externals.loky", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
-GRACE = 10.0  # seconds in which a process that was told to end, or has lost its parent, does so on a busy machine
+GRACE = 30.0  # seconds in which a process that was told to end, or has lost its parent, does so on a busy machine
 
 
 def refuse_forks() -> None:

@@ -197,6 +197,8 @@ class Recipe:
         known = {field.name for field in dataclasses.fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in known}
+            if values.get("mask_values") == "keep":  # what was refused was not recorded
+                values["mask_values"] = None
             return cls(**{**values, "size": tuple(content["size"])})
         except (TypeError, KeyError) as error:
             raise RecipeError(f"this is not a recipe: {error!r}") from error
@@ -208,7 +210,8 @@ class Recipe:
         They have the same size, fit, codec, quality, colours and room for boxes. Raises RecipeError for an option that
         is another one there, and what `Manifest.load` raises.
         """
-        before = cls.from_dict(Manifest.load(cache).recipe).to_dict()
+        recipe = cls.from_dict(Manifest.load(cache).recipe)
+        before = recipe.to_dict()
         shared = {name: before[name] for name in SHARED}
         size = options.get("size")
         asked = {**options, "size": [size, size] if isinstance(size, int) else list(size)} if size else options
@@ -218,7 +221,8 @@ class Recipe:
             raise RecipeError(
                 f"the records of {cache} have {'; '.join(texts)}: leave {', '.join(changed)} out, or --like"
             )
-        return cls(**{**options, **shared})
+        masks = options.get("mask_values") or recipe.mask_values  # given or not, the numbers are those of the cache
+        return cls(**{**options, **shared, "mask_values": masks})
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
         if not fine:

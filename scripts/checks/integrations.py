@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,7 @@ from scripts.digits import write_digits
 from scripts.environments import Environment, Environments
 
 SAMPLES_A_PATIENT: Final = 6
+TESTS: Final = ("tests/integrations", "tests/docs/test_notebooks.py")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ INTEGRATIONS: Final = (
     Integration("accelerate", ("accelerate",)),
     Integration("keras", ("keras", "jax"), "jax"),
     Integration("jax", ("jax",)),
-    Integration("flax", ("flax", "optax", "jax")),
+    Integration("flax", ("flax", "optax", "jax"), "trains_on_it_with_jax"),
     Integration("grain", ("grain",)),
     Integration("timm", ("timm",)),
     Integration("fastai", ("fastai",)),
@@ -74,9 +77,10 @@ def main() -> None:
         work = arguments.work or Path(aside)
         cache, environments = _build_cache(work), Environments(work)
         rows = [_check(one, environments, cache) for one in wanted]
-    print(f"\n{'':<12}{'works':<7}{'version':<22}{'images seen':>12}{'seconds':>9}  note")
+    print(f"On {date.today()}, Python {platform.python_version()}, torch {version('torch')}:\n")
+    print("| | works | version | images seen | seconds | tests |\n|---|---|---|---|---|---|")
     for row in rows:
-        print(f"{row[0]:<12}{row[1]:<7}{row[2]:<22}{row[3]:>12}{row[4]:>9}  {row[5]}")
+        print(f"| {' | '.join(row)} |")
     sys.exit(any(row[1] != "yes" for row in rows))
 
 
@@ -95,9 +99,9 @@ def _check(one: Integration, environments: Environments, cache: Path) -> tuple[s
     release = f"{one.package} {release}"
     if done.returncode or not seen:
         return one.name, "no", release, "", seconds, _last_line(done.stderr or done.stdout)
-    tests = _run(python, "-m", "pytest", "tests/integrations", "-k", " or ".join(filter(None, (one.name, one.tests))))
+    tests = _run(python, "-m", "pytest", *TESTS, "-k", " or ".join(filter(None, (one.name, one.tests))))
     note = _last_line(tests.stdout).partition(",")[0]  # "3 passed"; what was not selected is of no interest
-    return one.name, "no" if tests.returncode else "yes", release, seen[1], seconds, f"tests: {note}"
+    return one.name, "no" if tests.returncode else "yes", release, seen[1], seconds, note
 
 
 def _build_cache(work: Path) -> Path:

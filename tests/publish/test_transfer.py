@@ -355,7 +355,7 @@ def test_urls_that_cannot_be_opened_are_reported(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="Protocol not known"):
         fetch_cache("gopher://x/y", tmp_path)
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(DependencyError, match=r"tpucache\[remote\]"):
+    with pytest.raises(DependencyError, match=r"pip install .fsspec"):
         fetch_cache("memory://x", tmp_path)
 
 

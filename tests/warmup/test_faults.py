@@ -195,7 +195,7 @@ def _add(jitter: str, cache: Path) -> None:
 
 
 def _repair(jitter: str, cache: Path) -> None:
-    repair_cache(Pictures(5), cache, jobs=1)
+    repair_cache(Pictures(5), cache, jobs=1, augment=jitter)
 
 
 def _nothing(jitter: str, cache: Path) -> None:

@@ -105,9 +105,9 @@ class RecordIndex:
                 raise DamageError(f"{self._path} was cut short while it was open: copy it again")
             longest = int(table.rows["length"][block << _BLOCK_BITS : (block + 1) << _BLOCK_BITS].max(initial=0))
             if longest > self._longest:
-                raise FormatError(
-                    f"{self._path} has a record of {longest:,} bytes, and none of these fields is longer than "
-                    f"{self._longest:,}: copy the cache again, or build it again"
+                raise DamageError(
+                    f"{self._path} has a record of {longest:,} bytes by the index, more than there is in any of these "
+                    f"fields, {self._longest:,}: run `python -m tpucache verify`, or copy the cache again"
                 )
             table.loaded[block] = True
 

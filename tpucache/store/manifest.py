@@ -198,7 +198,7 @@ def _read_manifest(item: JsonObject) -> Manifest:
     manifest = Manifest(
         samples=item.integer("samples", 0, fmt.MAX_SAMPLES),
         variants=item.integers("variants", fmt.MAX_VARIANTS),
-        fields=tuple(_read_field(each) for each in item.objects("fields", fmt.MAX_FIELDS)),
+        fields=tuple(read_field(each) for each in item.objects("fields", fmt.MAX_FIELDS)),
         classes=item.strings("classes"),
         shards=tuple(_read_shard(each) for each in item.objects("shards", fmt.MAX_SHARDS)),
         tables=tuple(_read_file(each) for each in item.objects("tables", len(_TABLES))),
@@ -213,7 +213,8 @@ def _read_manifest(item: JsonObject) -> Manifest:
     return manifest
 
 
-def _read_field(item: JsonObject) -> Field:
+def read_field(item: JsonObject) -> Field:
+    """Return the field that an untrusted object describes. Raises FormatError."""
     shape = item.integers("shape", fmt.MAX_RECORD_BYTES)
     quality = item.integer("quality", 0, 100) if "quality" in item.content else None
     chroma, packing = (item.string(key) if key in item.content else None for key in ("chroma", "packing"))

@@ -32,7 +32,7 @@ from tpucache.training.feed.stream import drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
-from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.run.contents import load_last
 from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.figure import smooth
@@ -77,7 +77,7 @@ def _known_rate(run: Path, resume: bool) -> float | None:
         return None
     if not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
-    return float(load_checkpoint(run / LAST_NAME)["settings"]["lr"])
+    return float(load_last(run)["settings"]["lr"])
 
 
 def range_test(

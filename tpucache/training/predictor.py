@@ -24,7 +24,7 @@ from tpucache.training.learn.learner import named_callable
 from tpucache.training.learn.models import build_model, is_user_code
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import make_task
-from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.run.contents import load_best
 from tpucache.training.run.folds import run_folders
 from tpucache.training.settings import TrainSettings, settings_from
 
@@ -32,6 +32,7 @@ Predictions = Callable[[DeviceBatch], torch.Tensor]
 
 _AGREED: Final = ("task", "outputs", "classes")
 _NAMED: Final = 5  # classes in a message, at most
+_SHOWN: Final = 300  # characters of a library's message, at most
 
 
 class Predictor:
@@ -147,7 +148,7 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
 def _load_best(run: Path) -> dict[str, Any]:
     path = run / BEST_NAME
     if path.exists():
-        return load_checkpoint(path)
+        return load_best(run)
     if (run / LAST_NAME).exists():
         raise TrainingError(
             f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
@@ -179,10 +180,18 @@ def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns:
     settings = settings_from(content["settings"])
     channels = next((field["shape"][2] for field in content["fields"] if field["name"] == IMAGE), 3)
     model = build_model(settings.model, content["outputs"], channels, columns.stop - columns.start)
+    own, weights = model.state_dict(), content["model"]
+    for name, tensor in weights.items():
+        if name in own and tensor.dtype != own[name].dtype:
+            raise TrainingError(
+                f"{run / BEST_NAME} does not fit the model {settings.model!r}: {name} is {tensor.dtype}, not "
+                f"{own[name].dtype}. Copy it again, or train again"
+            )
     try:
-        model.load_state_dict(content["model"])
+        model.load_state_dict(weights)
     except RuntimeError as error:
-        raise TrainingError(f"{run / BEST_NAME} does not fit the model {settings.model!r}: {error}") from error
+        reason = " ".join(str(error).split())[:_SHOWN]
+        raise TrainingError(f"{run / BEST_NAME} does not fit the model {settings.model!r}: {reason}") from error
     model = device.place(model).eval()
     normalise = None
     if any(field["name"] == IMAGE for field in content["fields"]):

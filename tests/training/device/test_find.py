@@ -92,6 +92,7 @@ def test_a_run_that_the_earlier_name_began_is_resumed_and_predicted_by_this_one(
     assert main([*map(str, words), "--backend", "eager"]) == 0
     assert json.loads(capsys.readouterr().out) == report
     words = ["predict", run, EARLIER / "cache", "-o", tmp_path / "out.csv", "--backend", "torch"]
+    words += ["--trust", "tiny_models:tiny"]
     assert main([*map(str, words)]) == 0
 
 

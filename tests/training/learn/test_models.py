@@ -117,5 +117,5 @@ def timm_stub(monkeypatch):
 
 def test_a_timm_model_without_timm_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(DependencyError, match=r"tpucache\[timm\]"):
+    with pytest.raises(DependencyError, match=r"`pip install timm`"):
         build_model("timm:resnet10t", 5)

@@ -19,12 +19,13 @@ import atexit, gc, sys, time
 began = time.monotonic()
 atexit.register(lambda: print("frozen", gc.get_freeze_count()))
 time.sleep(0.5)  # what a process imports before the command begins
-from tpucache.cli import main, training
+from tpucache.__main__ import run_command
+from tpucache.cli import training
 from tpucache.training import loop
 
 training.seconds = float  # parts of a second for --time-limit, too
 loop.ceiling = lambda *_: 1.0  # the replay would take hundreds of steps
-status = main()
+status = run_command()
 print("seconds", time.monotonic() - began)
 sys.exit(status)
 """

@@ -128,5 +128,5 @@ def test_an_epoch_whose_evaluation_is_made_up_for_is_written_before_any_loss(tmp
 
 def test_tensorboard_that_is_missing_is_an_error_in_words(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(DependencyError, match=r"tpucache\[tensorboard\]"):
+    with pytest.raises(DependencyError, match=r"pip install tensorboard"):
         TensorBoard(tmp_path)

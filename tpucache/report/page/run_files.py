@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import TrainingError, UsageError
+from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.runs import (
     ACCOUNT_NAME,
     FOLDS_NAME,
@@ -23,8 +22,14 @@ from tpucache.runs import (
     fold_folder,
     is_run,
 )
+from tpucache.store.files.reading import check_stored, open_file, read_file
+from tpucache.store.manifest_json import read_object
 
 Array = npt.NDArray[Any]
+
+#: The largest number that files of runs hold: that of 32-bit floats, nearly.
+_LARGEST: Final = 3.4e38
+_SHOWN: Final = 200  # characters of a reason, at most
 
 #: The dimensions of the arrays of validation.npz; all but those of the last line have a row for each sample.
 _DIMENSIONS: Final = {
@@ -101,25 +106,35 @@ def read_folds_run(folder: Path) -> FoldsFiles:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
+        values = read_object(read_file(path), path.name).content
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, FormatError) as error:
         raise _unreadable(path, error) from error
-    if not isinstance(values, dict):
-        raise _unreadable(path, "it is no JSON object")
+    _check_numbers(path, values)
     return values
+
+
+def _check_numbers(path: Path, values: object) -> None:
+    """Raise TrainingError for a number too large to be drawn or added up, which no run writes."""
+    if isinstance(values, (dict, list)):
+        for value in values.values() if isinstance(values, dict) else values:
+            _check_numbers(path, value)
+    elif isinstance(values, (int, float)) and abs(values) > _LARGEST:
+        raise _unreadable(path, "it has a number that is too large")
 
 
 def _read_rows(folder: Path) -> list[Mapping[str, float]]:
     path = folder / HISTORY_NAME
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise _unreadable(path, error) from error
+    _check_numbers(path, rows)
+    return rows
 
 
 def _read_arrays(folder: Path) -> dict[str, Array]:
@@ -127,12 +142,16 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
     if not path.exists():
         return {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+        with open_file(path) as file:
+            check_stored(file)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except Exception as error:  # zipfile and numpy raise many things for a damaged file
         raise _unreadable(path, error) from error
     for name, array in arrays.items():
-        if array.dtype.kind not in "iuf" or array.ndim != _DIMENSIONS.get(name, array.ndim):
+        if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= _LARGEST:
+            raise _unreadable(path, f"{name} is {array.dtype}, or has numbers that are too large or none")
+        if array.ndim != _DIMENSIONS.get(name, array.ndim):
             raise _unreadable(path, f"{name} is {array.dtype} {array.shape}")
     if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
         raise _unreadable(path, "its arrays are of different numbers of samples")
@@ -140,4 +159,5 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
 
 
 def _unreadable(path: Path, reason: object) -> TrainingError:
-    return TrainingError(f"{path} cannot be read: {reason}. Copy the run again")
+    text = " ".join(str(reason).split())[:_SHOWN]
+    return TrainingError(f"{path} cannot be read: {text}. Copy the run again")

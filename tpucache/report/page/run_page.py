@@ -37,7 +37,7 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     try:
         head = _top(folds)
         sections = [_scores(folds), *_curves(folds), seconds_section(folds.report)]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise TrainingError(f"the files in {run} do not belong together: {error!r}. Copy the run again") from error
     return make_page(folds.name, head, sections, [run_parts(fold, samples, place) for fold in folds.runs.values()])
 

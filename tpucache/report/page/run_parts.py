@@ -24,7 +24,7 @@ def run_parts(files: RunFiles, samples: int, cache: Path | None) -> tuple[str, l
     try:
         head = f"{_top(files)}\n{worst(files, samples, cache)}"
         return head, [show(files) for show in (_curves, confusion, _seconds, _pace, _settings, _data)]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise TrainingError(
             f"the files in {files.folder} do not belong together: {error!r}. Copy the run again"
         ) from error

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import stat
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
@@ -100,6 +101,20 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     """Return the text of a regular file. Raises OSError, UnicodeDecodeError."""
     with open_text(path, encoding) as file:
         return file.read()
+
+
+def check_stored(file: BinaryIO) -> None:
+    """Raise ValueError unless a file is a zip archive of stored members, as numpy and torch write theirs.
+
+    So what is read of it is no longer than the file. Raises zipfile.BadZipFile for what is no archive.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
+        raise ValueError("it has compressed members, and is never written so")
+    if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
+        raise ValueError("its members are longer than the file")
+    file.seek(0)
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

@@ -6,13 +6,16 @@ import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tpucache.errors import TrainingError
 from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files.reading import check_stored, open_file
 from tpucache.training.device.tensors import to_host
+
+_SHOWN: Final = 200  # characters of a library's message, at most
 
 
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -28,12 +31,17 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with open_file(path) as file:
+            check_stored(file)
+            content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
         raise TrainingError(
             f"{path} is no checkpoint: it holds something else than tensors and plain values. Copy it again, or train "
             "again"
         ) from error
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
-        raise TrainingError(f"{path} cannot be read: {error}. Copy it again, or train again") from error
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:  # torch raises whatever a broken file makes it raise
+        reason = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+        raise TrainingError(f"{path} cannot be read: {reason}. Copy it again, or train again") from error
     return content

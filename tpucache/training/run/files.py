@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.columns.values import fit_columns
@@ -19,13 +19,12 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, fold_folder, is_run
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.training.learn.learner import Learner
-from tpucache.training.run.checkpoint import load_checkpoint, save_checkpoint
+from tpucache.training.run.checkpoint import save_checkpoint
+from tpucache.training.run.contents import VERSION, load_last
 from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from
-
-_VERSION: Final = 1
 
 _log = logging.getLogger("tpucache")
 
@@ -66,9 +65,7 @@ def open_run(
         return RunState(), settings, None
     if not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
-    content = load_checkpoint(path)
-    if content.get("version") != _VERSION:
-        raise UsageError(f"{path} is of another version of tpucache: give another folder")
+    content = load_last(run)
     before = settings_from(content["settings"])
     settings = as_decided(settings, before)
     changed = setting_differences(before, settings) + _data_differences(path, content, data)
@@ -177,7 +174,7 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
     """Return the metadata of a checkpoint, as plain values."""
     train_set, inputs = data.train_set, learner.settings.inputs
     return {
-        "version": _VERSION,
+        "version": VERSION,
         "settings": learner.settings.to_dict(),
         "task": learner.task.name,
         "outputs": learner.task.outputs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +11,19 @@ import numpy as np
 
 from tpucache.errors import TrainingError
 from tpucache.runs import BEST_NAME, FOLDS_NAME, OUT_OF_FOLD_NAME, REPORT_NAME, fold_folder
+from tpucache.training.run.contents import read_values
 from tpucache.training.run.report import TrainReport, write_json
 
 _VERSION: Final = 1
 _VALID: Final = "valid_"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What `folds.json` holds."""
+
+    version: int
+    folds: list[str]
 
 
 @dataclass(frozen=True)
@@ -71,13 +79,13 @@ def read_folds(run: Path) -> list[str] | None:
     """Return the names of the folds of a run, None for a run that is not of all folds. Raises TrainingError."""
     path = run / FOLDS_NAME
     try:
-        values = json.loads(path.read_text())
+        values = read_values(path, _Names)
         if values["version"] != _VERSION:
             raise TrainingError(f"{path} is of another version of tpucache: give another folder")
-        return [str(name) for name in values["folds"]]
+        return list(values["folds"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, KeyError) as error:
         raise TrainingError(f"{path} cannot be read: {error!r}. Copy the run again") from error
 
 
@@ -142,11 +150,11 @@ def read_report(run: str | Path) -> FoldsReport | None:
     """Return the report in a folder of all folds, None where there is none. Raises TrainingError."""
     path = Path(run) / REPORT_NAME
     try:
-        values = json.loads(path.read_text())
+        values = read_values(path, FoldsReport)
         return FoldsReport(**{**values, "folds": [FoldScore(**score) for score in values["folds"]]})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, TypeError, KeyError) as error:
         raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
 
 

@@ -18,12 +18,21 @@ from tpucache.store.files.atomic import write_atomically
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.learner import Learner
+from tpucache.training.run.contents import read_values
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
 
 _LEAST_SHOWN: Final = 0.05  # seconds of a part
 
 _log = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class _Account:
+    """What `account.json` holds."""
+
+    seconds: dict[str, float]
+    wall_seconds: float
 
 
 @dataclass(frozen=True)
@@ -186,8 +195,8 @@ def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
     """Return the seconds of each part of a run so far, and of all of it. Raises TrainingError."""
     path = Path(run) / ACCOUNT_NAME
     try:
-        values = json.loads(path.read_text())
-        return dict(values["seconds"]), float(values["wall_seconds"])
+        values = read_values(path, _Account)
+        return values["seconds"], float(values["wall_seconds"])
     except FileNotFoundError:
         report = read_report(run)
         return ({}, 0.0) if report is None else (report.seconds, report.wall_seconds)
@@ -211,12 +220,12 @@ def read_report(run: str | Path) -> TrainReport | None:
     """
     path = Path(run) / REPORT_NAME
     try:
-        values = json.loads(path.read_text())
+        values = read_values(path, TrainReport)
         known = {item.name: values[item.name] for item in fields(TrainReport) if item.name in values}
         return TrainReport(**{**known, "pace": Pace(**values["pace"])})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, TypeError, KeyError) as error:
         raise TrainingError(f"{path} is not a report that can be read: {error!r}; remove it to continue") from error
 
 

@@ -29,6 +29,8 @@ QUICK = RunOptions(replay=False)
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=10, batch_size=10, lr=0.02)
 LABELS = np.array([[1e5, 0.01, 7], [5.5e5, 0.03, 7], [3e5, -0.02, 7]], np.float32)
 
+TRUST = ["tiny_tasks:linear"]
+
 
 @pytest.fixture(scope="module")
 def prices(tmp_path_factory):
@@ -91,7 +93,7 @@ def test_labels_of_any_size_are_learned_and_predicted_in_their_unit(prices, tmp_
     training, validation = parts_of(prices)
     report = train(tmp_path / "run", LINEAR, training, validation, EagerDevice(), QUICK)
     assert report.epochs[-1]["valid_rmse"] < 0.1 * prices.labels[:, 0].std() / 3**0.5 * 3
-    predictor = Predictor([tmp_path / "run"], EagerDevice())
+    predictor = Predictor([tmp_path / "run"], EagerDevice(), trust=TRUST)
     found = predict(predictor, [validation], tmp_path / "out.csv", 16)
     assert found.metrics["rmse"] == pytest.approx(report.epochs[-1]["valid_rmse"], rel=0.2)
     for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines()):
@@ -107,8 +109,11 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
     runs = [tmp_path / name for name in ("first", "second")]
     for run, half in zip(runs, halves, strict=True):
         train(run, dataclasses.replace(LINEAR, epochs=1), half, None, EagerDevice(), QUICK)
-    each = [predict(Predictor([run], EagerDevice()), [prices], tmp_path / f"{run.name}.csv", 16) for run in runs]
-    both = predict(Predictor(runs, EagerDevice()), [prices], tmp_path / "both.csv", 16)
+    each = [
+        predict(Predictor([run], EagerDevice(), trust=TRUST), [prices], tmp_path / f"{run.name}.csv", 16)
+        for run in runs
+    ]
+    both = predict(Predictor(runs, EagerDevice(), trust=TRUST), [prices], tmp_path / "both.csv", 16)
     columns = [
         [float(row["value_0"]) for row in csv.DictReader(Path(report.output).read_text().splitlines())]
         for report in (*each, both)
@@ -150,7 +155,7 @@ def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_p
     del best["labels"]
     torch.save(best, tmp_path / "best.pt")
     images = torch.stack([prices[number][0] for number in range(4)])
-    predictor = Predictor([tmp_path], EagerDevice())
+    predictor = Predictor([tmp_path], EagerDevice(), trust=TRUST)
     assert predictor.task.constants() == {}
     predict(predictor, [prices], tmp_path / "out.csv", 16)
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))

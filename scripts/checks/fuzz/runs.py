@@ -1,0 +1,117 @@
+"""The files of a run: best.pt and last.pt, run.json, report.json, history.csv and validation.npz."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from scripts.checks.fuzz.mutate import mutate_bytes, mutate_json, mutate_text, odd_integer
+from scripts.checks.fuzz.target import Target, refusals
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.report.page.run_page import report_run
+from tpucache.training import RunOptions, TrainSettings
+from tpucache.training.device import EagerDevice
+from tpucache.training.loop import train
+from tpucache.training.predictions import predict
+from tpucache.training.predictor import Predictor
+from tpucache.training.run.contents import load_last
+from tpucache.training.run.report import read_report
+from tpucache.training.run.weights import read_weights
+
+_TEXTS: Final = ("run.json", "report.json", "history.csv")
+
+
+class _Shared(NamedTuple):
+    dataset: CachedDataset
+    run: Path
+
+
+def prepare(folder: Path) -> _Shared:
+    """Train a tiny model for an epoch."""
+    import numpy as np
+    from PIL import Image
+
+    source = folder / "source"
+    for number in range(12):
+        (source / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 20 * number, np.uint8)).save(source / "ab"[number % 2] / f"{number}.png")
+    build_cache(source, folder / "cache", Recipe(size=8), jobs=1)
+    dataset = CachedDataset(folder / "cache")
+    settings = TrainSettings(model="cnn", epochs=1, batch_size=4, lr=0.01)
+    train(folder / "run", settings, dataset, dataset, EagerDevice(), RunOptions(replay=False, curves=False))
+    return _Shared(dataset, folder / "run")
+
+
+def attempt_checkpoint(shared: _Shared, draws: random.Random, place: Path) -> None:
+    """Predict with, continue from and take over weights of checkpoints that are changed."""
+    run = place / "run"
+    shutil.copytree(shared.run, run)
+    name = draws.choice(("best.pt", "best.pt", "last.pt"))
+    data = (run / name).read_bytes()
+    if draws.random() < 0.3:
+        (run / name).write_bytes(mutate_bytes(data, draws))
+    else:
+        content = torch.load(io.BytesIO(data), weights_only=True)
+        for _ in range(draws.choice((1, 1, 2))):
+            content = _changed(content, draws)
+        torch.save(content, run / name)
+    refusals(
+        lambda: predict(Predictor([run], EagerDevice()), [shared.dataset], place / "out.csv", 4),
+        lambda: load_last(run),
+        lambda: read_weights(run),
+    )
+
+
+def attempt_page(shared: _Shared, draws: random.Random, place: Path) -> None:
+    """Make the page of a run whose texts or arrays are changed."""
+    run = place / "run"
+    shutil.copytree(shared.run, run)
+    name = draws.choice((*_TEXTS, *_TEXTS, "validation.npz"))
+    data = (run / name).read_bytes()
+    if name.endswith(".json") and draws.random() < 0.8:
+        value = json.loads(data)
+        for _ in range(draws.choice((1, 1, 3))):
+            value = mutate_json(value, draws)
+        (run / name).write_text(json.dumps(value))
+    elif name == "history.csv" and draws.random() < 0.7:
+        (run / name).write_text(mutate_text(data.decode(), draws), errors="surrogateescape")
+    else:
+        (run / name).write_bytes(mutate_bytes(data, draws))
+    refusals(lambda: report_run(run), lambda: read_report(run))
+
+
+def _changed(content: Any, draws: random.Random) -> Any:
+    """Return a checkpoint of which a tensor, a value or a whole part is another one."""
+    content = copy.deepcopy(content)
+    weights = content["model"] if "model" in content else content["learner"]["model"] if "learner" in content else None
+    if not isinstance(weights, dict) or not weights or draws.random() < 0.6:
+        return mutate_json(content, draws) if isinstance(content, dict) else content
+    name = draws.choice(list(weights))
+    tensor = weights[name]
+    if not isinstance(tensor, torch.Tensor):
+        return content
+    weights[name] = draws.choice(
+        (
+            lambda: tensor.to(draws.choice((torch.int8, torch.float16, torch.complex64, torch.float64, torch.bool))),
+            tensor.tolist,
+            lambda: tensor.reshape(-1)[:1].expand(1 << draws.choice((4, 30, 40))),
+            lambda: tensor.to_sparse() if tensor.ndim else tensor,
+            lambda: tensor.reshape(-1),
+            lambda: torch.full_like(tensor.float(), float(draws.choice(("nan", "inf", "1e38")))),
+            lambda: odd_integer(draws),
+        )
+    )()
+    return content
+
+
+TARGETS: Final = (
+    Target("checkpoint", prepare, attempt_checkpoint, 1.0),
+    Target("page", prepare, attempt_page, 1.0),
+)
