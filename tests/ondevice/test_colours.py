@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,6 @@ from tpucache.ondevice.settings import AugmentSettings
 
 CPU = torch.device("cpu")
 LUMA = np.array([0.299, 0.587, 0.114])
-TO_YUV = np.stack([LUMA, 0.492 * (np.eye(3)[2] - LUMA), 0.877 * (np.eye(3)[0] - LUMA)])
 
 
 def changed(settings, images, batch=16):
@@ -22,19 +23,30 @@ def changed(settings, images, batch=16):
     return augment.images(torch.from_numpy(images), torch.from_numpy(draws)).numpy(), draws
 
 
-def test_hues_are_turned_around_grey_and_luma_stays():
-    images = np.random.default_rng(0).integers(80, 170, (16, 5, 6, 3), np.uint8)
+def test_hues_are_turned_as_those_of_hsv():
+    images = np.random.default_rng(0).integers(0, 256, (16, 5, 6, 3), np.uint8)
+    images[:, 0, 0] = 77  # grey
+    images[:, 0, 1] = 0
+    images[:, 0, 2] = (0, 90, 90)  # two are the largest
+    images[:, 0, 3] = (255, 0, 0)
     found, draws = changed(AugmentSettings(hue=0.5), images)
-    for image, result, (cosine, sine) in zip(images, found, draws[:, HUE], strict=True):
-        yuv = image @ TO_YUV.T
-        turned = np.stack(
-            [yuv[..., 0], cosine * yuv[..., 1] - sine * yuv[..., 2], sine * yuv[..., 1] + cosine * yuv[..., 2]], -1
-        )
-        expected = (turned @ np.linalg.inv(TO_YUV).T).clip(0, 255)
+    for image, result, turn in zip(images, found, draws[:, HUE], strict=True):
+        hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in (image / 255).reshape(-1, 3)]
+        rgb = [colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value) for hue, saturation, value in hsv]
+        expected = 255 * np.array(rgb).reshape(5, 6, 3)
         assert np.moveaxis(result, 0, 2) == pytest.approx(expected, abs=1e-3)
-    kept = found.min((1, 2, 3)) > 0
-    assert kept.any()
-    assert np.einsum("c,bchw->bhw", LUMA, found)[kept] == pytest.approx((images @ LUMA)[kept], abs=1e-3)
+    assert np.ptp(draws[:, HUE]) > 0.5
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<u2"])
+def test_hues_of_numbers_of_any_depth_are_turned(dtype):
+    augment = Augment(AugmentSettings(hue=0.5), [0.0] * 3, [1.0] * 3, 5, 6, CPU, dtype)
+    images = np.random.default_rng(0).integers(0, 256, (16, 5, 6, 3)).astype(dtype)
+    draws = torch.from_numpy(draw(AugmentSettings(hue=0.5), 0, 0, 16))
+    found = augment.images(torch.from_numpy(images), draws)
+    scaled = augment.images(torch.from_numpy(images * 8), draws)
+    torch.testing.assert_close(scaled, found * 8, atol=0.01, rtol=0)
+    assert found.numpy() == pytest.approx(changed(AugmentSettings(hue=0.5), images.astype(np.uint8))[0], abs=1e-3)
 
 
 def test_some_images_lose_their_colours_and_the_others_stay_as_they_are():

@@ -52,7 +52,7 @@ def test_later_settings_are_spread_evenly():
     tilts = np.degrees(2 * np.arctan(draws[:, TILT_ROWS]))
     assert np.histogram(tilts, 5, (-30, 30))[0] / COUNT == fifths
     assert -np.sin(np.radians(tilts)) == pytest.approx(draws[:, TILT_COLUMNS], abs=1e-6)
-    turns = np.arctan2(draws[:, HUE][:, 1], draws[:, HUE][:, 0]) / (2 * np.pi)
+    turns = draws[:, HUE]
     assert np.histogram(turns, 5, (-0.25, 0.25))[0] / COUNT == fifths
     assert np.histogram(draws[:, BLUR], 5, (0, 2))[0] / COUNT == fifths
     assert draws[:, GREY].mean() == pytest.approx(0.2, abs=0.03)

@@ -22,9 +22,8 @@ SHARE: Final = 12  # of the own image in a mix-up
 CUT: Final = slice(13, 17)  # as ERASED
 CROPPED: Final = slice(17, 21)  # top, height, left, width in pixels; only where crop is on
 TILT_ROWS, TILT_COLUMNS = 21, 22  # by how many columns a row is moved for each row below the centre, and vice versa
-HUE: Final = slice(23, 25)  # cosine and sine
-BLUR, GREY = 25, 26
-COLUMNS: Final = 27
+HUE, BLUR, GREY = 23, 24, 25  # HUE: in whole turns
+COLUMNS: Final = 26
 
 _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
@@ -78,8 +77,7 @@ def _draw_view(
     uniform = _stream(source, view, _SECOND).random_sample((batch_size, 6 + 2 * _CROP_TRIES))
     angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
     draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
-    angle = 2 * np.pi * (2 * uniform[:, 1] - 1) * settings.hue
-    draws[:, HUE] = np.stack([np.cos(angle), np.sin(angle)], 1)
+    draws[:, HUE] = (2 * uniform[:, 1] - 1) * settings.hue
     draws[:, BLUR] = np.maximum(uniform[:, 2] * settings.blur, _LEAST_BLUR)
     draws[:, GREY] = uniform[:, 3] < settings.grey
     if settings.crop and size is not None:

@@ -45,7 +45,7 @@ class AugmentSettings:
     )
     zoom: float = option(_ZOOM, "the smallest area that --crop may leave of an image, as a share of it", metavar="MIN")
     tilt: float = option(0.0, "rotate images by up to so many degrees each way", metavar="DEGREES")
-    hue: float = option(0.0, "turn the hues of images by up to X of a whole turn each way", metavar="X")
+    hue: float = option(0.0, "turn the hues of images, those of HSV, by up to X of a whole turn each way", metavar="X")
     blur: float = option(
         0.0, "blur images with a Gaussian whose standard deviation is between 0 and X pixels", metavar="X"
     )
