@@ -134,7 +134,17 @@ def a_picture_written_over_a_file_of_the_cache(lab: Lab) -> Outcome:
     cache = lab.copy(lab.shared.cache())
     for words in (
         ("report", cache, "-o", cache / "manifest.json"),
-        ("predict", lab.shared.run(), cache, "-o", cache / "index.npy", "--backend", "torch", "--trust", "lab_module:tiny"),
+        (
+            "predict",
+            lab.shared.run(),
+            cache,
+            "-o",
+            cache / "index.npy",
+            "--backend",
+            "torch",
+            "--trust",
+            "lab_module:tiny",
+        ),
     ):
         done = lab.command(*words)
         check_photos(CachedDataset(cache), class_of, range(COUNT))
