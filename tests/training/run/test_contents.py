@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import threading
 import zipfile
 
 import pytest
@@ -166,4 +169,18 @@ def test_arrays_that_expand_are_no_part_of_a_page(run):
     with zipfile.ZipFile(run / "validation.npz", "w", 8) as archive:
         archive.writestr("errors.npy", bytes(1 << 20))
     with pytest.raises(TrainingError, match=r"validation\.npz cannot be read: it has compressed members"):
+        report_run(run)
+
+
+def give_up_waiting(pipe):
+    """Let a reader that waits for a pipe go on, with an empty file."""
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_history_that_is_a_pipe_is_not_waited_for(run):
+    (run / "history.csv").unlink()
+    os.mkfifo(run / "history.csv")
+    threading.Timer(1, give_up_waiting, [run / "history.csv"]).start()
+    with pytest.raises(TrainingError, match=r"history\.csv cannot be read"):
         report_run(run)

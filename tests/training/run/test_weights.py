@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import struct
 import sys
 import types
+import zipfile
 
 import pytest
 import torch
@@ -82,3 +85,32 @@ def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error
     monkeypatch.setitem(sys.modules, "safetensors", stub)
     monkeypatch.setitem(sys.modules, "safetensors.torch", inner)
     assert read_weights(path)["b"].tolist() == [1.5, 2.5]
+
+
+def test_weights_take_no_more_memory_than_their_file(tmp_path):
+    saved = io.BytesIO()
+    torch.save({"a": torch.zeros(1 << 16)}, saved)
+    with zipfile.ZipFile(saved) as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(UsageError, match=r"packed\.pt cannot be read as weights: it has compressed members"):
+        read_weights(tmp_path / "packed.pt")
+    torch.save({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "wide.pt")
+    with pytest.raises(UsageError, match=r"wide\.pt: 'a' has more values than the file"):
+        read_weights(tmp_path / "wide.pt")
+
+
+def test_a_file_of_before_archives_has_weights(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "file.pth", _use_new_zipfile_serialization=False)
+    assert read_weights(tmp_path / "file.pth").keys() == WEIGHTS.keys()
+
+
+def test_a_pipe_has_no_weights_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    keep = os.open(tmp_path / "pipe.pt", os.O_RDWR | os.O_NONBLOCK)
+    os.write(keep, b"no weights")  # a reader that opens it does not wait
+    try:
+        with pytest.raises(UsageError, match="there are no weights at"):
+            read_weights(tmp_path / "pipe.pt")
+    finally:
+        os.close(keep)

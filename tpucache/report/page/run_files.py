@@ -22,7 +22,7 @@ from tpucache.runs import (
     fold_folder,
     is_run,
 )
-from tpucache.store.files.reading import check_stored, open_file, read_file
+from tpucache.store.files.reading import check_stored, open_file, open_text, read_file
 from tpucache.store.manifest_json import read_object
 
 Array = npt.NDArray[Any]
@@ -127,7 +127,7 @@ def _check_numbers(path: Path, values: object) -> None:
 def _read_rows(folder: Path) -> list[Mapping[str, float]]:
     path = folder / HISTORY_NAME
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with open_text(path, newline="") as file:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []

@@ -28,6 +28,13 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
         raise TrainingError(f"{path} cannot be written: {error}; the checkpoint before it is kept") from error
 
 
+def is_stored_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is dense and in memory with all of its values, so that a copy takes no more than it."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
     try:

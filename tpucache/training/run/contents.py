@@ -20,7 +20,7 @@ from tpucache.store.files.reading import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
 from tpucache.store.manifest import read_field
 from tpucache.store.manifest_json import JsonObject, read_object
-from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.run.checkpoint import is_stored_whole, load_checkpoint
 from tpucache.training.run.state import RunState
 from tpucache.training.settings import TrainSettings, settings_from
 
@@ -182,7 +182,7 @@ def _check_tensors(tensors: Mapping[Any, Any], where: str) -> None:
             raise FormatError(f"{where} holds something else than tensors by name")
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES or tensor.device.type != "cpu":
             raise FormatError(f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}")
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        if not is_stored_whole(tensor):
             raise FormatError(f"{where}: {name[:60]!r} is larger than its values in the file")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +12,8 @@ import torch
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.runs import BEST_NAME
-from tpucache.store.files.reading import check_is_local
+from tpucache.store.files.reading import check_is_local, check_stored, open_file
+from tpucache.training.run.checkpoint import is_stored_whole
 from tpucache.training.settings import TrainSettings
 
 Weights = dict[str, torch.Tensor]
@@ -35,7 +37,7 @@ def read_weights(source: str | Path) -> Weights:
             raise UsageError(
                 f"{source} has no {BEST_NAME}: give a file of weights, or a run of which an epoch has ended"
             )
-    if not path.exists():
+    if not path.is_file():
         raise UsageError(f"there are no weights at {source}: give a file of weights, or the folder of a run")
     content = _read_safetensors(path) if path.suffix == _SAFETENSORS else _read_torch(path)
     weights = _find_tensors(content)
@@ -43,6 +45,11 @@ def read_weights(source: str | Path) -> Weights:
         raise UsageError(
             f"{path} has no weights by name: save them by `torch.save(model.state_dict(), FILE)` or safetensors"
         )
+    for name, tensor in weights.items():
+        if not is_stored_whole(tensor):
+            raise UsageError(
+                f"{path}: {name[:60]!r} has more values than the file: save it as a dense tensor, after `.contiguous()`"
+            )
     return weights
 
 
@@ -74,13 +81,17 @@ def _read_safetensors(path: Path) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with open_file(path) as file:
+            if zipfile.is_zipfile(file):  # torch before 1.6 wrote no archive
+                check_stored(file)
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
         raise UsageError(
             f"{path} is no file of weights alone: it is something else, or holds objects whose code would be run. Save "
             "the weights by `torch.save(model.state_dict(), FILE)` or safetensors"
         ) from error
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} cannot be read as weights: {error}. Copy it again") from error
 
 
