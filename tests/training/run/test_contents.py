@@ -100,7 +100,7 @@ def test_a_checkpoint_takes_no_more_memory_than_its_file(run):
 
 def test_a_list_that_holds_itself_many_times_is_not_followed(run):
     content = torch.load(run / "best.pt", weights_only=True)
-    inner = [0] * 100
+    inner: list[object] = [0] * 100
     for _ in range(12):
         inner = [inner] * 100
     torch.save({**content, "classes": inner}, run / "best.pt")

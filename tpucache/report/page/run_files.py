@@ -124,7 +124,7 @@ def _check_numbers(path: Path, values: object) -> None:
         raise _unreadable(path, "it has a number that is too large")
 
 
-def _read_rows(folder: Path) -> list[Mapping[str, float]]:
+def _read_rows(folder: Path) -> Sequence[Mapping[str, float]]:
     path = folder / HISTORY_NAME
     try:
         with open_text(path, newline="") as file:
