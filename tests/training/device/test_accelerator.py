@@ -31,7 +31,8 @@ def module(monkeypatch):
 
 
 @pytest.fixture
-def cuda(module):
+def cuda(module, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
     """A GPU's device on the stand-in, whose batches are in the loader's pool, as the CPU has no page-locked memory."""
     device = CudaDevice(CPU, module)
     device.pin_memory = False
@@ -47,6 +48,10 @@ def test_a_batch_is_copied_on_its_own_stream_and_the_computing_waits_for_it(cuda
     assert module.log[1:] == [("wait", "compute", "copy"), ("record", "compute")]
     assert torch.equal(sent, batch)
     assert sent.data_ptr() != batch.data_ptr()
+
+
+def test_convolutions_are_chosen_by_trial_as_all_batches_have_one_shape(cuda):
+    assert torch.backends.cudnn.benchmark
 
 
 def test_a_batch_of_another_feeder_is_not_waited_for(cuda, module):

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpucache import TrainingError, UsageError
 from tpucache.training.learn.ema import Ema
@@ -93,3 +94,23 @@ def test_an_average_of_another_model_is_refused():
 def test_a_decay_that_is_none_is_refused(decay):
     with pytest.raises(UsageError, match="decay"):
         Ema(make_model(), decay)
+
+
+class Counting(TorchDispatchMode):
+    """Counts what is sent to a device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_update_of_a_deep_model_sends_no_more_than_that_of_a_shallow_one():
+    counts = []
+    for depth in (2, 20):
+        ema = Ema(nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(depth))))
+        with Counting() as counting:
+            ema.update()
+        counts.append(counting.count)
+    assert counts[0] == counts[1]

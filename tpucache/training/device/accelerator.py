@@ -119,6 +119,8 @@ class CudaDevice(AcceleratorDevice):
 
     def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:
         super().__init__(torch_device, module, compiles)
+        # Every batch has the same shape, so that the fastest convolutions are looked for once.
+        torch.backends.cudnn.benchmark = True
         self._stream = module.Stream(torch_device)
         self._lock = threading.Lock()  # batches of training and of evaluation are sent by two threads
         self._uploads: dict[int, _Upload] = {}  # by the id of what was sent, which is alive as long as it is in here
