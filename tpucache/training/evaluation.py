@@ -158,10 +158,10 @@ def compute_rows(
     batches = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     finish = make_finish(dataset, device)
     counts = iter(_batch_rows(len(dataset), batch_size))
-    pending: deque[tuple[torch.Tensor, ...]] = deque()
+    pending: deque[list[Callable[[], torch.Tensor]]] = deque()
     with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
-            pending.append(tuple(device.all_gather(tensor) for tensor in compute(finish(batch))))
+            pending.append([device.fetch(device.all_gather(tensor)) for tensor in compute(finish(batch))])
             device.step_end()
             if len(pending) > _BEHIND:
                 yield _to_host(pending.popleft(), next(counts))
@@ -201,5 +201,5 @@ def _pad(tensor: torch.Tensor, rows: int, image: bool) -> torch.Tensor:
     return padded
 
 
-def _to_host(tensors: tuple[torch.Tensor, ...], rows: int) -> tuple[Array, ...]:
-    return tuple(tensor.cpu()[:rows].numpy() for tensor in tensors)
+def _to_host(fetched: Iterable[Callable[[], torch.Tensor]], rows: int) -> tuple[Array, ...]:
+    return tuple(tensor()[:rows].numpy() for tensor in fetched)

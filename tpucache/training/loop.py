@@ -85,7 +85,7 @@ def train(
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
     processes.on_main(lambda: write_info(run, learner, data))
-    losses = Losses(state.losses, options.watchers, processes.mean, learner.advice)
+    losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
     with stop.on_signals():
         with drawn_curves(run if options.curves else None, plan, state), BackgroundWriter() as writer:
             pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses, account, writer))

@@ -32,8 +32,8 @@ def module(monkeypatch):
 
 @pytest.fixture
 def cuda(module, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
     """A GPU's device on the stand-in, whose batches are in the loader's pool, as the CPU has no page-locked memory."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
     device = CudaDevice(CPU, module)
     device.pin_memory = False
     return device
@@ -48,6 +48,16 @@ def test_a_batch_is_copied_on_its_own_stream_and_the_computing_waits_for_it(cuda
     assert module.log[1:] == [("wait", "compute", "copy"), ("record", "compute")]
     assert torch.equal(sent, batch)
     assert sent.data_ptr() != batch.data_ptr()
+
+
+def test_what_is_read_back_waits_for_its_own_copy_and_for_nothing_that_was_sent_later(cuda, module):
+    first, second = (cuda.fetch(torch.full((3,), value)) for value in (1.0, 2.0))
+    del module.log[:]
+    assert first().tolist() == [1, 1, 1]
+    assert module.log == [("synchronize", "compute")]
+    assert len(module.compute.work) == 2  # the second copy and its event have not been waited for
+    assert second().tolist() == [2, 2, 2]
+    assert not module.compute.work
 
 
 def test_convolutions_are_chosen_by_trial_as_all_batches_have_one_shape(cuda):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -152,6 +152,19 @@ class CudaDevice(AcceleratorDevice):
                 # Its memory is of the other stream, which would use it again while this one still reads it.
                 batch.record_stream(stream)
             self._release()
+
+    def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Have a tensor copied once it is computed, into page-locked memory; what is sent later is not waited for."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.pin_memory)
+        host.copy_(tensor, non_blocking=True)
+        event = self._module.Event(blocking=True)
+        event.record(self._module.current_stream(self.torch_device))
+
+        def fetched(_source: torch.Tensor = tensor) -> torch.Tensor:  # which is kept until it has been copied
+            event.synchronize()
+            return host
+
+        return fetched
 
     def wait(self) -> None:
         """Block until everything has run and has been copied."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -43,6 +43,10 @@ class Device(Protocol):
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Have what this thread computes from now on wait for batches that were put, without waiting here."""
+        ...
+
+    def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to copy a tensor to the host; return the function that waits for this copy alone and gives it."""
         ...
 
     def place(self, model: nn.Module) -> nn.Module:

@@ -47,6 +47,10 @@ class TorchDevice:
         """Return the images in the layout of the weights."""
         return images.contiguous(memory_format=self.layout)
 
+    def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return the copy itself, which is made when it is called for."""
+        return tensor.cpu
+
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor: there is one core."""
         return tensor

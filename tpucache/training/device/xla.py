@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -98,6 +98,10 @@ class XlaDevice:
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: XLA orders what is computed by its data."""
+
+    def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return the copy itself: XLA waits for what the tensor is computed by, and for nothing that was sent later."""
+        return tensor.cpu
 
     def place(self, model: nn.Module) -> nn.Module:
         """Send the weights; XLA chooses layouts itself."""

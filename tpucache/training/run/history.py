@@ -45,27 +45,29 @@ class Losses:
         watchers: Sequence[Watcher] = (),
         mean: Callable[[Sequence[float]], Sequence[float]] = lambda values: values,
         advice: str = "Try a lower --lr",
+        fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]] = lambda loss: loss.cpu,
     ) -> None:
         """Continue the losses of a run: new ones are appended to `values`, as the `mean` of all processes'.
 
-        `advice` is for one that is not finite.
+        `advice` is for one that is not finite; `fetch` is the device's.
         """
         self.values = values
         self._mean = mean
         self._watchers = watchers
         self._advice = advice
-        self._pending: deque[torch.Tensor] = deque()
+        self._fetch = fetch
+        self._pending: deque[Callable[[], torch.Tensor]] = deque()
 
     def append(self, loss: torch.Tensor) -> None:
         """Take a step's loss, still on the device. Raises TrainingError when one before it is not finite."""
-        self._pending.append(loss)
+        self._pending.append(self._fetch(loss))
         if len(self._pending) > 2 * _LAG:
             self.settle(_LAG)
 
     def settle(self, keep: int = 0) -> None:
         """Read all but the newest `keep`. Raises TrainingError when one is not finite."""
         first = len(self.values)
-        read = [float(self._pending.popleft().cpu()) for _ in range(len(self._pending) - keep)]
+        read = [float(self._pending.popleft()()) for _ in range(len(self._pending) - keep)]
         for value in self._mean(read):
             if not math.isfinite(value):
                 raise TrainingError(f"the loss is {value} in step {len(self.values) + 1:,}. {self._advice}")
