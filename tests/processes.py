@@ -58,14 +58,26 @@ def children() -> dict[int, str]:
     except ChildProcessError:
         return {}
     found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == os.getpid() and state != "Z":
-                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    if not any(part in command for part in KEPT):
-                        found[int(folder.name)] = command
+    for number in _numbers():
+        folder = Path("/proc", number)
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z":
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if not any(part in command for part in KEPT):
+                    found[int(number)] = command
+    return found
+
+
+def _numbers() -> list[str]:
+    """Return the numbers of this process's children, those of all processes where the kernel has no such list."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            found += (thread / "children").read_text().split()
+        except FileNotFoundError:
+            if thread.exists():
+                return [folder.name for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return found
 
 

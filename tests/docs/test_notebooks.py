@@ -108,17 +108,16 @@ def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, monk
     assert "'epoch': 2," in out
 
 
-@pytest.mark.parametrize("variants", [0, 2])
-def test_the_second_runs_with_numpy_and_torch_alone(photos, tmp_path, torch_alone, variants):
+def test_the_second_runs_with_numpy_and_torch_alone_also_without_variants(photos, tmp_path, torch_alone):
     directory = tmp_path / "input" / "my-cache"
-    tpucache.build_cache(photos, directory, tpucache.Recipe(size=16, variants=variants), jobs=1)
+    tpucache.build_cache(photos, directory, tpucache.Recipe(size=16), jobs=1)
     program = "from test_notebooks import run_notebook as run; import sys; "
     program += "run(sys.argv[1], INPUT=sys.argv[2], RUN=sys.argv[3], MODEL='cnn', EPOCHS=1, BATCH=32)"
     words = [sys.executable, "-c", program, "02-train.ipynb", str(directory.parent), str(tmp_path / "run")]
     environment = {**torch_alone, "TPUCACHE_PATH": str(directory.parent)}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert ('variant="epoch" shows the clean images' in done.stderr) == (variants == 0)
+    assert 'variant="epoch" shows the clean images' in done.stderr
     assert (tmp_path / "run" / "predictions.csv").exists()
 
 
