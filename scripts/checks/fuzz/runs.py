@@ -90,7 +90,8 @@ def attempt_page(shared: _Shared, draws: random.Random, place: Path) -> None:
 def _changed(content: Any, draws: random.Random) -> Any:
     """Return a checkpoint of which a tensor, a value or a whole part is another one."""
     content = copy.deepcopy(content)
-    weights = content["model"] if "model" in content else content["learner"]["model"] if "learner" in content else None
+    holder = content.get("learner", content)
+    weights = holder.get("model") if isinstance(holder, dict) else None
     if not isinstance(weights, dict) or not weights or draws.random() < 0.6:
         return mutate_json(content, draws) if isinstance(content, dict) else content
     name = draws.choice(list(weights))
