@@ -59,7 +59,7 @@ def open_standard_files() -> None:
 
 
 def tell(text: str) -> None:
-    """Print a text on standard error, escaped; where nobody can read it, work goes on without it."""
+    """Print a text on standard error, escaped; where nobody can read it, nothing is said."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is gone; or it is closed
             sys.stderr.write(printable_lines(text) + "\n")

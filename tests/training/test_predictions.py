@@ -246,5 +246,7 @@ def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, t
     assert main(words) == 2
     assert re.search(f"names code, '{code}', .*add --trust {code}", capsys.readouterr().err)
     assert not (tmp_path / "imported").exists()
+    with pytest.raises(UsageError, match="names code"):
+        Predictor([run], EagerDevice(), trust=f"tiny_models:tiny {code}")
     assert main([*words, "--trust", code]) == 0
     assert (tmp_path / "imported").exists()

@@ -158,6 +158,7 @@ def _load_best(run: Path) -> dict[str, Any]:
 
 def _check_trusted(run: Path, settings: TrainSettings, trust: Collection[str]) -> None:
     """Raise UsageError where a run's file names code to be called that the user did not name."""
+    trust = {trust} if isinstance(trust, str) else trust  # a text has each part of it
     called = [settings.model] if is_user_code(settings.model) else []
     called += [] if settings.eval_step is None else [settings.eval_step]
     if unknown := [name for name in called if name not in trust]:

@@ -208,6 +208,10 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
 def _check_callable(cache: Cache, augment: str | None) -> None:
     """Refuse a callable that the user did not name, before it is imported, and one whose code changed."""
     before = cache.manifest.recipe.get("augmentation", {})
+    if not isinstance(before, dict):
+        raise FormatError(
+            f"the manifest of {cache.directory} has no augmentation that any tpucache writes: build it anew"
+        )
     name = before.get("callable")
     if name is None:
         return
