@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import find_cache
     from tpucache.loading.loader import CachedLoader
-    from tpucache.loading.mixing.loader import MixedLoader
+    from tpucache.loading.mixed import MixedLoader
     from tpucache.recipe import Recipe
     from tpucache.report.page.page import report_cache
     from tpucache.report.page.run_page import report_run
     from tpucache.report.preview import preview_cache
-    from tpucache.store.copying.stage import stage_cache
+    from tpucache.store.copying import stage_cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage, verify_cache
     from tpucache.warmup.build import build_cache
@@ -52,7 +52,7 @@ _HOMES: Final = {
     "CachedDataset": "tpucache.loading.dataset",
     "CachedLoader": "tpucache.loading.loader",
     "Damage": "tpucache.store.verify",
-    "MixedLoader": "tpucache.loading.mixing.loader",
+    "MixedLoader": "tpucache.loading.mixed",
     "Manifest": "tpucache.store.manifest",
     "Recipe": "tpucache.recipe",
     "build_cache": "tpucache.warmup.build",
@@ -61,7 +61,7 @@ _HOMES: Final = {
     "repair_cache": "tpucache.warmup.repair",
     "report_cache": "tpucache.report.page.page",
     "report_run": "tpucache.report.page.run_page",
-    "stage_cache": "tpucache.store.copying.stage",
+    "stage_cache": "tpucache.store.copying",
     "verify_cache": "tpucache.store.verify",
     **dict.fromkeys(_ERRORS.split(), "tpucache.errors"),
 }

@@ -12,7 +12,7 @@ import torch
 from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import EpochOrder, make_order
-from tpucache.loading.records.reader import RecordReader
+from tpucache.loading.reading.reader import RecordReader
 
 CHUNK = 12
 

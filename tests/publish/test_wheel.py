@@ -112,5 +112,5 @@ def test_nothing_that_merely_lies_in_the_package_is_published(littered, tmp_path
             "tpucache/__init__.py",
             "tpucache/__main__.py",
             "tpucache/py.typed",
-            "tpucache/store/copying/stage.py",
+            "tpucache/store/copying.py",
         }

@@ -19,7 +19,7 @@ from tpucache.cli import main
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.copying.claims import CLAIM_NAME
+from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest

@@ -40,7 +40,7 @@ def inspect(options: argparse.Namespace) -> int:
 def bench(options: argparse.Namespace) -> int:
     """Measure how fast a cache reads here."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.records.plan import ReadingPlan
+    from tpucache.loading.reading.reader import ReadingPlan
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 

@@ -15,7 +15,7 @@ from tpucache.option_fields import Option, options_of
 from tpucache.process import PROG
 
 if TYPE_CHECKING:
-    from tpucache.loading.records.reader import InMemory
+    from tpucache.loading.reading.reader import InMemory
 
 Settings = TypeVar("Settings")
 
@@ -88,7 +88,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 def local_path(text: str) -> Path:
     """Read the path of a file or folder of this machine."""
-    from tpucache.store.files.reading import check_is_local
+    from tpucache.store.files import check_is_local
 
     try:
         check_is_local(text)
@@ -167,7 +167,7 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
     if options.stage is None:
         return cache
     from tpucache.progress import Progress
-    from tpucache.store.copying.stage import stage_cache
+    from tpucache.store.copying import stage_cache
     from tpucache.store.manifest import Manifest
 
     with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
@@ -209,7 +209,7 @@ def size(text: str) -> int | tuple[int, int]:
 
 def colours(text: str) -> tuple[str, ...]:
     """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255; the first may be a heading."""
-    from tpucache.store.files.reading import read_text
+    from tpucache.store.files import read_text
 
     try:
         lines = [line.split(",") for line in read_text(text, "utf-8-sig").splitlines() if line.strip()]

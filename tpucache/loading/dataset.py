@@ -10,22 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.arguments import overrides, to_integer
+from tpucache.loading.filter import matching
 from tpucache.loading.find import locate
-from tpucache.loading.labels import label_tensor
-from tpucache.loading.records.buffers import Buffer, BufferPools
-from tpucache.loading.records.plan import ReadingPlan
-from tpucache.loading.records.reader import Divide, InMemory, RecordReader, undivided
-from tpucache.loading.samples.filter import matching
-from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
-from tpucache.loading.samples.selection import Selection, Variant, to_variant
+from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
+from tpucache.loading.reading.buffers import Buffer, BufferPools
+from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
+from tpucache.loading.samples import Selection, Variant, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
-from tpucache.store.cache import Cache
-from tpucache.store.field_reader import field_batches
+from tpucache.store.cache import Cache, field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable
+from tpucache.store.samples import NO_LABEL, SampleTable
 
 if TYPE_CHECKING:
     import torch
@@ -298,3 +294,13 @@ class CachedDataset(Dataset[Item]):
 
     def _rows(self, indices: Array, epoch: int, chunk: int = 1) -> Numbers:
         return self._selection.rows(self._open_reader.cache, indices, epoch, chunk)
+
+
+def label_tensor(labels: npt.NDArray[Any] | None, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return the labels of the samples at some positions of a table: int64 (n,), or float32 (n,) or (n, m).
+
+    They are -1 where the table has none.
+    """
+    if labels is None:
+        return to_tensor(np.full(len(positions), NO_LABEL))
+    return to_tensor(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))

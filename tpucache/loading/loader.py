@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_
 import numpy as np
 
 from tpucache.errors import UsageError
-from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader_state import LoaderState, read_state
+from tpucache.loading.indices import integer_positions, overrides, to_integer
 from tpucache.loading.order import Shuffle, make_order, make_sampled_order
-from tpucache.loading.records.buffers import AllocatedBuffers, BufferPool
-from tpucache.loading.records.reader import Divide
-from tpucache.loading.samples.indices import integer_positions
-from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice, rank_windows
+from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool
+from tpucache.loading.reading.reader import Divide
+from tpucache.loading.sampler import Positions, global_batches, rank_slice, rank_windows
+from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
 

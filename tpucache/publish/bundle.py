@@ -16,10 +16,17 @@ from tpucache.publish.owned import check_bundle, claim_bundle, metadata_text, si
 from tpucache.publish.packages import PackageWheel, download_wheels, needed_packages
 from tpucache.publish.wheel import wheel_bytes, wheel_name
 from tpucache.report.preview import contact_sheet
-from tpucache.store.copying.claims import CLAIM_NAME, claim_folder, remove_claim
-from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
-from tpucache.store.copying.stage import check_room, copy_file
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.copying import (
+    CLAIM_NAME,
+    check_apart,
+    check_room,
+    claim_folder,
+    copy_file,
+    folder_path,
+    hold_folder,
+    remove_claim,
+)
+from tpucache.store.files import write_atomically
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 

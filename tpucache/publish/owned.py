@@ -18,9 +18,8 @@ from tpucache.publish.card import CARD_NAME, SHEET_NAME
 from tpucache.publish.packages import PACKAGES
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.store.cache import Cache
-from tpucache.store.copying.claims import CLAIM_NAME, Claim, is_claim_aside, named, parse_claim
-from tpucache.store.copying.lineage import check_descends
-from tpucache.store.files.reading import read_file, sha256_file
+from tpucache.store.copying import CLAIM_NAME, Claim, check_descends, is_claim_aside, named, parse_claim
+from tpucache.store.files import read_file, sha256_file
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.strict_json import parse_json

@@ -18,7 +18,7 @@ from tpucache.errors import DependencyError, PublishError
 from tpucache.publish.rules import check_tag
 from tpucache.redact import redact
 from tpucache.store.codecs import CODECS
-from tpucache.store.files.reading import open_file
+from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
 
 #: All packages that a codec may need.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.kaggle import MAX_FILES, MAX_SHARDS
-from tpucache.store.files.reading import read_file
+from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
 
 __all__ = [

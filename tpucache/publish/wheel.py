@@ -20,7 +20,7 @@ from typing import Final
 
 from tpucache import version
 from tpucache.errors import DependencyError
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.training.settings import TASKS
 
 _NAME: Final = "tpucache"

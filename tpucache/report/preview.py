@@ -12,7 +12,7 @@ from tpucache.report.draw import draw_record
 from tpucache.report.records import Records
 from tpucache.report.sheet import Cell, Layout, draw_sheet, fitted_size
 from tpucache.report.text import describe_label
-from tpucache.store.copying.folders import check_no_cache_file
+from tpucache.store.copying import check_no_cache_file
 
 if TYPE_CHECKING:
     from PIL import Image

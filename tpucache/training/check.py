@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.loading.columns.dataset import add_values
-from tpucache.loading.columns.values import fit_columns
+from tpucache.loading.columns import add_values, fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS

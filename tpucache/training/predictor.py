@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from tpucache.errors import TrainingError, UsageError
-from tpucache.loading.columns.dataset import COLUMNS, add_values
-from tpucache.loading.columns.values import columns_from
+from tpucache.loading.columns import COLUMNS, add_values, columns_from
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.runs import BEST_NAME, LAST_NAME

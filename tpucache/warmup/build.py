@@ -12,7 +12,7 @@ from typing import Final
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.store.files.reading import check_is_local
+from tpucache.store.files import check_is_local
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.deadline import Deadline

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.store.cache import Cache
-from tpucache.store.files.atomic import link_or_copy
+from tpucache.store.files import link_or_copy
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry
 from tpucache.store.reader import ShardReader

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from tpucache.errors import BuildError, SourceError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL
-from tpucache.store.files.atomic import link_or_copy
+from tpucache.store.files import link_or_copy
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns

@@ -13,9 +13,8 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import earlier_tables
-from tpucache.store.files.atomic import rename_durably, write_atomically
-from tpucache.store.files.reading import sha256_file
+from tpucache.store.copying import earlier_tables
+from tpucache.store.files import rename_durably, sha256_file, write_atomically
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.verify import Damage, is_whole, verify_cache

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
-from tpucache.store.files import pages
-from tpucache.store.files.reading import open_file
+from tpucache.store import pages
+from tpucache.store.files import open_file
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import encode_columns

@@ -16,7 +16,7 @@ from tpucache.errors import SourceError
 from tpucache.recipe import fingerprint
 from tpucache.store.cache import Cache, annotation_counts, cache_fingerprint
 from tpucache.store.fields import IMAGE, LABEL, Field
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Column, Strings, encode_columns

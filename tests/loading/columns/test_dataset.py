@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader
-from tpucache.loading.columns.dataset import COLUMNS, add_values, width_of
+from tpucache.loading.columns import COLUMNS, add_values, width_of
 from tpucache.store.manifest import Manifest, Statistics
 from tpucache.store.samples import encode_columns
 

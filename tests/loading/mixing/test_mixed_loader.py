@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
-from tpucache.loading.samples.mixture import Mixture
-from tpucache.loading.samples.sampler import full_order
+from tpucache.loading.mixed import Mixture
+from tpucache.loading.sampler import full_order
 from tpucache.store.codecs.dct.codec import DctLz4
 
 

@@ -12,7 +12,7 @@ from tpucache.errors import TpucacheError
 from tpucache.report.page.markup import escape
 from tpucache.report.page.style import STYLE
 from tpucache.runs import check_no_run_file
-from tpucache.store.copying.folders import check_no_cache_file
+from tpucache.store.copying import check_no_cache_file
 from tpucache.version import __version__
 
 # What the page may load: nothing but the pictures and the style within it. Not even its own mistakes load more.

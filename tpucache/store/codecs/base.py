@@ -4,64 +4,19 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, DependencyError, UsageError
+from tpucache.native import FileRecords
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 
 _HEADERS: Final = 64 << 10
-
-
-class LoopWork(NamedTuple):
-    """What a compiled loop is given: records to unpack, each to exactly `size` bytes. All memory is given by addresses.
-
-    Records are bytes in memory or, where there are `descriptors`, in files, each with its length in front as u32.
-    """
-
-    #: A library's function. With a context it is Zstandard's, (context, target, room, source, length); without one
-    #: LZ4's, (source, target, length, room), which counts bytes in C ints: more are refused.
-    function: int
-    #: The function's context, 0 where it takes none.
-    context: int
-    #: The files that records are in: int64 (records,), or 0 for records in memory.
-    descriptors: int
-    #: Where records are: addresses, or positions in the files; int64 (records,).
-    sources: int
-    #: How many bytes each takes, in a file with the length in front of it: int64 (records,).
-    lengths: int
-    #: Where each is unpacked to: addresses, int64 (records,).
-    targets: int
-    #: How many records there are.
-    records: int
-    #: Bytes of each unpacked.
-    size: int
-    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes; 0 for records without one.
-    sparse: int
-    sparse_bytes: int
-    #: Memory for the values of a sparse form that has them as nibbles (`store.codecs.dct.nibbles`), 0 for others.
-    values: int
-    #: Memory for a record out of a file, and its bytes; longer ones are refused.
-    record: int
-    record_bytes: int
-
-
-#: Do the work until one record does not become exactly so many bytes; returns how many did.
-Loop = Callable[[LoopWork], int]
-
-
-class FileRecords(NamedTuple):
-    """Records in open files: file descriptors, positions in the files, and lengths; all int64 (n,)."""
-
-    descriptors: Numbers
-    offsets: Numbers
-    lengths: Numbers
 
 
 class FieldSpec(Protocol):
@@ -185,20 +140,18 @@ class PackedCodec(Codec):
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of every packed array of the field."""
 
-    def unpack_rows(
-        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None = None
-    ) -> None:
+    def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Decode records into their packed form: block[start:end] of each of `spans` into out[row] of each of `rows`.
 
-        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. A
-        compiled `loop` is used where a library unpacks them. Raises DamageError, IndexError.
+        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous.
+        Raises DamageError, IndexError.
         """
         try:
-            self._unpack_rows(field, block, spans, out, rows, loop)
+            self._unpack_rows(field, block, spans, out, rows)
         except (ValueError, OSError) as error:
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
 
-    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers, loop: Loop) -> int:
+    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Decode records of this field alone into their packed form, read one by one from open files.
 
         So each is decoded while the processor's cache has it. `out` and `rows` are those of `unpack_rows`. Returns how
@@ -207,9 +160,7 @@ class PackedCodec(Codec):
         return 0
 
     @abstractmethod
-    def _unpack_rows(
-        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None
-    ) -> None:
+    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""
 
 

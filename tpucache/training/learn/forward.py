@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
-from tpucache.loading.columns.dataset import COLUMNS, width_of
+from tpucache.loading.columns import COLUMNS, width_of
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Augment
 from tpucache.store.fields import IMAGE, LABEL, Field

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError
 from tpucache.imports import load_callable
-from tpucache.loading.columns.dataset import width_of
+from tpucache.loading.columns import width_of
 from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error

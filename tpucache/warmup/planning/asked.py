@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpucache.errors import SourceError
-from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.copying import earlier_tables
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.base import Listing, Source

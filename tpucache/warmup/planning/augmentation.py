@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tpucache.errors import RecipeError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import BOXES, IMAGE, Field
-from tpucache.store.files.reading import read_text
+from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.strict_json import parse_json
 from tpucache.warmup.code_digest import code_changes, code_digests

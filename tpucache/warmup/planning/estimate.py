@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from tpucache.errors import SampleError
 from tpucache.store.fields import RecordLayout
-from tpucache.store.files.pages import PAGE_HEADER_BYTES
+from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.planning.blocks import Chunk
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder

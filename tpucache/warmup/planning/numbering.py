@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tpucache.errors import SourceError
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL
 from tpucache.store.samples import SampleTable, Strings
 from tpucache.warmup.planning.asked import check_boxes

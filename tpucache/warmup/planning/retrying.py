@@ -11,7 +11,7 @@ from tpucache.errors import SourceError, UsageError
 from tpucache.progress import Progress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.copying import earlier_tables
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.warmup.planning.blocks import Block, plan_blocks
 from tpucache.warmup.planning.listing_check import content_digests

@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.option_fields import options_of
-from tpucache.store.files.reading import check_is_local
+from tpucache.store.files import check_is_local
 from tpucache.warmup.sources import folder, table
 from tpucache.warmup.sources.annotations.coco import box_source
 from tpucache.warmup.sources.archives import source as archives

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.store.files.reading import read_text
+from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.options import LabelKind
 from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source, source_name

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from tpucache.errors import BuildError, RecipeError, SourceError
 from tpucache.recipe import EXTENT
-from tpucache.store.files.atomic import write_atomically
-from tpucache.store.files.reading import read_file
+from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.strict_json import parse_json

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.store.manifest import ShardEntry
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.work.chunks import ChunkInfo

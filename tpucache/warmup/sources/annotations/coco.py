@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
-from tpucache.store.files.reading import read_file
+from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.base import Item, Listing, Sample, Source, source_name
 

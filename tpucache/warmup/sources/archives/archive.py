@@ -12,7 +12,7 @@ from typing import Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
-from tpucache.store.files.reading import open_regular
+from tpucache.store.files import open_regular
 from tpucache.warmup.sources.archives.tars import list_tar, read_tar
 from tpucache.warmup.sources.archives.zips import list_zip, read_zip
 from tpucache.warmup.sources.base import Member

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.store.files.reading import open_file
+from tpucache.store.files import open_file
 from tpucache.warmup.sources.base import Member
 
 _BLOCK: Final = tarfile.BLOCKSIZE

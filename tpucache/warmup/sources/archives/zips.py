@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.store.files.reading import open_file
+from tpucache.store.files import open_file
 from tpucache.warmup.sources.base import Member
 
 # Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
-from tpucache.store.files.reading import open_file
+from tpucache.store.files import open_file
 from tpucache.warmup.sources.base import Item, Listing, Sample, SourceKind
 from tpucache.warmup.sources.patterns import find_files, has_wildcard, split_pattern
 from tpucache.warmup.sources.table import TableOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,20 +15,36 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import FormatError, StoreError, UsageError
-from tpucache.loading.records.budget import BUDGET
-from tpucache.loading.records.buffers import Buffer, BufferPool, BufferPools
-from tpucache.loading.records.compiled.native import native
-from tpucache.loading.records.maps import PREPARE_SECONDS, ShardMaps
-from tpucache.loading.records.memory import RecordMemory
-from tpucache.loading.records.plan import ReadingPlan
-from tpucache.loading.records.scratch import Scratch
-from tpucache.loading.records.streaming import Addresses, address, copy_rows
+from tpucache.errors import DamageError, FormatError, StoreError, UsageError
+from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
+from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
+from tpucache.loading.reading.memory import BUDGET, RecordMemory
+from tpucache.native import Addresses, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
-from tpucache.store.codecs.base import FileRecords
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
+
+
+class ReadingPlan(NamedTuple):
+    """How records are read: kept in memory once they are read, from maps of the shards, or from files each time.
+
+    `planned_bytes` are those of the process's memory that they will take.
+    """
+
+    way: Literal["keep", "map", "stream"]
+    planned_bytes: int
+
+    @property
+    def text(self) -> str:
+        """The plan in words."""
+        size = f"{self.planned_bytes / 1e9:,.1f} GB"
+        if self.way == "keep":
+            return f"kept in memory, {size}"
+        if self.way == "map":
+            return f"mapped, {size}"
+        return f"from files, {size} of them kept in memory" if self.planned_bytes else "from files"
+
 
 _LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
 _MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
@@ -232,15 +249,14 @@ class RecordReader:
 
     def _unpack(self, buffer: Buffer, places: Indices, found: Rows) -> int:
         """Read records of one packed field, each unpacked before the next is read; return how many could be."""
-        loops = native()
         (field, form), *others = zip(self._layout.fields, self.fields, strict=True)
-        if loops is None or field == form or others:
+        if field == form or others:
             return 0
 
         def read(descriptors: Numbers, rows: Rows) -> int:
             offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
             records = FileRecords(descriptors, offsets, lengths)
-            return unpack_files(field, records, buffer.arrays[0], buffer.places(places), loops.unpack)
+            return unpack_files(field, records, buffer.arrays[0], buffer.places(places))
 
         return self.cache.reader.read_by(found, read)
 
@@ -262,8 +278,7 @@ class RecordReader:
             if form == field:
                 decode_rows(*to)
             else:
-                loops = native()
-                unpack_rows(*to, None if loops is None else loops.unpack)
+                unpack_rows(*to)
 
     def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
         """Read whole records from their files."""
@@ -287,3 +302,30 @@ class _Places(NamedTuple):
     encoded: Addresses
     found: Rows | None
     is_complete: bool
+
+
+Array = npt.NDArray[Any]
+
+
+class Scratch(threading.local):
+    """Memory for the encoded records of a batch, kept from one to the next: new memory is cleared before it is read."""
+
+    def __init__(self) -> None:
+        self._block: Array = np.empty(0, np.uint8)
+
+    def block(self, lengths: Numbers) -> tuple[Array, Numbers]:
+        """Return a block of bytes, uint8, and where records of these lengths begin in it, side by side.
+
+        The next call of the same thread takes it back. Raises DamageError when there is not as much memory.
+        """
+        ends = np.cumsum(lengths)
+        size = int(ends[-1]) if len(ends) else 0
+        if size > len(self._block):
+            try:
+                self._block = np.empty(size + size // 4, np.uint8)
+            except MemoryError as error:
+                raise DamageError(
+                    f"{len(ends)} encoded records take {size / 1e9:,.1f} GB by the index, more than there is: "
+                    "it is damaged (`python -m tpucache verify`), or a batch is too large"
+                ) from error
+        return self._block, ends - lengths

@@ -2,8 +2,7 @@
 
 Copying records out of a map is as fast as out of memory of one's own, without a second copy of them. But reading a page
 that a file no longer has ends the process. So a shard is mapped only where that cannot happen: on a file system that is
-mounted read-only, or as a sealed memory file. All others are read with `pread`.
-"""
+mounted read-only, or as a sealed memory file. All others are read with `pread`."""
 
 from __future__ import annotations
 
@@ -24,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
-from tpucache.loading.records.budget import BUDGET
-from tpucache.loading.records.compiled.native import can_populate, libc, populate
-from tpucache.loading.records.streaming import Addresses
-from tpucache.store.files.lock import ThreadLock
+from tpucache.loading.reading.memory import BUDGET
+from tpucache.native import Addresses, can_populate, libc, populate
+from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import ShardReader
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.samples.digest import digest_of
-from tpucache.loading.samples.indices import Positions, to_positions
-from tpucache.loading.samples.sampler import epoch_variants
+from tpucache.loading.indices import Positions, to_positions
+from tpucache.loading.sampler import epoch_variants
 from tpucache.store.cache import Cache
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
@@ -117,3 +119,27 @@ def to_variant(variant: Any, cache: Cache) -> Variant:
     if not isinstance(variant, (int, np.integer)) or isinstance(variant, bool) or variant not in has:
         raise UsageError(f'{cache.directory} has variants {has} and "epoch", not {variant!r}')
     return int(variant)
+
+
+def digest_of(
+    manifest: Manifest,
+    variant: int | str,
+    shards: Iterable[ShardEntry],
+    labels: npt.NDArray[Any] | None,
+    positions: npt.NDArray[np.int64],
+) -> str:
+    """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in their order.
+
+    Records count by their own hash, so that the page size of the machine that wrote a shard does not matter.
+    """
+    facts = {
+        "variant": variant,
+        "fields": [field.to_dict() for field in manifest.fields],
+        "classes": manifest.classes,
+        "shards": [(entry.name, entry.first, entry.records, entry.records_sha256) for entry in shards],
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for array in (np.empty(0) if labels is None else labels, positions):
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

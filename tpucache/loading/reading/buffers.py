@@ -1,8 +1,7 @@
 """Batch buffers, used again when the last tensor over them is freed.
 
 A fresh batch of 38 MB costs as much in page faults as the copy into it, so buffers are used again. A caller may keep
-a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more.
-"""
+a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.records.compiled.native import native
-from tpucache.loading.records.streaming import address, is_large
+from tpucache.native import address, is_large, native
 from tpucache.store.fields import Field
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""zstd: a Zstandard frame of the array's bytes."""
+"""Codecs of any array: raw (its own bytes), bytes (of any length, such as a text's tokens), zstd (compressed)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,55 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache.errors import DamageError, FormatError, UsageError
 from tpucache.store.codecs.base import Array, Codec, FieldSpec, missing_package
+from tpucache.store.format import MAX_RECORD_BYTES
+
+
+class Raw(Codec):
+    """The array in C order."""
+
+    name = "raw"
+    is_for_images = True
+    is_plain = True
+
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        return array.tobytes()
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        if len(data) != field.nbytes:
+            raise DamageError(f"field {field.name!r} has {len(data)} bytes, not {field.nbytes}")
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+
+class Bytes(Codec):
+    """A one-dimensional uint8 array of any length; the field's shape is empty."""
+
+    name = "bytes"
+
+    def check(self, field: FieldSpec) -> None:
+        """Raise FormatError for a field that has a shape, or another dtype than uint8."""
+        if field.dtype != "|u1" or field.shape:
+            raise FormatError("bytes are uint8 with no shape")
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return the length of the longest record."""
+        return MAX_RECORD_BYTES
+
+    def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
+        """Return the array's bytes, whatever its length."""
+        return self._encode(field, array, quality)
+
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        return np.ascontiguousarray(array, np.uint8).tobytes()
+
+    def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Raise UsageError: there is no array of a fixed shape."""
+        self._decode_into(field, data, out)
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        raise UsageError(f"field {field.name!r} is bytes of any length: it has no array to decode into")
+
 
 _DEFAULT_LEVEL: Final = 3
 _LEAST_WINDOW: Final = 1 << 10
