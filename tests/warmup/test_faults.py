@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 from tpucache import BuildError, CachedDataset, Recipe, SampleError, build_cache, repair_cache, verify_cache
-from tpucache.warmup import TableOptions, relabel_cache
-from tpucache.warmup.planning import blocks
+from tpucache.warmup import TableOptions, blocks, relabel_cache
 from tpucache.warmup.sources.base import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow

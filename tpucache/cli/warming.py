@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tpucache.progress import Progress
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
-    from tpucache.warmup.running.scheduler import BuildProgress
+    from tpucache.warmup.run.scheduler import BuildProgress
     from tpucache.warmup.sources import Source
 
 
@@ -47,9 +47,9 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.errors import SampleError
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out
     from tpucache.warmup.build import build_cache
-    from tpucache.warmup.planning.estimate import Estimate
-    from tpucache.warmup.running.executor import Executor
-    from tpucache.warmup.work.folder import check_source
+    from tpucache.warmup.estimate import Estimate
+    from tpucache.warmup.run.executors import Executor
+    from tpucache.warmup.run.folder import check_source
 
     began = time.monotonic()
     recipe, labels, classes = _wanted(options)

@@ -12,12 +12,12 @@ from tpucache.imports import lazy_names
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.warmup.build import build_cache
+    from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.options import LabelKind
-    from tpucache.warmup.planning.estimate import Estimate
     from tpucache.warmup.relabel import relabel_cache
     from tpucache.warmup.repair import repair_cache
-    from tpucache.warmup.running.executor import Executor
-    from tpucache.warmup.running.scheduler import BuildProgress
+    from tpucache.warmup.run.executors import Executor
+    from tpucache.warmup.run.scheduler import BuildProgress
     from tpucache.warmup.sources import (
         ArchiveSource,
         DatasetSource,
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "ArchiveSource": "tpucache.warmup.sources",
-    "BuildProgress": "tpucache.warmup.running.scheduler",
+    "BuildProgress": "tpucache.warmup.run.scheduler",
     "DatasetSource": "tpucache.warmup.sources",
     "DryRun": "tpucache.warmup.trial",
-    "Estimate": "tpucache.warmup.planning.estimate",
-    "Executor": "tpucache.warmup.running.executor",
+    "Estimate": "tpucache.warmup.estimate",
+    "Executor": "tpucache.warmup.run.executors",
     "FolderSource": "tpucache.warmup.sources",
     "Item": "tpucache.warmup.sources.base",
     "LabelKind": "tpucache.warmup.options",

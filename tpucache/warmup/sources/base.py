@@ -1,18 +1,21 @@
-"""What a source is, and what it returns."""
+"""What a source is and what it returns; how its files are found and its samples and fields named."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
 
 Array = npt.NDArray[Any]
 
@@ -150,3 +153,81 @@ class SourceKind(NamedTuple):
     matches: Callable[[str | Path], bool]
     open: Callable[[str | Path, Any], Source]
     options: frozenset[str] = frozenset()
+
+
+#: Columns of the samples table that have a meaning.
+_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold"})
+_LONGEST: Final = 56
+#: Fields that have a meaning.
+_OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
+
+
+def column_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the name that each column has in the samples table: plain, not a reserved one, and no two alike."""
+    given: dict[str, str] = {}
+    for name in names:
+        safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
+        while safe in _RESERVED or safe in given.values():
+            safe += "_"
+        given[name] = safe
+    return given
+
+
+def field_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the name that each array has in a record: plain, none that means an image's own, and no two alike."""
+    names = list(names)
+    given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
+    for name in names:
+        if name not in given:
+            safe = re.sub(r"[^a-z0-9_]", "_", name.lower())
+            safe = (safe if safe[:1].isalpha() else f"f_{safe}")[:_LONGEST]
+            while safe in _OF_IMAGES or safe in given.values():
+                safe += "_"
+            given[name] = safe
+    return given
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Return unique names: the second of one name has `#2` after it, and so on."""
+    used: Counter[str] = Counter()
+    result = []
+    for name in names:
+        own = name
+        while own in used:
+            used[name] += 1
+            own = f"{name}#{used[name]}"
+        used[own] += 1
+        result.append(own)
+    return result
+
+
+_WILDCARD: Final = re.compile(r"[*?[]")
+
+
+def has_wildcard(text: str) -> bool:
+    """Return whether a text is a pattern: it has one of the wildcards `*`, `**`, `?` and `[…]`."""
+    return _WILDCARD.search(text) is not None
+
+
+def split_pattern(pattern: str | Path) -> tuple[Path, str]:
+    """Return the folder above the first wildcard, or above the file, and the rest of the pattern.
+
+    Names of files relative to that folder do not change when files are added.
+    """
+    path = Path(pattern).absolute()
+    wild = [number for number, part in enumerate(path.parts) if has_wildcard(part)]
+    first = wild[0] if wild and not path.is_file() else len(path.parts) - 1
+    return Path(*path.parts[:first]), os.path.join(*path.parts[first:])
+
+
+def find_files(root: Path, pattern: str) -> list[Path]:
+    """Return the files below a root that match, without hidden ones, in the order of their names' bytes.
+
+    Their paths are relative to the root. Raises SourceError when there are none.
+    """
+    path = root / pattern
+    found = [path] if path.is_file() else root.glob(pattern)
+    names = [file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")]
+    if not names:
+        raise SourceError(f"{path} matches no file")
+    return sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])

@@ -16,7 +16,7 @@ from typing import Final, TextIO
 
 from tpucache.errors import SourceError
 from tpucache.store.files import open_text
-from tpucache.warmup.sources.archives.archive import find_archive
+from tpucache.warmup.sources.archives import find_archive
 
 _PADDED: Final = re.compile(r"\s*0\d")
 
