@@ -22,7 +22,7 @@ from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.run.scheduler import BuildProgress
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow
 

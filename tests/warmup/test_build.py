@@ -34,7 +34,7 @@ from tpucache.warmup.records.presize import presize, resizer_versions
 from tpucache.warmup.run import scheduler
 from tpucache.warmup.run.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
-from tpucache.warmup.sources.base import Item, Listing
+from tpucache.warmup.sources.source import Item, Listing
 
 Digests = Callable[[Path], dict[str, str]]
 

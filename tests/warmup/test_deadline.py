@@ -20,7 +20,7 @@ from tpucache.warmup import blocks
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.run import executors
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 

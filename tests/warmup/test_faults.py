@@ -21,7 +21,7 @@ import pytest
 
 from tpucache import BuildError, CachedDataset, Recipe, SampleError, build_cache, repair_cache, verify_cache
 from tpucache.warmup import TableOptions, blocks, relabel_cache
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_json,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_device,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_device,

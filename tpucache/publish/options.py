@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-from tpucache.option_fields import option
+from tpucache.options import option
 from tpucache.publish import rules
 
 

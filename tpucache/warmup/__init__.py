@@ -12,8 +12,8 @@ from tpucache.imports import lazy_names
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.warmup.build import build_cache
+    from tpucache.warmup.build_options import LabelKind
     from tpucache.warmup.estimate import Estimate
-    from tpucache.warmup.options import LabelKind
     from tpucache.warmup.relabel import relabel_cache
     from tpucache.warmup.repair import repair_cache
     from tpucache.warmup.run.executors import Executor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         pad_source,
         select_source,
     )
-    from tpucache.warmup.sources.base import Item, Listing
+    from tpucache.warmup.sources.source import Item, Listing
     from tpucache.warmup.trial import DryRun, dry_run
 
 _HOMES: Final = {
@@ -45,9 +45,9 @@ _HOMES: Final = {
     "Estimate": "tpucache.warmup.estimate",
     "Executor": "tpucache.warmup.run.executors",
     "FolderSource": "tpucache.warmup.sources",
-    "Item": "tpucache.warmup.sources.base",
-    "LabelKind": "tpucache.warmup.options",
-    "Listing": "tpucache.warmup.sources.base",
+    "Item": "tpucache.warmup.sources.source",
+    "LabelKind": "tpucache.warmup.build_options",
+    "Listing": "tpucache.warmup.sources.source",
     "ParquetSource": "tpucache.warmup.sources",
     "Recipe": "tpucache.recipe",
     "Sample": "tpucache.warmup.sources",

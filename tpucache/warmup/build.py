@@ -16,6 +16,7 @@ from tpucache.store.files import check_is_local
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
+from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Target
 from tpucache.warmup.check import compared_numbers
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
@@ -26,7 +27,6 @@ from tpucache.warmup.estimate import (
     estimate,
     kaggle_blocks,
 )
-from tpucache.warmup.options import BuildOptions, LabelKind, OnError, Target
 from tpucache.warmup.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
@@ -44,8 +44,8 @@ from tpucache.warmup.run.plan_file import has_plan, is_adding_to, save_listing, 
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.sources import label_source, pad_source, to_source
-from tpucache.warmup.sources.base import Items, Source, source_name
 from tpucache.warmup.sources.labelled import class_names
+from tpucache.warmup.sources.source import Items, Source, source_name
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
 

@@ -21,8 +21,8 @@ from tpucache.store.manifest import Manifest
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.numbering import OWN_COLUMNS
 from tpucache.warmup.records.masks import decode_mask
-from tpucache.warmup.sources.base import Item, Label, Listing, Source
 from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.source import Item, Label, Listing, Source
 
 _TRIED: Final = 8
 _LONGEST: Final = 20  # of the decimal digits of a number

@@ -19,7 +19,7 @@ from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.sources.base import Sample
+from tpucache.warmup.sources.source import Sample
 
 _Item = TypeVar("_Item")
 

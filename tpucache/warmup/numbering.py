@@ -18,7 +18,7 @@ from tpucache.store.fields import LABEL
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable, Strings
 from tpucache.warmup.sources import label_source, pad_source, select_source
-from tpucache.warmup.sources.base import Column, Listing, Sample, Source
+from tpucache.warmup.sources.source import Column, Listing, Sample, Source
 
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"

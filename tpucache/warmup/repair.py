@@ -33,7 +33,7 @@ from tpucache.warmup.run.plan_file import has_plan
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
-from tpucache.warmup.sources.base import Items, Listing, Sample, Source, source_name
+from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
 from tpucache.warmup.tables import encode_index, sample_columns
 from tpucache.warmup.versions import version_differences
 

@@ -40,7 +40,7 @@ from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.encode import MOST_CLASSES, class_range
 from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
-from tpucache.warmup.sources.base import Listing
+from tpucache.warmup.sources.source import Listing
 from tpucache.warmup.versions import versions
 
 Rows = npt.NDArray[Any]

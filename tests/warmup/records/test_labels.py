@@ -11,7 +11,7 @@ import pytest
 
 from tpucache import CachedDataset, Recipe, SampleError, build_cache
 from tpucache.warmup.records.encode import LabelRule
-from tpucache.warmup.sources.base import Item, Label, Listing, Sample
+from tpucache.warmup.sources.source import Item, Label, Listing, Sample
 
 
 @dataclass(frozen=True)

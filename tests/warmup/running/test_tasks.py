@@ -39,7 +39,7 @@ from tpucache.warmup.run.tasks import (
     write_shard,
 )
 from tpucache.warmup.sources import FolderSource, Sample
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 
 VARIANTS = tuple(range(9))
 

@@ -11,7 +11,7 @@ from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
 from tpucache.warmup.run.chunks import ChunkInfo, join_infos
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
 class Uneven:

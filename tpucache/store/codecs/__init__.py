@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.native import FileRecords
-from tpucache.store.codecs.base import Array, Codec, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.codec import Array, Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
 from tpucache.store.codecs.plain import Bytes, Raw, Zstd

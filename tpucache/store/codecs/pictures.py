@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DependencyError, FormatError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec
+from tpucache.store.codecs.codec import Array, Codec, FieldSpec
 from tpucache.store.format import MAX_IMAGE_BYTES
 
 _MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels

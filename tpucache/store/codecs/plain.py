@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError, UsageError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec, missing_package
+from tpucache.store.codecs.codec import Array, Codec, FieldSpec, missing_package
 from tpucache.store.format import MAX_RECORD_BYTES
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.pictures import check_picture
 
 # JFIF's matrices times 2^16: RGB -> Y, Cb, Cr (a column a plane), in whole numbers so that every processor agrees.

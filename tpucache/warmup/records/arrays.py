@@ -22,7 +22,7 @@ from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, M
 from tpucache.warmup.records.decoding import TURNS, Turn, turn, turn_back
 from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.presize import View, presize, presize_in_view
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 
 Array = npt.NDArray[Any]
 

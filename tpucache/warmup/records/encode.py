@@ -14,7 +14,7 @@ from tpucache.store.codecs import encode
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.warmup.records.arrays import Counts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
-from tpucache.warmup.sources.base import Item, Label, Sample, Source
+from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
 
 class EncodedSample(NamedTuple):

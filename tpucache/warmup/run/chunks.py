@@ -24,7 +24,7 @@ from tpucache.store.files import write_atomically
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
-from tpucache.warmup.sources.base import Item, Sample
+from tpucache.warmup.sources.source import Item, Sample
 
 #: Where annotations are counted beside the variants, which are called by their numbers.
 IN_SOURCE: Final = "source"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import BuildError, DependencyError, TpucacheError
-from tpucache.warmup.options import WorkerOptions
+from tpucache.warmup.build_options import WorkerOptions
 
 if TYPE_CHECKING:
     from distributed import Client

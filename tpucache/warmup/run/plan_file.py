@@ -18,7 +18,7 @@ from tpucache.warmup.check import recipe_differences
 from tpucache.warmup.numbering import SIZE_COLUMN, check_asked, sample_difference, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.run.folder import hold
-from tpucache.warmup.sources.base import Sample
+from tpucache.warmup.sources.source import Sample
 from tpucache.warmup.versions import version_differences, versions
 
 _PLAN_NAME: Final = "plan.json"

@@ -31,7 +31,7 @@ from tpucache.warmup.run.tasks import (
     seal_shard,
     write_shard,
 )
-from tpucache.warmup.sources.base import Sample
+from tpucache.warmup.sources.source import Sample
 
 #: Of a small block's source, at most: it takes some seconds, so that little is lost by a kill.
 SMALL_BYTES: Final = 48 << 20

@@ -38,7 +38,7 @@ from tpucache.warmup.run.chunks import (
     save_receipt,
 )
 from tpucache.warmup.run.folder import disk_failure, is_held
-from tpucache.warmup.sources.base import Sample, content_sha256
+from tpucache.warmup.sources.source import Sample, content_sha256
 
 
 @dataclass(frozen=True)

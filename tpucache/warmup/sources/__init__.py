@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Final, cast
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.option_fields import options_of
+from tpucache.options import options_of
 from tpucache.store.files import check_is_local
 from tpucache.warmup.sources import archive_samples as archives
 from tpucache.warmup.sources import datasets, folder, parquet, table, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
-from tpucache.warmup.sources.base import Items, Sample, Source, SourceKind
 from tpucache.warmup.sources.coco import box_source
 from tpucache.warmup.sources.datasets import DatasetSource, pad_source
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.selected import select_source
+from tpucache.warmup.sources.source import Items, Sample, Source, SourceKind
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecords import TFRecordSource
 

@@ -24,10 +24,10 @@ from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.archives import ArchiveFiles, find_archive
-from tpucache.warmup.sources.base import Array, Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
 from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import JUNK, SUFFIXES, FoundFile, list_images
 from tpucache.warmup.sources.labels import LABEL_NAMES, columns_of_values, labels_of_columns, labels_of_values
+from tpucache.warmup.sources.source import Array, Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
 from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
 
 _TABLE: Final = ".csv"

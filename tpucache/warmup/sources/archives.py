@@ -22,7 +22,7 @@ from typing import Final
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.files import open_file, open_regular
-from tpucache.warmup.sources.base import Member, find_files, has_wildcard, split_pattern
+from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"
 #: What an archive is called. Compressed ones are named here so that they are refused by what they are.

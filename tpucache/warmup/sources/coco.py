@@ -18,7 +18,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
-from tpucache.warmup.sources.base import Item, Listing, Sample, Source, source_name
+from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
 
 #: The column of how many boxes of a sample reach beyond its image, in the samples table.
 OUTSIDE: Final = "boxes_outside"

@@ -21,7 +21,8 @@ import numpy as np
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.base import (
+from tpucache.warmup.sources.folder import FolderSource, read_file
+from tpucache.warmup.sources.source import (
     Array,
     Item,
     Items,
@@ -34,7 +35,6 @@ from tpucache.warmup.sources.base import (
     source_name,
     unique,
 )
-from tpucache.warmup.sources.folder import FolderSource, read_file
 from tpucache.warmup.sources.table import TableSource
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import SourceError
-from tpucache.warmup.sources.base import Column, Label, column_names
 from tpucache.warmup.sources.cells import Table, are_names, to_number
+from tpucache.warmup.sources.source import Column, Label, column_names
 
 
 def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> tuple[Sequence[Label], tuple[str, ...]]:

@@ -18,7 +18,16 @@ import numpy as np
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
-from tpucache.warmup.sources.base import (
+from tpucache.warmup.sources.folder import read_below
+from tpucache.warmup.sources.labels import (
+    LABEL_NAMES,
+    columns_of_values,
+    labels_of_columns,
+    labels_of_values,
+    marks_of_numbers,
+    split_names,
+)
+from tpucache.warmup.sources.source import (
     Array,
     Item,
     Label,
@@ -29,15 +38,6 @@ from tpucache.warmup.sources.base import (
     find_files,
     has_wildcard,
     split_pattern,
-)
-from tpucache.warmup.sources.folder import read_below
-from tpucache.warmup.sources.labels import (
-    LABEL_NAMES,
-    columns_of_values,
-    labels_of_columns,
-    labels_of_values,
-    marks_of_numbers,
-    split_names,
 )
 from tpucache.warmup.sources.table import PATH_NAMES, TableOptions
 

@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.option_fields import option
+from tpucache.options import option
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.base import Column, Item, Listing, Member, Sample, SourceKind, column_names, unique
 from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.labels import read_labels
+from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample, SourceKind, column_names, unique
 
 #: What the column of paths is called, the first of these that there is; without one it is the first column.
 PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")

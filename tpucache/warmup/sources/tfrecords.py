@@ -18,7 +18,7 @@ from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
-from tpucache.warmup.sources.base import (
+from tpucache.warmup.sources.source import (
     Array,
     Item,
     Label,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpucache.cli.options import colours
+from tpucache.cli.arguments import colours
 from tpucache.errors import RecipeError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.masks import decode_mask

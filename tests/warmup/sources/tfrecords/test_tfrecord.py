@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import Sample, TFRecordSource, open_source, tfrecords
 from tpucache.warmup.sources import tfrecords as tfrecord
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 from tpucache.warmup.sources.tfrecords import read_example
 
 JPEG = b"\xff\xd8\xff\xe0 and so on"

@@ -15,7 +15,7 @@ import numpy as np
 
 from tpucache.errors import FormatError
 from tpucache.native import FileRecords
-from tpucache.store.codecs.base import Array, FieldSpec, Numbers, PackedCodec, missing_package
+from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.native import FileRecords, LoopWork, Native, native
-from tpucache.store.codecs.base import Array, Numbers
+from tpucache.store.codecs.codec import Array, Numbers
 from tpucache.store.codecs.dct.sparse import Scratch, scratch_for, spread
 
 _ZSTD: Final = "libzstd.so.1"

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Arguments of the command line: options of dataclasses, and those that several commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tpucache.errors import UsageError
-from tpucache.option_fields import Option, options_of
+from tpucache.options import Option, options_of
 from tpucache.process import PROG
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tpucache.errors import UsageError
-from tpucache.option_fields import check_options, option
+from tpucache.options import check_options, option
 
 #: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
 LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
