@@ -61,7 +61,7 @@ def lint(folder: Path, contract: str, imports: list[tuple[str, str]]) -> str:
     (number,) = (number for number, each in enumerate(CONTRACTS) if each["name"] == contract)
     done = subprocess.run(
         [sys.executable, "-c", RUN, "--no-cache", "--contract", f"c{number}"],
-        cwd=folder, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False, timeout=120,
+        cwd=folder, env={"PYTHONPATH": str(folder), "COLUMNS": "300"}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == bool(imports), done.stdout + done.stderr
     return done.stdout

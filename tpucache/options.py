@@ -1,7 +1,8 @@
 """Options: fields of a dataclass that carry their help and limits, from which the command line makes its own options.
 
 A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. Its
-choices are those of its type, a Literal; of a tuple, each use of the command line's option adds one value."""
+choices are those of its type, a Literal; of a tuple, each use of the command line's option adds one value.
+"""
 
 from __future__ import annotations
 

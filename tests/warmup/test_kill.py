@@ -69,7 +69,7 @@ for line in sys.stdin:
 # A warmup that kills itself where it is about to give the named file its name.
 _DIES_NAMING = """
 import os, signal, sys
-from tpucache.store.files import atomic as files
+from tpucache.store import files
 rename = files.rename_durably
 def dying(source, target):
     if target.name == sys.argv[1]:

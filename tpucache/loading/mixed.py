@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.indices import to_integer
-from tpucache.loading.loader import CachedLoader
+from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer
 from tpucache.loading.reading.reader import Divide
@@ -76,7 +76,7 @@ Array = npt.NDArray[Any]
 
 
 class MixedSamples:
-    """What a loader asks of a dataset, for several. An index counts the samples of all datasets, once for each epoch.
+    """The samples of several datasets. An index counts the samples of all datasets, once for each epoch.
 
     Index i is of the epoch i // n of a dataset, n samples in all, and there of the sample i % n.
     """
@@ -87,7 +87,6 @@ class MixedSamples:
         self._ends = np.cumsum([len(dataset) for dataset in datasets])
         self.names, self.manifest, self.buffer_pools = first.names, first.manifest, first.buffer_pools
         self.record_fields = first.record_fields
-        self.as_tensor, self.pack = first.as_tensor, first.pack
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -112,14 +111,15 @@ class MixedSamples:
         for at, _, own, turn in self._parts(indices):
             self._datasets[at].hint(own, turn, self._shared[at])
 
-    def labels_of(self, indices: Array) -> Any:
-        """Return the labels of samples, as CachedDataset does."""
-        labels: Array | None = None
+    def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
+        """Return the batch of these samples, whose fields were read into `arrays`, as CachedDataset does."""
+        first = self._datasets[0]
+        values = {name: np.asarray(value) for name, value in first.values_of(np.arange(0)).items()}
+        joined = {name: np.empty((len(indices), *value.shape[1:]), value.dtype) for name, value in values.items()}
         for at, rows, own, _ in self._parts(indices):
-            part = np.asarray(self._datasets[at].labels_of(own))
-            labels = np.empty((len(indices), *part.shape[1:]), part.dtype) if labels is None else labels
-            labels[rows] = part
-        return to_tensor(np.empty(0, np.int64) if labels is None else labels)
+            for name, value in self._datasets[at].values_of(own).items():
+                joined[name][rows] = np.asarray(value)
+        return first.join(arrays, {name: to_tensor(value) for name, value in joined.items()})
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
         """Yield the dataset, the rows, the dataset's own indices and its epoch, for each part that shares them."""
@@ -170,7 +170,7 @@ class MixedOrder:
         return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()
 
 
-class MixedLoader(CachedLoader):
+class MixedLoader(BatchLoader[MixedSamples]):
     """Batches mixed from several loaders: `MixedLoader([loader_a, loader_b], shares=[3, 1])`.
 
     Of 4 consecutive samples, 3 are of the first and 1 of the second, on any number of ranks. Each cache continues in
@@ -193,16 +193,10 @@ class MixedLoader(CachedLoader):
         for at, loader in enumerate(loaders):
             _check(loaders[0], loader, at)
         first = loaders[0]
-        datasets, orders = [loader.dataset for loader in loaders], [loader._order for loader in loaders]
-        mixed: Any = MixedSamples(datasets, orders)  # all that a loader asks of a dataset
-        self.dataset = mixed
-        self._order = EpochOrder(
-            "drawn", sampling=MixedOrder(Mixture(shares), datasets, orders, [loader._seed for loader in loaders])
-        )
-        self.batch_size, self.world_size, self.rank = first.batch_size, first.world_size, first.rank
-        self.drop_last, self._seed = first.drop_last, 0
-        self._threads, self._prefetch, self._allocate = first._threads, first._prefetch, first._allocate
-        self._begin()
+        datasets, orders = [loader.dataset for loader in loaders], [loader.order for loader in loaders]
+        seeds = [loader.seed for loader in loaders]
+        order = EpochOrder("drawn", sampling=MixedOrder(Mixture(shares), datasets, orders, seeds))
+        super().__init__(MixedSamples(datasets, orders), order, replace(first.options, seed=0))
 
 
 def _check(first: CachedLoader, loader: Any, at: int) -> None:
@@ -225,6 +219,8 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
             f"{other.directory} has records of other fields, sizes or packed forms than {one.directory}: build it with "
             f"`warmup SOURCE CACHE --like {one.directory}`, or leave finish out where only codecs differ"
         )
+    if one.column_width != other.column_width:
+        raise UsageError(f"{other.directory} has {other.column_width} columns, {one.directory} {one.column_width}")
     labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
     if labels[0] != labels[1]:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Selection: which samples of a cache, in which order, and which of their variants."""
+"""Samples: what a loader asks of them, and which of a cache they are, in which order and which of their variants."""
 
 from __future__ import annotations
 
@@ -6,22 +6,79 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.indices import Positions, to_positions
+from tpucache.loading.reading.buffers import Buffer, BufferPools
+from tpucache.loading.reading.reader import Divide
 from tpucache.loading.sampler import epoch_variants
 from tpucache.store.cache import Cache
+from tpucache.store.fields import Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
 
+Array = npt.NDArray[Any]
 Variant = int | Literal["epoch"]
+
+
+class Samples(Protocol):
+    """What a loader reads: samples by their indices from 0, and the records of each epoch.
+
+    `manifest` says of what classes and fields they are; of samples of several caches it is that of the first.
+    """
+
+    manifest: Manifest
+
+    @property
+    def names(self) -> list[str]:
+        """The names of a record's fields, in order."""
+        ...
+
+    @property
+    def record_fields(self) -> tuple[Field, ...]:
+        """The fields of a record as they are read: dtype and shape of each array of a sample."""
+        ...
+
+    @property
+    def buffer_pools(self) -> BufferPools:
+        """The buffers of batches, which all loaders of these samples share."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of all that decides the samples and their order."""
+        ...
+
+    def prepare(self, threads: int) -> None:
+        """Make reading ready, for a loader of so many threads."""
+        ...
+
+    def hint(self, indices: Array, epoch: int, chunk: int) -> None:
+        """Ask the kernel to have these samples in memory when they are read."""
+        ...
+
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> None:
+        """Read samples into the first rows of a buffer; several threads may call this, with a buffer each.
+
+        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work.
+        """
+        ...
+
+    def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
+        """Return the batch that users see, of the samples whose fields were read into `arrays`."""
+        ...
+
 
 _log: Final = logging.getLogger("tpucache")
 

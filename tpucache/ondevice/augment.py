@@ -1,7 +1,8 @@
 """Augmentation of whole batches on the device.
 
 Random numbers are drawn on the host and uploaded with the batch. An augmentation that is off is not part of the graph.
-Shapes are static, and nothing is read back."""
+Shapes are static, and nothing is read back.
+"""
 
 from __future__ import annotations
 

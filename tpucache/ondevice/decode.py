@@ -2,7 +2,8 @@
 
 They are written for a TPU. It works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8 and nothing is
 transposed or shuffled. Its matrix product rounds operands to bfloat16, so each operand is sent as two numbers that
-bfloat16 holds nearly exactly; sums are float32 there. The result is within one level of float32's on any device."""
+bfloat16 holds nearly exactly; sums are float32 there. The result is within one level of float32's on any device.
+"""
 
 from __future__ import annotations
 

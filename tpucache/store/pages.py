@@ -1,7 +1,8 @@
 """Where each value lies inside an LMDB file, found by walking its pages.
 
 The page layout is that of LMDB 0.9 (`mdb.c`: MDB_page, MDB_node, MDB_meta, MDB_db), data format 1, on a
-64-bit little-endian machine. Nothing here needs the engine: a file is a seekable binary stream."""
+64-bit little-endian machine. Nothing here needs the engine: a file is a seekable binary stream.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Batch buffers, used again when the last tensor over them is freed.
 
 A fresh batch of 38 MB costs as much in page faults as the copy into it, so buffers are used again. A caller may keep
-a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more."""
+a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Copying records out of a map is as fast as out of memory of one's own, without a second copy of them. But reading a page
 that a file no longer has ends the process. So a shard is mapped only where that cannot happen: on a file system that is
-mounted read-only, or as a sealed memory file. All others are read with `pread`."""
+mounted read-only, or as a sealed memory file. All others are read with `pread`.
+"""
 
 from __future__ import annotations
 

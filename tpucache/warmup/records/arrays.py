@@ -5,7 +5,8 @@ those names are arrays like any other.
 
 An image with an EXIF orientation is displayed otherwise than it is stored. The recipe's `coordinates` states which of
 the two its fields refer to: `displayed` for what was drawn on the image as viewers show it, `stored` for pixels of the
-file. Without it, a sample is refused where that makes a difference."""
+file. Without it, a sample is refused where that makes a difference.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ together or not at all. Here every (seed, sample, variant) has a generator of it
 
 A mask, boxes and keypoints follow their image. A callable gets the image and a generator and returns the image; where
 there is more than an image, it gets a dictionary of `image`, `mask`, `boxes` and `keypoints`, as records have them, and
-returns such a dictionary."""
+returns such a dictionary.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ This is the whole policy on what files mean:
 - orientation: the EXIF tag says how the image is turned; one whose EXIF cannot be read is as it is stored. Pixels are
   always returned as they are stored.
 
-JPEGs are decoded by simplejpeg where it is installed, and by Pillow where it is not or refuses."""
+JPEGs are decoded by simplejpeg where it is installed, and by Pillow where it is not or refuses.
+"""
 
 from __future__ import annotations
 

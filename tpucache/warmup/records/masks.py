@@ -3,7 +3,8 @@
 A mask is numbers, not colours: 8-bit grey is kept, a palette image gives its indices whatever their colours, grey of
 1, 2 or 4 bits is spread over 0..255 (1 bit: 0 and 255), 16-bit grey is kept where no number is above 255. A mask's
 transparency counts for nothing. With `mask_values` "scale", black is 0 and white (255, or 65535 of 16 bits) is 1. With
-`mask_colours`, the colours of an RGB mask are numbers in the order of the table. Anything else is refused."""
+`mask_colours`, the colours of an RGB mask are numbers in the order of the table. Anything else is refused.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ channels is resized by Pillow, one channel after the other, as floats of 32 bits
 numbers are rounded, and limited to what their dtype holds.
 
 Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, in
-coordinates of the image as stored, at whatever scale it is decoded."""
+coordinates of the image as stored, at whatever scale it is decoded.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Executor: who runs the tasks. joblib's own workers here, or a cluster of Dask, Ray or Spark.
 
-Clusters are used directly: through joblib 1.6, a run waits for ever for a task whose worker died."""
+Clusters are used directly: through joblib 1.6, a run waits for ever for a task whose worker died.
+"""
 
 from __future__ import annotations
 
