@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpucache.report.bench import run_bench
+from tpucache.training.feed import idle
 
 sys.path.append(str(Path(__file__).parent))  # for layouts
 
@@ -19,6 +20,12 @@ def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `bench` measure for a moment: that it answers is tested, not what."""
     for name, value in (("rounds", 1), ("seconds", 0.05)):
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
+
+
+@pytest.fixture(autouse=True)
+def short_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a run repeat few steps at its end for its ceiling, and not as many as fit into seconds."""
+    monkeypatch.setattr(idle, "_REPLAY_SECONDS", 0.0)
 
 
 @pytest.fixture
