@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tpucache.report.bench import run_bench
-from tpucache.training.feed import idle
 
 sys.path.append(str(Path(__file__).parent))  # for layouts
 
@@ -22,10 +21,9 @@ def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
 
 
-@pytest.fixture(autouse=True)
-def short_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a run repeat few steps at its end for its ceiling, and not as many as fit into seconds."""
-    monkeypatch.setattr(idle, "_REPLAY_SECONDS", 0.0)
+@pytest.fixture(scope="session", autouse=True)
+def short_runs(short_replay: None) -> None:
+    """The same of runs."""
 
 
 @pytest.fixture
