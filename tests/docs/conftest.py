@@ -22,7 +22,7 @@ def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def short_runs(short_replay: None) -> None:
+def replays_are_short(short_replay: None) -> None:
     """The same of runs."""
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 PARAMETERS = "parameters"
 PROG = ["python", "-m", "tpucache"]
-#: Runs the second notebook in a process of its own, measuring for a moment, as `short_bench` and `short_replay` do here.
+#: Runs the second notebook in a process of its own, where it measures for a moment, as all others do here.
 SHORT = """
 import sys
 from test_notebooks import run_notebook

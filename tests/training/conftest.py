@@ -45,8 +45,8 @@ def python() -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def short_runs(short_replay: None) -> None:
-    """No test asks for the ceiling of a run but whether there is one."""
+def all_runs_are_short(short_runs: None) -> None:
+    """Of this process; the programs that `python` runs take care of themselves."""
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, open_source
 from tpucache.warmup.sources.parquet import rows
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
