@@ -26,6 +26,8 @@ from tpucache.store.samples import SampleTable
 from tpucache.warmup.sources import FolderSource, TableSource, open_source
 from tpucache.warmup.sources.table import TableOptions
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),

@@ -19,6 +19,8 @@ from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 TOKENS = """
 import numpy as np
 class Tokens:

@@ -19,6 +19,8 @@ from tpucache.cli import main
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, open_source, parquet
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
