@@ -28,7 +28,7 @@ def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, path]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    mine = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*") if file.suffix in (".py", ".typed")}
+    mine = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*") if file.suffix in (".py", ".pyi", ".typed")}
     theirs = {file.relative_to(site / "tpucache") for file in (site / "tpucache").rglob("*") if file.suffix != ".pyc"}
     assert (
         theirs - {file for file in theirs if file.parts[-1] == "__pycache__" or (site / "tpucache" / file).is_dir()}

@@ -73,9 +73,10 @@ def wheel_bytes() -> bytes:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the package's own files: its modules, and the mark that it is typed."""
+    """Yield the package's own files: its modules, the lists of its public names, and the mark that it is typed."""
     package = Path(version.__file__).parent
-    paths = [package / "py.typed", *_modules(package).values()]
+    modules = _modules(package).values()
+    paths = [package / "py.typed", *modules, *(path.with_suffix(".pyi") for path in modules)]
     for path in sorted(path for path in paths if path.is_file()):
         yield f"{_NAME}/{path.relative_to(package).as_posix()}", path.read_bytes()
 
@@ -90,7 +91,8 @@ def _modules(package: Path) -> dict[str, Path]:
         path = _module_file(package, name)
         if path is not None and name not in found:
             found[name] = path
-            waiting += _imported(ast.parse(path.read_bytes()))
+            for each in (path, path.with_suffix(".pyi")):
+                waiting += _imported(ast.parse(each.read_bytes())) if each.is_file() else ()
             waiting.append(name.rpartition(".")[0])
     return found
 
