@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +15,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tpucache.errors import OutOfRangeError, UsageError
 from tpucache.loading.indices import Positions, integer_positions
-
-_SEED_BITS: Final = 32  # what numpy's seeds hold
 
 
 class SamplerOrder:

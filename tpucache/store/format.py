@@ -67,9 +67,3 @@ def shard_name(variant: int, block: int) -> str:
 def encode_key(number: int) -> bytes:
     """Return a sample's number as the eight big-endian bytes that key its record."""
     return _KEY.pack(number)
-
-
-def decode_key(key: bytes) -> int:
-    """Return the sample number that is encoded in eight big-endian bytes."""
-    (number,) = _KEY.unpack(key)
-    return int(number)

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import Field
-from tpucache.warmup.records.arrays import clean_fields, record_fields
+from tpucache.warmup.records.arrays import clean_and_count, record_fields
 from tpucache.warmup.records.presize import view_of
 from tpucache.warmup.sources.source import Item
 
@@ -27,7 +27,7 @@ _TURNS = range(1, 9)
 
 def _clean(item: Item, recipe: Recipe) -> dict[str, Array]:
     fields = record_fields(item, recipe)
-    clean = clean_fields(item, fields, recipe, "a.jpg")
+    clean = clean_and_count(item, fields, recipe, "a.jpg")[0]
     assert list(clean) == [field.name for field in fields]
     for field in fields:
         assert (clean[field.name].dtype.str, clean[field.name].shape) == (field.dtype, field.shape)
@@ -158,7 +158,7 @@ def test_a_sample_unlike_the_others_is_an_error_naming_the_field(changed: dict[s
     fields = record_fields(Item(_GOOD), recipe)
     values = {name: value for name, value in {**_GOOD, **changed}.items() if value is not None}
     with pytest.raises(SampleError, match=reason) as caught:
-        clean_fields(Item(values), fields, recipe, "some/path")
+        clean_and_count(Item(values), fields, recipe, "some/path")[0]
     assert caught.value.path == "some/path"
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records.arrays import clean_fields, record_fields
+from tpucache.warmup.records.arrays import clean_and_count, record_fields
 from tpucache.warmup.records.decoding import decode, opened, orientation, stored_size
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources.source import Item
@@ -111,7 +111,7 @@ def test_an_orientation_that_is_no_whole_number_turns_nothing() -> None:
 
 
 def _clean(item: Item, recipe: Recipe) -> dict[str, Array]:
-    return clean_fields(item, record_fields(item, recipe), recipe, "some/path")
+    return clean_and_count(item, record_fields(item, recipe), recipe, "some/path")[0]
 
 
 def _object(height: int, width: int) -> tuple[Array, Array, Array]:

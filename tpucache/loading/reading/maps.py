@@ -59,7 +59,7 @@ class ShardMaps:
 
     def __init__(self, reader: ShardReader, records: int) -> None:
         """Map nothing yet; there are `records` in the index."""
-        self._made_of = (reader, records)
+        self._reader = reader
         self._bases = np.zeros(len(reader.shards), np.int64)  # addresses of the maps
         self._present = np.zeros(records, np.bool_)  # records whose pages were read
         pieces = [(entry.bytes + _PIECE - 1) >> _PIECE_BITS for entry in reader.shards]
@@ -67,17 +67,14 @@ class ShardMaps:
         self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read as a whole
         self._lock = ThreadLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_made_of": self._made_of}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["_made_of"])  # type: ignore[misc]  # the copy in another process begins empty
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardMaps, (self._reader, len(self._present))  # the copy in another process begins empty
 
     @property
     def mapped(self) -> int:
         """Bytes of the shards that are mapped."""
         return sum(
-            entry.bytes for entry, base in zip(self._made_of[0].shards, self._bases.tolist(), strict=True) if base > 0
+            entry.bytes for entry, base in zip(self._reader.shards, self._bases.tolist(), strict=True) if base > 0
         )
 
     def is_present(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
@@ -87,7 +84,7 @@ class ShardMaps:
 
     def can_map(self, shard: int) -> bool:
         """Return whether a shard may be mapped here. Raises DamageError when it cannot be opened."""
-        return can_populate() and cannot_shrink(self._made_of[0].file(shard).number)
+        return can_populate() and cannot_shrink(self._reader.file(shard).number)
 
     def addresses(self, numbers: Numbers, rows: Rows) -> Addresses:
         """Return where the records of index rows lie in maps: int64 (n,), 0 for those that are not mapped.
@@ -113,7 +110,7 @@ class ShardMaps:
         What is out of the page cache, or takes longer, is left to be read when it is asked for. Raises StoreError.
         """
         end = time.monotonic() + PREPARE_SECONDS
-        reader = self._made_of[0]
+        reader = self._reader
 
         def read(piece: int) -> None:
             if time.monotonic() < end:
@@ -132,14 +129,14 @@ class ShardMaps:
 
     def block(self, shard: int) -> npt.NDArray[np.uint8]:
         """Return all bytes of a mapped shard, read-only; this object is to be kept as long as they are used."""
-        return _bytes_at(int(self._bases[shard]), self._made_of[0].shards[shard].bytes)
+        return _bytes_at(int(self._bases[shard]), self._reader.shards[shard].bytes)
 
     def _map(self, rows: Rows) -> None:
         """Map the shards of some records, one of each, if they may be mapped and the budget has room.
 
         The record is compared with its checksum before.
         """
-        reader, _ = self._made_of
+        reader = self._reader
         sizes = {shard: reader.shards[shard].bytes for shard in rows["shard"].tolist() if self.can_map(shard)}
         with self._lock:
             new = {shard: size for shard, size in sizes.items() if self._bases[shard] == _UNKNOWN}
@@ -158,11 +155,11 @@ class ShardMaps:
         """Compare a record with its checksum: the file may be another's of the same size."""
         found = base + row["offset"].astype(np.int64)
         self._read_pages(found, row)
-        self._made_of[0].check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
+        self._reader.check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
 
     def _read_pages(self, addresses: Addresses, rows: Rows) -> None:
         """Read the pages of records, whole pieces where they seem to be in the page cache. Raises DamageError."""
-        self._made_of[0].check_inside(rows)
+        self._reader.check_inside(rows)
         shards, lengths = rows["shard"].astype(np.int64), rows["length"].astype(np.int64)
         starts = rows["offset"].astype(np.int64)
         first = self._first_piece[shards] + (starts >> _PIECE_BITS)
@@ -178,7 +175,7 @@ class ShardMaps:
 
     def _read_piece(self, piece: int) -> None:
         """Read a piece of a map if some of its bytes, spread over it, are in the page cache."""
-        reader = self._made_of[0]
+        reader = self._reader
         shard = int(np.searchsorted(self._first_piece, piece, "right")) - 1
         start = (piece - int(self._first_piece[shard])) << _PIECE_BITS
         length = min(_PIECE, reader.shards[shard].bytes - start)
@@ -192,7 +189,7 @@ class ShardMaps:
     def _populate(self, start: int, length: int, shard: int) -> None:
         first = start & -mmap.PAGESIZE
         if not populate(first, start + length - first):
-            name = self._made_of[0].shards[shard].name
+            name = self._reader.shards[shard].name
             raise DamageError(f"Shard {name} cannot be read: the disk or the network returned an error")
 
 

@@ -112,8 +112,7 @@ class RecordMemory:
 
     def __init__(self, record_bytes: int, records: int, most: int) -> None:
         """Take no memory yet; there are `records` in the index, of which at most `most` are ever kept."""
-        self._made_of = (record_bytes, records, most)
-        self._size = max(1, record_bytes)
+        self._size, self._most = max(1, record_bytes), most
         self._places = np.zeros(records, np.int64)  # one more than a record's place; 0: it has none
         self._rows: npt.NDArray[np.uint8] | None = None
         self._base = 0  # the address of the first place
@@ -124,16 +123,13 @@ class RecordMemory:
         self._process = os.getpid()
         self._lock = ThreadLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_made_of": self._made_of}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["_made_of"])  # type: ignore[misc]  # the copy in another process begins empty
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecordMemory, (self._size, len(self._places), self._most)  # the copy in another process begins empty
 
     @property
     def wanted(self) -> int:
         """Bytes that all records take."""
-        return self._size * self._made_of[2]
+        return self._size * self._most
 
     @property
     def granted(self) -> int:
@@ -142,8 +138,8 @@ class RecordMemory:
 
     def promise(self) -> bool:
         """Have the budget promise memory for all records; return whether as much is free."""
-        self._is_promised = self._reserve(self._made_of[2]) and BUDGET.promise(self, self.wanted)
-        self._granted = self._made_of[2] if self._is_promised else 0
+        self._is_promised = self._reserve(self._most) and BUDGET.promise(self, self.wanted)
+        self._granted = self._most if self._is_promised else 0
         return self._is_promised
 
     def addresses(self, numbers: Numbers) -> Addresses:
@@ -181,7 +177,7 @@ class RecordMemory:
 
     def _grow(self) -> None:
         """Take a step more from the budget, or note that there is no more."""
-        most = min(self._made_of[2], self._granted + max(0, BUDGET.room) // self._size)
+        most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
         if self._rows is None and self._reserve(most):
             _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
         capacity = 0 if self._rows is None else len(self._rows)
@@ -189,7 +185,7 @@ class RecordMemory:
         self._is_full = step <= 0 or not BUDGET.take(self, step * self._size)
         if not self._is_full:
             self._granted += step
-        elif self._granted < self._made_of[2]:
+        elif self._granted < self._most:
             kept = self.granted / 1e9
             _log.info("%.1f of %.1f GB of records are kept, the others are read each time", kept, self.wanted / 1e9)
 

@@ -85,20 +85,16 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
     return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, channels), **decoded_by)
 
 
-def clean_fields(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> dict[str, Array]:
-    """Return a sample's arrays, each of exactly its field's dtype and shape, in the fields' order.
+def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> tuple[dict[str, Array], Counts]:
+    """Return a sample's arrays, each of exactly its field's dtype and shape, in the fields' order; count annotations.
 
     The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
     class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
-    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors.
+    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors. The annotations
+    counted are those of the source's image.
 
     Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
     """
-    return clean_and_count(item, fields, recipe, path)[0]
-
-
-def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> tuple[dict[str, Array], Counts]:
-    """Return what `clean_fields` does, and how many annotations the source's image has. Raises SampleError."""
     counts: Counts = {}
     names = [field.name for field in fields]
     given = _names(item)
