@@ -4,10 +4,13 @@ The sdist is the tracked files and what setuptools adds; the wheel is the packag
 published cache holds the same files. Needs a package index, or pip's configuration of one, for the build's own tools.
 
     python -m scripts.checks build
+    python -m scripts.checks build --keep dist      # both are copied there once they are compared
 """
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -54,6 +57,9 @@ def bundle(place: Path, wheel: Path) -> dict[str, bytes]:
 
 def main() -> None:
     """Run the check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy sdist and wheel into this folder")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         tree = place / "tree"
@@ -76,6 +82,10 @@ def main() -> None:
         changed = [name for name in set(wheel) - own if bundled[name] != wheel[name]]
         if changed:
             sys.exit(f"build: the bundled wheel differs in {changed}")
+        if options.keep is not None:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            for built in (f"{NAME}.tar.gz", f"{NAME}-py3-none-any.whl"):
+                shutil.copy(place / built, options.keep)
     print("build: sdist and wheel hold what is committed")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
-from tpucache.loading.loader import CachedLoader
+from tpucache.loading.loader import BatchLoader
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
@@ -69,8 +69,8 @@ class Feeder(Ahead[DeviceBatch]):
             )
         loader.load_state_dict(state)
 
-    def _loader(self) -> CachedLoader:
-        if not isinstance(self._batches, CachedLoader):
+    def _loader(self) -> BatchLoader[Any]:
+        if not isinstance(self._batches, BatchLoader):
             raise UsageError(
                 f"a Feeder has the state of the CachedLoader that it reads, and this one reads a "
                 f"{type(self._batches).__name__}: give it the loader itself, or count the batches that you took"

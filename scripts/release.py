@@ -1,0 +1,104 @@
+"""Cuts a release: checks what is committed, names the version, builds, tags, and prints the command that uploads.
+
+    python -m scripts.release 0.2.0 --dry-run
+    python -m scripts.release 0.2.0
+
+The checks: nothing is uncommitted, the version is above the last one, the changelog has entries under "Unreleased", and
+`.ci/run` passed (`--skip-ci` where it just has). Then the version and the changelog's heading are committed, sdist and
+wheel are built into dist/ and compared with what is committed, and the commit is tagged with the changelog's entries as
+its notes. Nothing leaves this machine: the last lines printed are the commands that push and upload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from scripts.commands import ROOT, CommandError, say
+
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_UNRELEASED: Final = "## [Unreleased]"
+_HEADING: Final = re.compile(r"^## \[(.*?)\]", re.MULTILINE)
+
+
+def main() -> int:
+    """Cut a release, or say what would be done."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("version", help="the version to release, such as 0.2.0")
+    parser.add_argument("--dry-run", action="store_true", help="check, and print what would be done")
+    parser.add_argument("--skip-ci", action="store_true", help="do not run .ci/run, because it has just passed here")
+    options = parser.parse_args()
+    try:
+        release(ROOT, options.version, is_dry=options.dry_run, runs_ci=not options.skip_ci)
+    except CommandError as error:
+        sys.exit(f"release: {error}")
+    return 0
+
+
+def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True) -> None:
+    """Release what is committed in a repository as a version. Raises CommandError with nothing changed."""
+    text = (root / "CHANGELOG.md").read_text()
+    check(root, version, text)
+    notes = unreleased(text)
+    say(f"the notes of {version}:\n\n{notes}")
+    if is_dry:
+        say("dry run: nothing was built, committed or tagged")
+        return
+    if runs_ci:
+        run(root, ".ci/run")
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    (root / "CHANGELOG.md").write_text(text.replace(_UNRELEASED, f"{_UNRELEASED}\n\n## [{version}] - {today}", 1))
+    version_file = root / "tpucache" / "version.py"
+    version_file.write_text(re.sub(r'"\d[^"]*"', f'"{version}"', version_file.read_text()))
+    run(root, "git", "commit", "--quiet", "--all", "--message", f"Release {version}")
+    run(root, sys.executable, "-m", "scripts.checks", "build", "--keep", "dist")
+    run(root, "git", "tag", "--annotate", f"v{version}", "--cleanup=verbatim", "--message", f"{version}\n\n{notes}")
+    print("Released here. What is left, from this folder:")
+    print(f"git push origin HEAD v{version}")
+    print(f"python -m twine upload dist/tpucache-{version}*")
+
+
+def check(root: Path, version: str, changelog: str) -> None:
+    """Raise CommandError unless a version can be released from what is committed."""
+    found = _VERSION.fullmatch(version)
+    if found is None:
+        raise CommandError(f"{version!r} is no version such as 0.2.0")
+    if changes := run(root, "git", "status", "--porcelain"):
+        raise CommandError(f"there are changes that are not committed: {', '.join(changes.split()[1::2])}")
+    released = [tuple(map(int, tag.groups())) for name in run(root, "git", "tag").split() if (tag := _tag(name))]
+    if released and tuple(map(int, found.groups())) <= max(released):
+        last = ".".join(map(str, max(released)))
+        raise CommandError(f"{version} is not above {last}, which was released already")
+    if not unreleased(changelog):
+        raise CommandError(f"CHANGELOG.md has nothing under {_UNRELEASED}: there is nothing to release")
+
+
+def unreleased(changelog: str) -> str:
+    """Return what a changelog says under "Unreleased", up to the version before. Raises CommandError without one."""
+    if _UNRELEASED not in changelog:
+        raise CommandError(f"CHANGELOG.md has no heading {_UNRELEASED}")
+    rest = changelog.split(_UNRELEASED, 1)[1]
+    following = _HEADING.search(rest)
+    return rest[: following.start() if following else len(rest)].strip()
+
+
+def run(root: Path, *command: str) -> str:
+    """Run a program in a folder and return what it prints. Raises CommandError with its last line when it fails."""
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr + done.stdout).strip().splitlines() or ["it ended without output"]
+        raise CommandError(f"`{' '.join(command[:4])}` failed: {lines[-1]}")
+    return done.stdout
+
+
+def _tag(name: str) -> re.Match[str] | None:
+    return _VERSION.fullmatch(name.removeprefix("v"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

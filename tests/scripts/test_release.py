@@ -1,0 +1,125 @@
+"""A release is cut from what is committed alone, and what stands in its way changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import release as releasing
+from scripts.commands import CommandError
+
+CHANGELOG = """# Changelog
+
+## [Unreleased]
+
+### Added
+
+- A thing.
+
+## [0.1.0] - 2026-01-01
+
+- The first.
+"""
+
+
+def git(root: Path, *words: str) -> str:
+    names = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    done = subprocess.run(["git", *names, *words], cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit and the tag of an earlier release."""
+    for name, value in (("NAME", "t"), ("EMAIL", "t@example.org")):
+        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+    (tmp_path / "tpucache").mkdir()
+    (tmp_path / "tpucache" / "version.py").write_text('"""The version of tpucache."""\n\n__version__ = "0.1.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    git(tmp_path, "tag", "v0.1.0")
+    return tmp_path
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What was run but for git; nothing of it is."""
+    commands: list[tuple[str, ...]] = []
+    really = releasing.run
+
+    def run(root: Path, *command: str) -> str:
+        if command[0] == "git":
+            return really(root, *command)
+        commands.append(command)
+        return ""
+
+    monkeypatch.setattr(releasing, "run", run)
+    return commands
+
+
+@pytest.mark.slow
+def test_a_release_is_a_commit_a_build_and_a_tag_with_its_notes(
+    root: Path, built: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    releasing.release(root, "0.2.0", is_dry=False)
+    assert [command[0] if command[0] == ".ci/run" else command[2:4] for command in built] == [
+        ".ci/run",
+        ("scripts.checks", "build"),
+    ]
+    assert '__version__ = "0.2.0"' in (root / "tpucache" / "version.py").read_text()
+    changelog = (root / "CHANGELOG.md").read_text()
+    assert changelog.index("## [Unreleased]") < changelog.index("## [0.2.0] - ") < changelog.index("- A thing.")
+    assert releasing.unreleased(changelog) == ""
+    assert git(root, "status", "--porcelain") == ""
+    assert git(root, "rev-parse", "v0.2.0^{commit}") == git(root, "rev-parse", "HEAD")
+    assert git(root, "tag", "--list", "--format=%(contents)", "v0.2.0").strip() == "0.2.0\n\n### Added\n\n- A thing."
+    assert capsys.readouterr().out.splitlines()[-1] == "python -m twine upload dist/tpucache-0.2.0*"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("version", "change", "message"),
+    [
+        ("0.2", None, "no version such as 0.2.0"),
+        ("0.1.0", None, "not above 0.1.0"),
+        ("0.0.9", None, "not above 0.1.0"),
+        ("0.2.0", ("tpucache/version.py", "changed"), "not committed: tpucache/version.py"),
+        ("0.2.0", ("new.txt", "new"), "not committed: new.txt"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_release_is_said_and_nothing_is_changed(
+    root: Path, built: list[tuple[str, ...]], version: str, change: tuple[str, str] | None, message: str
+) -> None:
+    if change is not None:
+        (root / change[0]).write_text(change[1])
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(CommandError, match=message):
+        releasing.release(root, version, is_dry=False)
+    assert built == []
+    after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert {path: data for path, data in after.items() if path.name != "index"} == {
+        path: data for path, data in before.items() if path.name != "index"
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [CHANGELOG.replace("### Added\n\n- A thing.\n", ""), "# Changelog\n"])
+def test_a_release_without_notes_is_refused(root: Path, built: list[tuple[str, ...]], text: str) -> None:
+    (root / "CHANGELOG.md").write_text(text)
+    git(root, "commit", "--quiet", "--all", "--message", "no notes")
+    with pytest.raises(CommandError, match=r"CHANGELOG\.md has no"):
+        releasing.release(root, "0.2.0", is_dry=False)
+    assert built == []
+
+
+@pytest.mark.slow
+def test_a_dry_run_changes_nothing(root: Path, built: list[tuple[str, ...]]) -> None:
+    releasing.release(root, "0.2.0", is_dry=True)
+    assert built == []
+    assert git(root, "tag").split() == ["v0.1.0"]
+    assert "0.1.0" in (root / "tpucache" / "version.py").read_text()
