@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-sys.path.append(str(Path(__file__).parent))  # for processes.py and skips.py
+sys.path.append(str(Path(__file__).parent))  # for disk.py, processes.py and skips.py
 
 import hypothesis
 import numpy as np
@@ -138,6 +139,32 @@ def short_runs(short_replay: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpucache.training.loop.drawn_curves", lambda *_: contextlib.nullcontext())
         yield
+
+
+@pytest.fixture(scope="session")
+def run_with_torch() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """The function `run_with_torch(code, *arguments)`: what a Python does that has imported torch before it runs code.
+
+    It is a fork of a process that imports torch once for all. It has one thread, and may fork as long as that is so.
+    """
+    tests = Path(__file__).parent
+    sys.path.append(str(tests / "training"))
+    from forking import PythonForks
+
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    forks = PythonForks(environment, ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes"))
+
+    def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "program.py"
+            program.write_text(code)
+            return forks.run([*map(str, [program, *arguments])], environment, timeout=120)
+
+    try:
+        yield run
+    finally:
+        forks.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,9 +27,9 @@ MODULES = ("torch", "torch_xla", "tpucache.cli", "tpucache.training.fitting")
 class PythonForks:
     """Starts the process that forks, which has one thread. Threads may run programs at once."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> None:
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, *modules]
         self._lock = threading.Lock()
         self._process = subprocess.Popen(command, env={**environment, **one}, stdin=subprocess.PIPE, text=True)
 
@@ -123,10 +123,10 @@ def run_program(folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as tpucache does before it imports torch_xla
-    for module in MODULES:
+    for module in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    shorten_runs()
-
+    if "tpucache.training.fitting" in sys.modules:
+        shorten_runs()
     if (asked := serve()) is not None:
         run_program(asked)
