@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
 # of OpenMP that wait for each other in a loop slow everything down where processes outnumber the cores.
@@ -142,29 +143,38 @@ def short_runs(short_replay: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def run_with_torch() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """The function `run_with_torch(code, *arguments)`: what a Python does that has imported torch before it runs code.
-
-    It is a fork of a process that imports torch once for all. It has one thread, and may fork as long as that is so.
-    """
+def torch_forks() -> Iterator[Any]:
+    """A process with one thread that imports torch once for all, and runs Python programs in forks: a PythonForks."""
     tests = Path(__file__).parent
     sys.path.append(str(tests / "training"))
     from forking import PythonForks
 
     path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
-    forks = PythonForks(environment, ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes"))
+    modules = ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes")
+    forks = PythonForks({**os.environ, "PYTHONPATH": path}, modules)
+    try:
+        yield forks
+    finally:
+        forks.close()
+
+
+@pytest.fixture(scope="session")
+def run_with_torch(torch_forks: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The function `run_with_torch(code, *arguments)`: what a Python does that has imported torch before it runs code.
+
+    It may fork as long as it has one thread. `processes` can be imported.
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "program.py"
             program.write_text(code)
-            return forks.run([*map(str, [program, *arguments])], environment, timeout=120)
+            words = [*map(str, [program, *arguments])]
+            done: subprocess.CompletedProcess[str] = torch_forks.run(words, {**os.environ, "PYTHONPATH": path})
+            return done
 
-    try:
-        yield run
-    finally:
-        forks.close()
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,12 +34,12 @@ class PythonForks:
         self._process = subprocess.Popen(command, env={**environment, **one}, stdin=subprocess.PIPE, text=True)
 
     def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 240
+        self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 240, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run what `python ARGUMENTS` would: a file, or -m and a module. Raises TimeoutError after so many seconds."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            request = {"arguments": arguments, "environment": dict(environment), "cwd": str(Path.cwd())}
+            request = {"arguments": arguments, "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
             (folder / "request.json").write_text(json.dumps(request))
             with self._lock:
                 assert self._process.stdin is not None
