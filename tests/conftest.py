@@ -6,11 +6,14 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch and numpy are imported, here and in every process that a test starts: arrays here are tiny, and threads
 # of OpenMP that wait for each other in a loop slow everything down where processes outnumber the cores.
@@ -20,7 +23,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-sys.path.append(str(Path(__file__).parent))  # for processes.py and skips.py
+sys.path.append(str(Path(__file__).parent))  # for disk.py, processes.py and skips.py
 
 import hypothesis
 import numpy as np
@@ -43,6 +46,10 @@ NEEDS_XLA = pytest.mark.skip(reason="torch_xla is not installed: it has no relea
 # So that importing numpy, scipy or torch starts no thread, whatever the environment says.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
+#: Where there is room, the tests' files are made in memory: a disk takes a third more of the processors' time. To have
+#: them elsewhere, set PYTEST_DEBUG_TEMPROOT, or pass --basetemp.
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+
 CLASSES = ("ant", "bee", "cat", "dog")
 SAMPLES = 150
 
@@ -52,7 +59,9 @@ hypothesis.settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """List what is skipped, and why, where CI is set."""
+    """Choose a place for the tests' files; list what is skipped, and why, where CI is set."""
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if os.environ.get("CI"):
         config.option.reportchars += "s"
 
@@ -131,6 +140,41 @@ def short_runs(short_replay: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpucache.training.loop.drawn_curves", lambda *_: contextlib.nullcontext())
         yield
+
+
+@pytest.fixture(scope="session")
+def torch_forks() -> Iterator[Any]:
+    """A process with one thread that imports torch once for all, and runs Python programs in forks: a PythonForks."""
+    tests = Path(__file__).parent
+    sys.path.append(str(tests / "training"))
+    from forking import PythonForks
+
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    modules = ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes")
+    forks = PythonForks({**os.environ, "PYTHONPATH": path}, modules)
+    try:
+        yield forks
+    finally:
+        forks.close()
+
+
+@pytest.fixture(scope="session")
+def run_with_torch(torch_forks: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The function `run_with_torch(code, *arguments)`: what a Python does that has imported torch before it runs code.
+
+    It may fork as long as it has one thread. `processes` can be imported.
+    """
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "program.py"
+            program.write_text(code)
+            words = [*map(str, [program, *arguments])]
+            done: subprocess.CompletedProcess[str] = torch_forks.run(words, {**os.environ, "PYTHONPATH": path})
+            return done
+
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,10 +6,9 @@ import csv
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,19 +57,11 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def run_example(tmp_path: Path, environment: dict[str, str]) -> Callable[..., int]:
-    """Run an example as a user would, and return how many images it says it has seen."""
+def run_example(tmp_path: Path, environment: dict[str, str], torch_forks: Any) -> Callable[..., int]:
+    """Run an example as a user would, but for torch, which is imported; return how many images it says it has seen."""
 
     def run(name: str, *arguments: str | Path) -> int:
-        done = subprocess.run(
-            [sys.executable, EXAMPLES / name, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        done = torch_forks.run([*map(str, [EXAMPLES / name, *arguments])], environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         found = re.search(r"^(\d+) images seen", done.stdout, re.MULTILINE)
         assert found, done.stdout

@@ -15,18 +15,26 @@ from tpucache import CachedDataset
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 TRAIN = Path(__file__).with_name("train.py")
+#: Runs it where torch is not installed, whose import takes as long as all the rest.
+WITHOUT_TORCH = """
+import runpy, sys
+sys.modules["torch"] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
 def found(start, cache, port, tmp_path_factory):
-    """What each process of each way of running wrote into its file."""
+    """What each process of each way of running wrote into its file; with torch installed on one device alone."""
     folder = tmp_path_factory.mktemp("found")
     ways = {"one": [(1, 0, 1)], "eight": [(1, 0, 8)], "two": [(2, 0, 4), (2, 1, 4)]}
-    running = {
-        (way, process): start(TRAIN, cache, folder / f"{way}{process}.npz", count, process, port, devices=devices)
-        for way, processes in ways.items()
-        for count, process, devices in processes
-    }
+    running = {}
+    for way, processes in ways.items():
+        program = [TRAIN] if way == "one" else ["-c", WITHOUT_TORCH, TRAIN]
+        for count, process, devices in processes:
+            words = [*program, cache, folder / f"{way}{process}.npz", count, process, port]
+            running[way, process] = start(*words, devices=devices)
     for key, program in running.items():
         output, _ = program.communicate(timeout=300)
         assert program.returncode == 0, f"{key}: {output}"

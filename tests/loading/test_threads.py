@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,11 +91,12 @@ def test_loaders_of_a_dataset_that_follow_one_another_use_the_same_buffers(cache
 
 
 FORKED = """
-import os, signal, sys, time
+import os, signal, sys, time, warnings
 from tpucache import CachedDataset, CachedLoader, MixedLoader
 from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
 
+warnings.simplefilter("ignore")  # Python's, of forks of a process with threads
 dataset = CachedDataset(sys.argv[2])
 loader = CachedLoader(dataset, 16, shuffle=True)
 if sys.argv[1] == "mixed":
@@ -128,14 +127,8 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["loader", "mixed", "ahead"])
-def test_an_epoch_is_not_continued_in_a_forked_process_which_begins_its_own(kind, cache) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED, kind, str(cache)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def test_an_epoch_is_not_continued_in_a_forked_process_which_begins_its_own(kind, cache, run_with_torch) -> None:
+    done = run_with_torch(FORKED, kind, cache)
     said, own, others = done.stdout.splitlines()
     assert "begin a new iteration here" in said
     assert (own, others) == ("10 5", "9 0")

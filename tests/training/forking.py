@@ -27,19 +27,19 @@ MODULES = ("torch", "torch_xla", "tpucache.cli", "tpucache.training.fitting")
 class PythonForks:
     """Starts the process that forks, which has one thread. Threads may run programs at once."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> None:
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, *modules]
         self._lock = threading.Lock()
         self._process = subprocess.Popen(command, env={**environment, **one}, stdin=subprocess.PIPE, text=True)
 
     def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 240
+        self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 240, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run what `python ARGUMENTS` would: a file, or -m and a module. Raises TimeoutError after so many seconds."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            request = {"arguments": arguments, "environment": dict(environment), "cwd": str(Path.cwd())}
+            request = {"arguments": arguments, "environment": dict(environment), "cwd": str(cwd or Path.cwd())}
             (folder / "request.json").write_text(json.dumps(request))
             with self._lock:
                 assert self._process.stdin is not None
@@ -123,10 +123,10 @@ def run_program(folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as tpucache does before it imports torch_xla
-    for module in MODULES:
+    for module in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    shorten_runs()
-
+    if "tpucache.training.fitting" in sys.modules:
+        shorten_runs()
     if (asked := serve()) is not None:
         run_program(asked)

@@ -52,7 +52,11 @@ _FORKS = """
 import json, os, processes, sys
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
+from tpucache.warmup.planning import blocks
+from tpucache.warmup.running.samples import keep_freed_memory
 import slow_by_test
+blocks.MIN_CHUNKS = 16
+keep_freed_memory()  # which a fork need not do again
 processes.fork_alone()
 for line in sys.stdin:
     source, cache, variants = json.loads(line)

@@ -7,8 +7,7 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -227,9 +226,9 @@ except DamageError as error:
 
 
 @pytest.mark.slow
-def test_a_shard_cut_short_while_a_loader_runs_is_an_error_and_not_a_crash(cache: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(cache, tmp_path / "copy")
-    command = [sys.executable, "-c", TRUNCATE, os.fspath(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+def test_a_shard_cut_short_while_a_loader_runs_is_an_error_and_not_a_crash(
+    cache: Path, tmp_path: Path, run_with_torch: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = run_with_torch(TRUNCATE, shutil.copytree(cache, tmp_path / "copy"))
     assert done.returncode == 0, done
     assert "ends before byte" in done.stdout

@@ -295,11 +295,13 @@ def test_memory_that_others_take_meanwhile_is_not_taken(cache, free, monkeypatch
 
 
 WORKERS = """
-import sys, torch
+import processes, sys, torch, warnings
 from torch.utils.data import DataLoader
 from tpucache import CachedDataset
 from tpucache.loading.reading import memory as budget
 
+processes.fork_alone()
+warnings.simplefilter("error")
 budget.available_memory = lambda: int(sys.argv[3]) - sum(claim.used for claim in budget.BUDGET._claims.values())
 dataset = CachedDataset(sys.argv[1], in_memory={"auto": "auto", "True": True}[sys.argv[2]])
 expected = [images.clone() for images, _ in DataLoader(dataset, 50)]
@@ -310,5 +312,6 @@ assert all(torch.equal(images, wanted) for (images, _), wanted in zip(loader, ex
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_memory", ["auto", True])
-def test_workers_of_a_dataloader_give_the_same_and_keep_nothing_beyond_the_budget(cache, in_memory, run_forking):
-    run_forking(WORKERS, cache, in_memory, 4 * 150 * RECORD_BYTES)
+def test_workers_of_a_dataloader_give_the_same_and_keep_nothing_beyond_the_budget(cache, in_memory, run_with_torch):
+    done = run_with_torch(WORKERS, cache, in_memory, 4 * 150 * RECORD_BYTES)
+    assert done.returncode == 0, done.stderr

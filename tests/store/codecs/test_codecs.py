@@ -241,6 +241,9 @@ def test_a_zstd_frame_that_needs_a_large_window_is_damage() -> None:
         decode(Field("image", "zstd", "|u1", (2, 2)), bytes(frame[:-1]))
 
 
+EXPANDING = b"x\0\0" + zlib.compress(bytes(1 << 26), 1)
+
+
 def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
@@ -257,8 +260,8 @@ def png(height: int, width: int, *parts: bytes) -> bytes:
         png(30_000, 30_000),
         png(12_000, 12_000),
         png(4, 4, chunk(b"iCCP", b"")),
-        png(4, 4, chunk(b"iCCP", b"x\0\0" + zlib.compress(bytes(1 << 26)))),
-        png(4, 4, chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 26)))),
+        png(4, 4, chunk(b"iCCP", EXPANDING)),
+        png(4, 4, chunk(b"zTXt", EXPANDING)),
         png(4, 4, chunk(b"tEXt", b"")),
         png(4, 4, chunk(b"gAMA", b"")),
         png(4, 4, chunk(b"eXIf", b"Exif")),

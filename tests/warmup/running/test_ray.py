@@ -14,8 +14,6 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.warmup.run.executors import Executor
 
-ray = pytest.importorskip("ray")
-
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 _MODULE = """
@@ -32,6 +30,7 @@ def slowly(image, generator):
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Start Ray; the folder has the process numbers of its workers once it is made."""
+    ray = pytest.importorskip("ray")
     (tmp_path / "ray_slow_by_test.py").write_text(_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))

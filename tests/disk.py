@@ -1,0 +1,45 @@
+"""Fixtures for tests that read from a disk, where the others' files are in memory (see `pytest_configure`).
+
+Linux does not say of a file in /dev/shm whether it is in memory, so that readers do there as with one that is not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class DiskFolders:
+    """Makes folders as pytest's own factory does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def mktemp(self, name: str) -> Path:
+        """Make a folder whose name begins like this."""
+        return Path(tempfile.mkdtemp(prefix=name, dir=self._folder))
+
+
+@pytest.fixture(scope="session")
+def tmp_path_factory() -> Iterator[DiskFolders]:
+    """pytest's, on the disk."""
+    with tempfile.TemporaryDirectory(prefix="tpucache-tests-") as folder:
+        yield DiskFolders(Path(folder))
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: DiskFolders) -> Iterator[Path]:
+    """pytest's, on the disk."""
+    path = tmp_path_factory.mktemp("test")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cache(cache: Path, tmp_path_factory: DiskFolders) -> Path:
+    """A copy on the disk. Not to be written to."""
+    return Path(shutil.copytree(cache, tmp_path_factory.mktemp("caches") / "cache"))
