@@ -95,7 +95,16 @@ def test_batches_that_nobody_takes_are_let_go_of_once_they_are_copied(cuda):
     assert kept() is None
 
 
-SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, accumulate=2, lr=0.02, ema=0.9, threads=1)
+SETTINGS = TrainSettings(
+    model="tiny_models:tiny",
+    epochs=2,
+    batch_size=16,
+    accumulate=2,
+    lr=0.02,
+    ema=0.9,
+    precision="float32",
+    threads=1,
+)
 
 
 @pytest.fixture(scope="module")

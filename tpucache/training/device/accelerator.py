@@ -121,6 +121,9 @@ class CudaDevice(AcceleratorDevice):
         super().__init__(torch_device, module, compiles)
         # Every batch has the same shape, so that the fastest convolutions are looked for once.
         torch.backends.cudnn.benchmark = True
+        # Other GPUs compute in bfloat16, too, but by way of float32.
+        has_bf16 = module.is_bf16_supported(including_emulation=False)
+        self.precisions = ("bf16", "fp16", "float32") if has_bf16 else ("fp16", "bf16", "float32")
         self._stream = module.Stream(torch_device)
         self._lock = threading.Lock()  # batches of training and of evaluation are sent by two threads
         self._uploads: dict[int, _Upload] = {}  # by the id of what was sent, which is alive as long as it is in here

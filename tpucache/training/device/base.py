@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tpucache.training.device.processes import Processes
+from tpucache.training.settings import Precision
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,8 @@ class Device(Protocol):
     torch_device: torch.device
     #: Whether batches are sent faster from page-locked memory.
     pin_memory: bool
+    #: What it computes in where that is left to it, and whatever else it can, as `TrainSettings.precision` names them.
+    precisions: Sequence[Precision]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
@@ -77,8 +80,8 @@ class Device(Protocol):
         """Wait until everything that was sent has run."""
         ...
 
-    def autocast(self, enabled: bool) -> AbstractContextManager[object]:
-        """Return a context in which matrix products run in bfloat16, when enabled."""
+    def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
+        """Return a context in which matrix products run in a type, bfloat16 unless given, when enabled."""
         ...
 
     def counters(self) -> Counters:
