@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.device.accelerator import AcceleratorDevice, CudaDevice
 from tpucache.training.device.torch_device import compiled_graphs
 from tpucache.training.feed.idle import PaceMeter, ceiling
+from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -116,7 +118,7 @@ def expected(cache, tmp_path_factory):
 
 
 def losses_of(report):
-    return [*report.losses, *(row["valid_loss"] for row in report.epochs)]
+    return [*report.losses, *(row["valid_loss"] for row in report.epochs if "valid_loss" in row)]
 
 
 @pytest.mark.slow
@@ -308,3 +310,28 @@ def test_page_locked_memory_that_is_not_to_be_had_is_refused(cache, monkeypatch)
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(UsageError, match=r"no driver\. Leave pin_memory out"):
         CachedLoader(CachedDataset(cache), 8, pin_memory=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [CpuDevice, CudaDevice])
+def test_a_run_goes_on_where_there_is_a_gpu_and_where_there_is_none(cache, tmp_path, module, monkeypatch, first):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    dataset, settings = CachedDataset(cache).select(range(72)), replace(SETTINGS, optimizer="adamw", epochs=3)
+    gpu = CudaDevice(CPU, module)
+    gpu.pin_memory = False
+    whole = train(tmp_path / "whole", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
+    devices = [CpuDevice(), gpu] if first is CpuDevice else [gpu, CpuDevice()]
+    options = RunOptions(replay=False, resume=True)
+    step = Learner.step
+
+    def killed(self, batches, rates, number):
+        assert all(bool(group["fused"]) == (self.device is gpu) for group in self.optimizer.param_groups)
+        if number == 5 and self.device is devices[0]:
+            raise KeyError("killed")
+        return step(self, batches, rates, number)
+
+    monkeypatch.setattr(Learner, "step", killed)
+    with pytest.raises(KeyError, match="killed"):
+        train(tmp_path / "run", settings, dataset, None, devices[0], options)
+    resumed = train(tmp_path / "run", settings, dataset, None, devices[1], options)
+    assert losses_of(resumed) == pytest.approx(losses_of(whole), abs=1e-5)

@@ -115,6 +115,7 @@ class CudaDevice(AcceleratorDevice):
     """A GPU, to which batches are copied beside the computing: from page-locked memory, on a stream of their own."""
 
     pin_memory = True
+    has_fused_optimizers = True
     layout = torch.channels_last
 
     def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:

@@ -33,6 +33,8 @@ class Device(Protocol):
     torch_device: torch.device
     #: Whether batches are sent faster from page-locked memory.
     pin_memory: bool
+    #: Whether torch has optimizers there whose step is one kernel for many parameters.
+    has_fused_optimizers: bool
     #: What it computes in where that is left to it, and whatever else it can, as `TrainSettings.precision` names them.
     precisions: Sequence[Precision]
 

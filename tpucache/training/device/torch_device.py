@@ -28,6 +28,7 @@ class TorchDevice:
     name = "torch"
     cores = 1
     pin_memory = False
+    has_fused_optimizers = False
     precisions: Sequence[Precision] = ("float32", "bf16")
     layout: torch.memory_format = torch.channels_last
 

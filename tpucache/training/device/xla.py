@@ -49,6 +49,7 @@ class XlaDevice:
 
     name = "xla"
     pin_memory = False
+    has_fused_optimizers = False
     precisions: Sequence[Precision] = ("float32", "bf16")
 
     def __init__(self, cores: int = 1) -> None:

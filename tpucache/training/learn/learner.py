@@ -34,6 +34,7 @@ from tpucache.training.learn.optimizers import (
     OptimizerMaker,
     clip_gradients,
     has_groups,
+    load_optimizer,
     make_optimizer,
     scale_gradients,
     set_rates,
@@ -229,7 +230,7 @@ class Learner:
             if not has_groups(self.optimizer, state["optimizer"]):
                 # Earlier versions let what the model excepts from the decay decay as well.
                 self.optimizer = self._make_optimizer(respect_model=False)
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
             if self._scaler.is_enabled():
                 self._scaler.load_state_dict(state["scaler"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -272,6 +273,7 @@ class Learner:
             settings.weight_decay or 0.0,
             layer_decay=settings.layer_decay,
             respect_model=respect_model,
+            fused=self.device.has_fused_optimizers,
         )
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
