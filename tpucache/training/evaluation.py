@@ -159,7 +159,7 @@ def compute_rows(
     finish = make_finish(dataset, device)
     counts = iter(_batch_rows(len(dataset), batch_size))
     pending: deque[list[Callable[[], torch.Tensor]]] = deque()
-    with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
+    with device.fast_products(), torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
             pending.append([device.fetch(device.all_gather(tensor)) for tensor in compute(finish(batch))])
             device.step_end()

@@ -87,7 +87,11 @@ def train(
     processes.on_main(lambda: write_info(run, learner, data))
     losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
     with stop.on_signals():
-        with drawn_curves(run if options.curves else None, plan, state), BackgroundWriter() as writer:
+        with (
+            device.fast_products(),
+            drawn_curves(run if options.curves else None, plan, state),
+            BackgroundWriter() as writer,
+        ):
             pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses, account, writer))
         report = make_report(learner, train_set, plan, state, pace, account)
         processes.on_main(lambda: write_report(run, report))

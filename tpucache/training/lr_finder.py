@@ -97,7 +97,7 @@ def range_test(
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
     rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
-    with preserved(learner):
+    with preserved(learner), learner.device.fast_products():
         losses = _losses(learner, train_set, rates, stop or StopRequest())
     smoothed = smooth(losses, _DECAY)
     rates = rates[: len(losses)]

@@ -82,6 +82,10 @@ class Device(Protocol):
         """Wait until everything that was sent has run."""
         ...
 
+    def fast_products(self) -> AbstractContextManager[object]:
+        """Return a context in which float32 products are as fast as they are to be; torch's settings are kept."""
+        ...
+
     def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
         """Return a context in which matrix products run in a type, bfloat16 unless given, when enabled."""
         ...

@@ -58,6 +58,10 @@ class TorchDevice:
         """Return the tensor: there is one core."""
         return tensor
 
+    def fast_products(self) -> AbstractContextManager[object]:
+        """Return a context that changes nothing: torch's setting is one for GPUs."""
+        return contextlib.nullcontext()
+
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
         """Return torch's own context."""
         return torch.autocast(self.torch_device.type, dtype=dtype, enabled=enabled)

@@ -143,6 +143,10 @@ class XlaDevice:
         torch_xla.sync()
         xm.wait_device_ops()
 
+    def fast_products(self) -> AbstractContextManager[object]:
+        """Return a context that changes nothing: XLA has a setting of its own."""
+        return contextlib.nullcontext()
+
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
         """Return XLA's autocast."""
         return torch.autocast("xla", dtype=dtype, enabled=enabled)
