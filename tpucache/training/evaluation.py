@@ -140,7 +140,8 @@ def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generat
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
 
-    with learner.evaluated():
+    with learner.evaluated() as model:
+        learner.device.processes.share_buffers(model.buffers())  # running statistics are each process's own until here
         yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute)
 
 

@@ -65,7 +65,7 @@ def train(
     if not processes.is_main:
         options = replace(options, watchers=(), curves=False, profile=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
-    stop.share(processes.largest)
+    stop.share(processes.largest_before())
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)

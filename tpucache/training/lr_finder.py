@@ -142,7 +142,7 @@ def preserved(learner: Learner) -> Iterator[None]:
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
     """Return the losses of steps at these rates, up to the one at which they have diverged."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
-    stop.share(processes.largest)
+    stop.share(processes.largest_before())
     batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
     pending: deque[Callable[[], torch.Tensor]] = deque()
     losses: list[float] = []

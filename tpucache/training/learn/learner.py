@@ -40,7 +40,7 @@ from tpucache.training.learn.optimizers import (
     set_rates,
 )
 from tpucache.training.learn.packed import make_finish
-from tpucache.training.learn.parameters import freeze
+from tpucache.training.learn.parameters import buffers_of_steps, freeze
 from tpucache.training.learn.precision import autocast, has_given_up, make_scaler
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.base import Task
@@ -155,7 +155,8 @@ class Learner:
             factor = 1 / processes.mean_on_device(torch.stack(shares).mean()).clamp(min=_LEAST_SHARE)
             scale_gradients(self.model.parameters(), factor)
             total = total * factor
-        processes.synchronise(self.model)
+        processes.check_gradients(self.model)
+        processes.share_buffers(buffers_of_steps(self.model))
         if self.settings.clip is not None:
             self._scaler.unscale_(self.optimizer)
             clip_gradients(self.model.parameters(), self.settings.clip)
