@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch.distributed as dist
+
 from tpucache import CachedDataset
 from tpucache.cli import main
 from tpucache.errors import TrainingError
@@ -31,6 +33,7 @@ SETTINGS = {
     "sgd": TrainSettings(optimizer="sgd", lr=0.05, **COMMON),
     "adamw": TrainSettings(optimizer="adamw", lr=0.003, **COMMON),
 }
+NORMS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, lr=0.05, ema=0.9)
 STOPPED = (
     "train {cache} --run {folder}/stopped --stage {folder}/staged --backend torch --device cpu --valid 0.3 "
     "--model tiny_models:layer_norm --per-core --batch-size 8 --json"
@@ -82,6 +85,19 @@ def recorded_reads() -> Iterator[list[tuple[int, int]]]:
         CachedDataset.read_into = read  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def counted_broadcasts() -> Iterator[list[int]]:
+    """Give a list that gets the size of each tensor that is broadcast from device to device."""
+    broadcast, sizes = dist.broadcast, list[int]()
+
+    def counting(tensor: Any, *arguments: Any, **named: Any) -> Any:
+        sizes.append(tensor.numel())
+        return broadcast(tensor, *arguments, **named)
+
+    with mock.patch.object(dist, "broadcast", counting):
+        yield sizes
+
+
 def signal_one(number: int, kind: signal.Signals) -> contextlib.AbstractContextManager[None]:
     """Give a context in which the second process gets a signal before a step."""
     return before_step(number, lambda: os.kill(os.getpid(), kind) if os.environ["RANK"] == "1" else None)
@@ -101,6 +117,8 @@ def two(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
     idle._REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     keep(sgd=learn(cache, folder / "sgd", SETTINGS["sgd"], replay=True))
     keep(adamw=learn(cache, folder / "adamw", SETTINGS["adamw"]))
+    with counted_broadcasts() as sizes:
+        keep(norms=learn(cache, folder / "norms", NORMS), broadcasts=sizes)
     wild = TrainSettings(model="tiny_models:layer_norm", batch_size=16, lr=1e30)
     with mock.patch.object(Learner, "checked_state", side_effect=TrainingError("not to be saved")):
         keep(unsaved=error_of(lambda: learn(cache, folder / "unsaved", SETTINGS["sgd"], checkpoint_every=2)))

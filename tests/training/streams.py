@@ -61,9 +61,14 @@ class Stream:
 class StandIn:
     """A module as `torch.cuda` is one, for the device `cpu`."""
 
+    has_bf16 = True
+
     def __init__(self, clock=lambda: 0.0):
         self.clock, self.log, self.lock = clock, [], threading.RLock()
         self.compute, self.streams, self._current = Stream(self, "compute"), [], threading.local()
+
+    def is_bf16_supported(self, including_emulation=True):
+        return self.has_bf16 or including_emulation
 
     def Stream(self, _device):
         self.streams.append(Stream(self, "copy"))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import csv
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from streams import StandIn, install
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
+from tpucache.training.device.accelerator import CudaDevice
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest
@@ -93,6 +96,33 @@ def test_a_range_test_that_reaches_the_time_limit_leaves_the_learner_as_it_was(c
     with pytest.raises(UnfinishedError, match=r"after 8 of 100 steps.*--resume"):
         range_test(learner, dataset, stop=StopRequest(10.0, clock=lambda: next(times)))  # one is left for saving
     assert_equal(learner.state_dict(), before)
+
+
+def test_a_loss_is_read_by_its_own_copy_which_waits_for_nothing_that_was_sent_after_it(cache, monkeypatch):
+    dataset, module = CachedDataset(cache), install(monkeypatch, StandIn())
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and as it was, after the test
+    device = CudaDevice(torch.device("cpu"), module)
+    device.pin_memory = False
+    settings = replace(SETTINGS, lr=0.1, precision="float32")
+    left, kept, fetch = [], [], device.fetch
+
+    def fetched(tensor):
+        copied = fetch(tensor)
+        kept.append(copied)  # also where it is not read: a GPU gives memory back in the order of its stream
+
+        def read():
+            value = copied()
+            left.append(len(module.compute.work))
+            return value
+
+        return read
+
+    monkeypatch.setattr(device, "fetch", fetched)
+    found = range_test(Learner(settings, dataset, find_task(settings, dataset), device), dataset, steps=40)
+    expected = range_test(learner_for(dataset, lr=0.1), dataset, steps=40)
+    assert len(left) >= len(found.losses)
+    assert min(left[:20]) > 0  # what was sent since is still to run
+    np.testing.assert_allclose(found.losses[:10], expected.losses[:10], atol=1e-4)
 
 
 def test_rates_that_do_not_rise_are_refused(cache):

@@ -137,3 +137,8 @@ def views_step(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Ten
     features = functional.normalize(model(images))
     likeness = (features @ features.T / 0.1).fill_diagonal_(-1e9)
     return functional.cross_entropy(likeness, torch.arange(40) ^ 1)
+
+
+def faint_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss whose gradients are less than any number that float16 has."""
+    return 1e-6 * functional.cross_entropy(outputs, labels)

@@ -10,6 +10,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
+from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.tasks import find as tasks
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.settings import TrainSettings
@@ -27,6 +28,7 @@ def check_fit(
     settings: TrainSettings, task: Task, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> None:
     """Raise UsageError when labels do not fit the task, the caches do not fit each other, or no batch can be made."""
+    decide_precision(settings, device)
     for name, dataset in (("training", train_set), ("validation", valid_set)):
         if dataset is None:
             continue

@@ -140,7 +140,8 @@ def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generat
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
 
-    with learner.evaluated():
+    with learner.evaluated() as model:
+        learner.device.processes.share_buffers(model.buffers())  # running statistics are each process's own until here
         yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute)
 
 
@@ -159,7 +160,7 @@ def compute_rows(
     finish = make_finish(dataset, device)
     counts = iter(_batch_rows(len(dataset), batch_size))
     pending: deque[list[Callable[[], torch.Tensor]]] = deque()
-    with torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
+    with device.fast_products(), torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
             pending.append([device.fetch(device.all_gather(tensor)) for tensor in compute(finish(batch))])
             device.step_end()

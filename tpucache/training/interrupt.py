@@ -38,9 +38,9 @@ class StopRequest:
         self._agreed = 0
 
     def share(self, largest: Callable[[int], float]) -> None:
-        """Stop where any process has to: `largest` gives the largest of the numbers of all of them.
+        """Stop where any process has to: `largest` gives the largest of the numbers of all of them, in the same call.
 
-        They all have to ask equally often from then on.
+        They may be those of the call before. All processes have to ask equally often from then on.
         """
         self._largest = largest
 

@@ -65,7 +65,7 @@ def train(
     if not processes.is_main:
         options = replace(options, watchers=(), curves=False, profile=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
-    stop.share(processes.largest)
+    stop.share(processes.largest_before())
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
@@ -87,7 +87,11 @@ def train(
     processes.on_main(lambda: write_info(run, learner, data))
     losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
     with stop.on_signals():
-        with drawn_curves(run if options.curves else None, plan, state), BackgroundWriter() as writer:
+        with (
+            device.fast_products(),
+            drawn_curves(run if options.curves else None, plan, state),
+            BackgroundWriter() as writer,
+        ):
             pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses, account, writer))
         report = make_report(learner, train_set, plan, state, pace, account)
         processes.on_main(lambda: write_report(run, report))

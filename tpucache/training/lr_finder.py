@@ -12,12 +12,13 @@ import io
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+import torch
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
@@ -97,7 +98,7 @@ def range_test(
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
     rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
-    with preserved(learner):
+    with preserved(learner), learner.device.fast_products():
         losses = _losses(learner, train_set, rates, stop or StopRequest())
     smoothed = smooth(losses, _DECAY)
     rates = rates[: len(losses)]
@@ -141,9 +142,9 @@ def preserved(learner: Learner) -> Iterator[None]:
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
     """Return the losses of steps at these rates, up to the one at which they have diverged."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
-    stop.share(processes.largest)
+    stop.share(processes.largest_before())
     batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
-    pending: deque[Any] = deque()
+    pending: deque[Callable[[], torch.Tensor]] = deque()
     losses: list[float] = []
     with (
         Feeder(batches, device, draw=drawer(settings, train_set, processes)) as feeder,
@@ -153,7 +154,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
         for number, rate in enumerate(rates):
             stop.check(f"in the range test of the learning rate, after {number} of {len(rates)} steps")
             batch = list(itertools.islice(stream, settings.accumulate))
-            pending.append(learner.step(batch, constant(0, 1, rate), number))
+            pending.append(device.fetch(learner.step(batch, constant(0, 1, rate), number)))
             device.step_end()
             progress.advance(1)
             if len(pending) > _LAG and not _read(losses, pending.popleft(), processes):
@@ -163,9 +164,9 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
     return losses
 
 
-def _read(losses: list[float], loss: Any, processes: Processes) -> bool:
+def _read(losses: list[float], fetched: Callable[[], torch.Tensor], processes: Processes) -> bool:
     """Append a loss; return whether to continue: it is finite, and not far above the least."""
-    (value,) = processes.mean([float(loss.cpu())])
+    (value,) = processes.mean([float(fetched())])
     if not math.isfinite(value):
         return False
     losses.append(value)

@@ -44,7 +44,8 @@ class Predictor:
 
         A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
         whoever wrote the file could name any code. Raises TrainingError where there is no run, UsageError for runs that
-        do not fit, cannot be mirrored, or name code that is not trusted.
+        do not fit, cannot be mirrored, or name code that is not trusted. Each model computes in the precision of its
+        run, in float32 on a device that does not have that.
         """
         if device.processes.world_size > 1:
             raise UsageError("predictions are made by one process: start it without torchrun")
@@ -178,6 +179,8 @@ def _inputs(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]
 def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns: slice) -> Predictions:
     """Return the function that computes a run's predictions for a batch. Raises TrainingError for what does not fit."""
     settings = settings_from(content["settings"])
+    if settings.precision not in device.precisions:
+        settings = dataclasses.replace(settings, precision="float32")
     channels = next((field["shape"][2] for field in content["fields"] if field["name"] == IMAGE), 3)
     model = build_model(settings.model, content["outputs"], channels, columns.stop - columns.start)
     own, weights = model.state_dict(), content["model"]

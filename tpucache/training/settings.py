@@ -14,16 +14,18 @@ from tpucache.options import check_options, option
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 ScaleRule = Literal["none", "linear", "sqrt"]
+Precision = Literal["auto", "float32", "bf16", "fp16"]
 SCALE_RULES: Final = get_args(ScaleRule)
 
 #: All tasks: the module of each in learn/tasks/, and its class there.
 TASKS: Final = {"classes": "Classes", "multilabel": "Multilabel", "regression": "Regression", "mask": "Mask"}
 
 #: What may differ when a run is resumed, because it changes no result.
-_FREE: Final = ("threads",)
+_FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
 
 #: What is decided when a run begins, unless it is given.
-_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup")
+_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup", "precision")
+_UNDECIDED: Final = (None, "auto")
 
 #: What runs did that did not record it.
 _EARLIER: Final = {"lr": 0.1, "scale": "none", "weight_decay": 5e-4, "schedule": "one-cycle"}
@@ -36,7 +38,8 @@ class TrainSettings:
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
     adapts from a batch of 256. `warmup` is the share of the steps in which the rate rises (None: the schedule's own).
     What is None of `lr`, `scale`, `weight_decay` and `schedule` is decided when a run begins: by the optimizer, by what
-    the model normalises with, and by whether `weights` are given. The run's files have what was decided.
+    the model normalises with, and by whether `weights` are given; `precision` by the device. The run's files have what
+    was decided. `bf16` is short for the precision of that name.
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
     place of the model's. `weights` are read when a run begins, not when it is resumed. `loss`, `train_step` and
     `eval_step` name a `module:callable` each. Raises UsageError.
@@ -100,7 +103,12 @@ class TrainSettings:
     ema: float | None = option(
         None, "evaluate an exponential moving average of the weights with this decay, such as 0.999", metavar="DECAY"
     )
-    bf16: bool = option(False, "compute matrix products in bfloat16")
+    bf16: bool = option(False, "short for --precision bf16")
+    precision: Precision = option(
+        "auto",
+        "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: on a GPU "
+        "bf16 if it has that, otherwise fp16, and on other devices float32",
+    )
     normalise: Literal["cache", "imagenet"] = option(
         "cache", "whose channel means and standard deviations normalise the images"
     )
@@ -166,6 +174,7 @@ class TrainSettings:
                 raise UsageError(f"{name} is at least 0 and less than 1, not {value}")
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"clip is above 0, not {self.clip}")
+        object.__setattr__(self, "precision", _precision(self.precision, self.bf16))
         if self.batch_size % self.accumulate:
             raise UsageError(f"a batch of {self.batch_size} does not divide into {self.accumulate} parts")
 
@@ -213,18 +222,27 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
         raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
-    return TrainSettings(**{**_EARLIER, **values, "augment": AugmentSettings(**values["augment"])})
+    earlier = {**_EARLIER, "precision": "bf16" if values.get("bf16") else "float32"}
+    return TrainSettings(**{**earlier, **values, "augment": AugmentSettings(**values["augment"])})
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
     """Return the settings with what they leave to be decided as an earlier run has decided it."""
-    return replace(settings, **{name: getattr(before, name) for name in _DECIDED if getattr(settings, name) is None})
+    names = [name for name in _DECIDED if getattr(settings, name) in _UNDECIDED]
+    return replace(settings, **{name: getattr(before, name) for name in names})
 
 
 def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
     """Return each setting that changes results and differs between two runs, as `seed 0, now 1`."""
     old, new = _flat(before), _flat(now)
     return [f"{name} {old[name]}, now {new[name]}" for name in old if old[name] != new[name] and name not in _FREE]
+
+
+def _precision(given: Precision, bf16: bool) -> Precision:
+    """Return the precision that two settings say together. Raises UsageError where they contradict each other."""
+    if bf16 and given not in ("auto", "bf16"):
+        raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
+    return "bf16" if bf16 else given
 
 
 def _flat(settings: TrainSettings) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +18,11 @@ from tpucache import CachedDataset, CachedLoader, UsageError
 from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.device.accelerator import AcceleratorDevice, CudaDevice
 from tpucache.training.device.torch_device import compiled_graphs
+from tpucache.training.evaluation import compute_rows
 from tpucache.training.feed.idle import PaceMeter, ceiling
+from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
+from tpucache.training.lr_finder import find_lr
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 
@@ -95,7 +100,16 @@ def test_batches_that_nobody_takes_are_let_go_of_once_they_are_copied(cuda):
     assert kept() is None
 
 
-SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, accumulate=2, lr=0.02, ema=0.9, threads=1)
+SETTINGS = TrainSettings(
+    model="tiny_models:tiny",
+    epochs=2,
+    batch_size=16,
+    accumulate=2,
+    lr=0.02,
+    ema=0.9,
+    precision="float32",
+    threads=1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +121,7 @@ def expected(cache, tmp_path_factory):
 
 
 def losses_of(report):
-    return [*report.losses, *(row["valid_loss"] for row in report.epochs)]
+    return [*report.losses, *(row["valid_loss"] for row in report.epochs if "valid_loss" in row)]
 
 
 @pytest.mark.slow
@@ -299,3 +313,95 @@ def test_page_locked_memory_that_is_not_to_be_had_is_refused(cache, monkeypatch)
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(UsageError, match=r"no driver\. Leave pin_memory out"):
         CachedLoader(CachedDataset(cache), 8, pin_memory=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [CpuDevice, CudaDevice])
+def test_a_run_goes_on_where_there_is_a_gpu_and_where_there_is_none(cache, tmp_path, module, monkeypatch, first):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    dataset, settings = CachedDataset(cache).select(range(72)), replace(SETTINGS, optimizer="adamw", epochs=3)
+    gpu = CudaDevice(CPU, module)
+    gpu.pin_memory = False
+    whole = train(tmp_path / "whole", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
+    devices = [CpuDevice(), gpu] if first is CpuDevice else [gpu, CpuDevice()]
+    options = RunOptions(replay=False, resume=True)
+    step = Learner.step
+
+    def killed(self, batches, rates, number):
+        assert all(bool(group["fused"]) == (self.device is gpu) for group in self.optimizer.param_groups)
+        if number == 5 and self.device is devices[0]:
+            raise KeyError("killed")
+        return step(self, batches, rates, number)
+
+    monkeypatch.setattr(Learner, "step", killed)
+    with pytest.raises(KeyError, match="killed"):
+        train(tmp_path / "run", settings, dataset, None, devices[0], options)
+    resumed = train(tmp_path / "run", settings, dataset, None, devices[1], options)
+    assert losses_of(resumed) == pytest.approx(losses_of(whole), abs=1e-5)
+
+
+@pytest.fixture
+def products():
+    """torch's settings of products, which are the process's and as they were after the test."""
+    yield products_now
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+
+
+def products_now():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_a_run_computes_products_in_tf32_and_leaves_torchs_setting_as_it_was(
+    cache, tmp_path, cuda, monkeypatch, products, tf32
+):
+    dataset, seen, settings = CachedDataset(cache).select(range(32)), [], replace(SETTINGS, epochs=1)
+    cuda.tf32 = tf32
+    for name in ("step", "predict"):
+        method = getattr(Learner, name)
+        monkeypatch.setattr(Learner, name, lambda *given, of=method: [seen.append(products()), of(*given)][1])
+    train(tmp_path / "run", settings, dataset, dataset, cuda, RunOptions(replay=False))
+    assert set(seen) == {("high", True) if tf32 else ("highest", False)}
+    assert len(seen) >= 2 + 2
+    assert products() == ("highest", True)
+    del seen[:]
+    find_lr(tmp_path / "find", settings, dataset, cuda)
+    assert set(seen) == {("high", True) if tf32 else ("highest", False)}
+    with pytest.raises(KeyError), cuda.fast_products():
+        raise KeyError
+    assert products() == ("highest", True)
+
+
+def test_predictions_are_computed_in_tf32_too(cache, cuda, products):
+    seen = []
+
+    def compute(batch):
+        seen.append(products())
+        return (batch.labels,)
+
+    for _ in compute_rows(CachedDataset(cache).select(range(20)), cuda, 16, 1, compute):
+        pass
+    assert seen == [("high", True)] * 2
+    assert products() == ("highest", True)
+
+
+def test_products_that_a_program_has_chosen_itself_stay_as_they_are(cuda, products):
+    torch.set_float32_matmul_precision("medium")
+    with cuda.fast_products():
+        assert products() == ("medium", True)
+    assert products() == ("medium", True)
+    with CpuDevice().fast_products():
+        assert products() == ("medium", True)
+
+
+def test_products_that_a_program_has_chosen_by_torchs_newer_setting_stay_as_they_are(cuda, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("mix of the legacy and new APIs")  # as torch 2.9 does then
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", refuse)
+    with cuda.fast_products():
+        pass

@@ -13,10 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ranks import COMMON, SETTINGS, TRAIN, learn
+from ranks import COMMON, NORMS, SETTINGS, TRAIN, VALID, learn
 from torch.distributed import TCPStore
 
+from tpucache import CachedDataset
 from tpucache.loading.sampler import full_order
+from tpucache.training.check import find_task
+from tpucache.training.device import CpuDevice
+from tpucache.training.evaluation import evaluate
+from tpucache.training.learn.learner import Learner
+from tpucache.training.run.contents import load_last
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +115,23 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(two):
     assert len(report["losses"]) == 6
     assert torch.load(folder / "stopped" / "last.pt", weights_only=True)["stand"]["steps"] == 6
     assert done.stderr.count("interrupted after step 6 of") == 2
+
+
+def test_all_processes_evaluate_with_the_running_statistics_that_are_saved(cache, two):
+    _, results, folder = two
+    train_set, valid_set = CachedDataset(cache, "epoch").select(TRAIN), CachedDataset(cache).select(VALID)
+    learner = Learner(NORMS, train_set, find_task(NORMS, train_set), CpuDevice())
+    learner.load_state_dict(load_last(folder / "norms")["learner"])
+    expected = evaluate(learner, valid_set)
+    for each in results:
+        assert each["norms"]["epochs"][-1]["valid_loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_running_statistics_are_sent_before_evaluations_and_not_in_steps(two):
+    for each in two[1]:
+        # Before both epochs' evaluations and two that compile: means and variances of 4 channels, and a count.
+        assert each["broadcasts"] == [8, 1] * 4
+        assert len(each["norms"]["losses"]) == 2 * 7
 
 
 def test_when_a_process_is_killed_all_end(two):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tpucache import UsageError
-from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
+from tpucache.training.learn.optimizers import clip_gradients, load_optimizer, make_optimizer, set_rates
 from tpucache.training.learn.schedule import Rates
 
 
 def make_model():
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def make_plain_model():
+    """A model without a bias before its norm: that has no gradient but noise, which AdamW would scale up."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
 
 
 def run(model, optimizer, steps, rates):
@@ -84,6 +92,52 @@ def test_state_saved_and_loaded_continues_bit_by_bit(kind):
         run(whole, optimizer, 3, lambda *_: None), run(halves, second, 3, lambda *_: None), strict=True
     ):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_fused_optimizer_takes_the_same_steps(kind):
+    ours, theirs = make_plain_model(), make_plain_model()
+
+    def rates(optimizer, step):
+        set_rates(optimizer, Rates(0.01 / (step + 1), 0.8 + step / 100))
+
+    expected = run(theirs, make_optimizer(theirs, kind, 0.5, 0.1), 6, rates)
+    optimizer = make_optimizer(ours, kind, 0.5, 0.1, fused=True)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    for one, other in zip(run(ours, optimizer, 6, rates), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_state_is_continued_by_an_optimizer_of_another_device_and_fused_only_there(kind, is_fused):
+    first, second, third = (make_plain_model() for _ in range(3))
+    before = make_optimizer(first, kind, 0.001, 0.01, fused=is_fused)
+    run(first, before, 3, lambda *_: None)
+    found = []
+    for model, fused in ((second, not is_fused), (third, is_fused)):
+        optimizer = make_optimizer(model, kind, 0.7, 0.0, fused=fused)
+        load_optimizer(optimizer, copy.deepcopy(before.state_dict()))
+        assert [bool(group["fused"]) for group in optimizer.param_groups] == [fused] * 2
+        model.load_state_dict(first.state_dict())
+        found.append(run(model, optimizer, 3, lambda *_: None))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_count_of_a_fused_adamw_goes_where_the_parameters_are():
+    state = make_optimizer(make_model(), "adamw", 0.1).state_dict()
+    for values in state["state"].values():
+        values["step"] = values["step"].double()  # torch converts what it sends to a device, and nothing else
+    for fused, dtype in ((True, torch.float32), (False, torch.float64)):
+        optimizer = make_optimizer(make_model(), "adamw", 0.1, fused=fused)
+        load_optimizer(optimizer, state)
+        assert {values["step"].dtype for values in optimizer.state.values()} == {dtype}
+
+
+def test_parameters_that_no_fused_optimizer_takes_are_learned_one_by_one():
+    model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.complex64)), nn.Parameter(torch.ones(2))])
+    assert not any(group["fused"] for group in make_optimizer(model, "adamw", 0.1, fused=True).param_groups)
 
 
 def test_no_factor_of_adamws_step_is_one_in_float32_however_late_or_small():

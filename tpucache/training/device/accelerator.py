@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -115,12 +116,19 @@ class CudaDevice(AcceleratorDevice):
     """A GPU, to which batches are copied beside the computing: from page-locked memory, on a stream of their own."""
 
     pin_memory = True
+    has_fused_optimizers = True
+    #: Whether a GPU that has TF32 computes float32 products in it within `fast_products`: with 10 bits of the fraction.
+    #: Convolutions do by torch's default. False computes both with all 23 bits.
+    tf32 = True
     layout = torch.channels_last
 
     def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:
         super().__init__(torch_device, module, compiles)
         # Every batch has the same shape, so that the fastest convolutions are looked for once.
         torch.backends.cudnn.benchmark = True
+        # Other GPUs compute in bfloat16, too, but by way of float32.
+        has_bf16 = module.is_bf16_supported(including_emulation=False)
+        self.precisions = ("bf16", "fp16", "float32") if has_bf16 else ("fp16", "bf16", "float32")
         self._stream = module.Stream(torch_device)
         self._lock = threading.Lock()  # batches of training and of evaluation are sent by two threads
         self._uploads: dict[int, _Upload] = {}  # by the id of what was sent, which is alive as long as it is in here
@@ -166,6 +174,22 @@ class CudaDevice(AcceleratorDevice):
 
         return fetched
 
+    @contextlib.contextmanager
+    def fast_products(self) -> Iterator[None]:
+        """Compute in TF32, or not, as `tf32` says; what the process had is put back, as it is torch's for all threads.
+
+        A program that has chosen other products itself keeps its choice.
+        """
+        before, wanted = _products(), ("high" if self.tf32 else "highest", self.tf32)
+        if before is None or before == wanted or (self.tf32 and before[0] != "highest"):
+            yield
+            return
+        _set_products(*wanted)
+        try:
+            yield
+        finally:
+            _set_products(*before)
+
     def wait(self) -> None:
         """Block until everything has run and has been copied."""
         super().wait()
@@ -175,3 +199,29 @@ class CudaDevice(AcceleratorDevice):
     def _release(self) -> None:
         """Let go of the uploads that have ended."""
         self._uploads = {key: upload for key, upload in self._uploads.items() if not upload.event.query()}
+
+
+def _products() -> tuple[str, bool] | None:
+    """Return torch's precision of float32 products, and whether convolutions may use TF32.
+
+    None where the program uses the settings that torch 2.9 has for them, as it allows no mixing of both.
+    """
+    try:
+        with _no_warning():
+            return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
+
+
+def _set_products(precision: str, allow_tf32: bool) -> None:
+    with _no_warning():
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
+@contextlib.contextmanager
+def _no_warning() -> Iterator[None]:
+    """Let torch 2.9 not announce the settings that are to come: torch's compiler still reads these."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tpucache.training.device.processes import Processes
+from tpucache.training.settings import Precision
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,10 @@ class Device(Protocol):
     torch_device: torch.device
     #: Whether batches are sent faster from page-locked memory.
     pin_memory: bool
+    #: Whether torch has optimizers there whose step is one kernel for many parameters.
+    has_fused_optimizers: bool
+    #: What it computes in where that is left to it, and whatever else it can, as `TrainSettings.precision` names them.
+    precisions: Sequence[Precision]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
@@ -77,8 +82,12 @@ class Device(Protocol):
         """Wait until everything that was sent has run."""
         ...
 
-    def autocast(self, enabled: bool) -> AbstractContextManager[object]:
-        """Return a context in which matrix products run in bfloat16, when enabled."""
+    def fast_products(self) -> AbstractContextManager[object]:
+        """Return a context in which float32 products are as fast as they are to be; torch's settings are kept."""
+        ...
+
+    def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
+        """Return a context in which matrix products run in a type, bfloat16 unless given, when enabled."""
         ...
 
     def counters(self) -> Counters:

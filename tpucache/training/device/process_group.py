@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -59,6 +59,22 @@ class ProcessGroup(Processes):
     def largest(self, value: float) -> float:
         """Reduce on the hosts; see Processes."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
+
+    def largest_before(self) -> Callable[[float], float]:
+        """Begin a reduction on the hosts in each call, and end that of the call before; see Processes."""
+        begun: list[tuple[Any, torch.Tensor]] = []
+
+        def exchange(value: float) -> float:
+            values = torch.tensor([value], dtype=torch.float64)
+            with self.explained():
+                begun.append((dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True), values))
+                if len(begun) == 1:
+                    return 0.0
+                work, largest = begun.pop(0)
+                work.wait()
+            return float(largest)
+
+        return exchange
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Reduce on the hosts in float64; see Processes."""
@@ -126,18 +142,21 @@ class ProcessGroup(Processes):
             dist.all_gather(all_last, last)
         return torch.cat([all_last[self.rank - 1], part[:-rows]])
 
-    def synchronise(self, model: nn.Module) -> None:
-        """Broadcast the buffers of each dtype at once; see Processes."""
+    def check_gradients(self, model: nn.Module) -> None:
+        """Name the first parameter without one; see Processes."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
                 raise UsageError(
                     f"the parameter {name!r} got no gradient in a step, which several processes cannot average: leave "
                     f"it out of the training with --freeze {name}, or train in one process"
                 )
-        buffers: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in model.buffers():
-            buffers.setdefault(buffer.dtype, []).append(buffer)
-        for alike in buffers.values():
+
+    def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Broadcast those of each dtype at once; see Processes."""
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in buffers:
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        for alike in by_dtype.values():
             flat = torch.cat([buffer.reshape(-1) for buffer in alike])
             with self.explained():
                 dist.broadcast(flat, src=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -48,8 +48,16 @@ class Processes:
         return rank_slice(0, size, self.rank, self.world_size)
 
     def largest(self, value: float) -> float:
-        """Return the largest of all processes' values; cheap enough for every step."""
+        """Return the largest of all processes' values."""
         return value
+
+    def largest_before(self) -> Callable[[float], float]:
+        """Return a function that is given a value in every step, and never waits for a slower process.
+
+        It returns the largest of the values that all processes gave it the time before, 0 the first time; of one
+        process alone, the value that it is given.
+        """
+        return lambda value: value
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Return the mean over the processes of each of several values."""
@@ -83,8 +91,11 @@ class Processes:
         """Return this process's part of a batch whose rows have moved by so many, at most those of a part."""
         return part.roll(rows, 0)
 
-    def synchronise(self, model: nn.Module) -> None:
-        """Take over the main process's buffers after a backward pass. Raises UsageError unless all gradients exist."""
+    def check_gradients(self, model: nn.Module) -> None:
+        """Raise UsageError unless each parameter that learns got a gradient, where these are shared."""
+
+    def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Take over the main process's values of a model's buffers."""
 
     def norms(self, model: nn.Module) -> nn.Module:
         """Return the model with norms that see the global batch, where there are such."""

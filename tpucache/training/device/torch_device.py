@@ -7,7 +7,7 @@ import itertools
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tpucache.training.device.processes import open_processes
+from tpucache.training.settings import Precision
 
 _log = logging.getLogger("tpucache")
 _NUMBERS: Final = itertools.count(1)
@@ -27,6 +28,8 @@ class TorchDevice:
     name = "torch"
     cores = 1
     pin_memory = False
+    has_fused_optimizers = False
+    precisions: Sequence[Precision] = ("float32", "bf16")
     layout: torch.memory_format = torch.channels_last
 
     def __init__(self, torch_device: torch.device, compiles: bool = False) -> None:
@@ -55,9 +58,13 @@ class TorchDevice:
         """Return the tensor: there is one core."""
         return tensor
 
-    def autocast(self, enabled: bool) -> AbstractContextManager[object]:
+    def fast_products(self) -> AbstractContextManager[object]:
+        """Return a context that changes nothing: torch's setting is one for GPUs."""
+        return contextlib.nullcontext()
+
+    def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
         """Return torch's own context."""
-        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16, enabled=enabled)
+        return torch.autocast(self.torch_device.type, dtype=dtype, enabled=enabled)
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from torch import nn
 from tpucache.errors import DependencyError, UsageError
 from tpucache.training.device.base import Counters
 from tpucache.training.device.processes import ALONE, is_launched
+from tpucache.training.settings import Precision
 
 # XLA's C++ code logs warnings at every compile; its errors are still shown.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -48,6 +49,8 @@ class XlaDevice:
 
     name = "xla"
     pin_memory = False
+    has_fused_optimizers = False
+    precisions: Sequence[Precision] = ("float32", "bf16")
 
     def __init__(self, cores: int = 1) -> None:
         """Take 1 core, or all. Must come before anything else touches XLA.
@@ -140,9 +143,13 @@ class XlaDevice:
         torch_xla.sync()
         xm.wait_device_ops()
 
-    def autocast(self, enabled: bool) -> AbstractContextManager[object]:
-        """Return XLA's autocast to bfloat16."""
-        return torch.autocast("xla", dtype=torch.bfloat16, enabled=enabled)
+    def fast_products(self) -> AbstractContextManager[object]:
+        """Return a context that changes nothing: XLA has a setting of its own."""
+        return contextlib.nullcontext()
+
+    def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
+        """Return XLA's autocast."""
+        return torch.autocast("xla", dtype=dtype, enabled=enabled)
 
     def counters(self) -> Counters:
         """Read the runtime's own metrics."""

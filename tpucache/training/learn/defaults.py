@@ -1,4 +1,4 @@
-"""Learning rate, weight decay and schedule of a run that is given none: a small table, and what decides in it."""
+"""What a run is not given: rate, weight decay and schedule by a small table, the precision by the device."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tpucache.errors import UsageError
+from tpucache.training.device import Device
 from tpucache.training.learn.optimizers import OptimizerMaker
 from tpucache.training.settings import ScaleRule, ScheduleName, TrainSettings
 
@@ -60,6 +61,9 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 
 #: What may be left undecided in the settings, by its name on the command line.
 _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "warmup": "warm-up"}
+
+#: Why a device has a precision by default.
+_WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
 
 
 def decide(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> TrainSettings:
@@ -117,6 +121,30 @@ def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: Op
     of_model = "" if make_optimizer is not None else f" for a model with {find_family(model)}, {begun}"
     given = f"; given: {', '.join(others)}" if others else ""
     return f"{values}: default{of_model} ({found.source}){given}"
+
+
+def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
+    """Return the settings with the precision that the device has by default, unless one is given.
+
+    Raises UsageError for one that the device does not have.
+    """
+    if settings.precision == "auto":
+        return replace(settings, precision=device.precisions[0])
+    if settings.precision not in device.precisions:
+        raise UsageError(
+            f"the device {device.torch_device.type!r} does not train in {settings.precision}: give --precision "
+            f"{' or '.join(device.precisions)}"
+        )
+    return settings
+
+
+def describe_precision(settings: TrainSettings, device: Device) -> str:
+    """Return the precision of decided settings as text, and whether it is the device's default."""
+    default = device.precisions[0]
+    of_device = f"default on {device.torch_device.type}{_WHY.get(default, '')}"
+    if settings.precision == default:
+        return f"{default}: {of_device}"
+    return f"{settings.precision}: given; {default} is {of_device}"
 
 
 def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:

@@ -15,6 +15,7 @@ from tpucache.ondevice.modules import Augment
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.learn.precision import autocast
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.user_code import describe_error, user_code
 from tpucache.training.settings import TrainSettings
@@ -47,7 +48,7 @@ def outputs_of(
     if normalise is not None:
         inputs[IMAGE] = normalise(batch.images)
     name = model_name(settings) if eval_step is None else f"the evaluation step {settings.eval_step!r}"
-    with device.autocast(settings.bf16), user_code(name, inputs):
+    with autocast(device, settings.precision), user_code(name, inputs):
         outputs = forward(model, inputs) if eval_step is None else eval_step(model, {**inputs, LABEL: batch.labels})
     task.check_outputs(outputs, len(batch.labels), name)
     return outputs.float()

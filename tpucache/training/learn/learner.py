@@ -18,7 +18,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
-from tpucache.training.learn.defaults import decide, describe_rates
+from tpucache.training.learn.defaults import decide, decide_precision, describe_precision, describe_rates
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
     channel_statistics,
@@ -34,12 +34,14 @@ from tpucache.training.learn.optimizers import (
     OptimizerMaker,
     clip_gradients,
     has_groups,
+    load_optimizer,
     make_optimizer,
     scale_gradients,
     set_rates,
 )
 from tpucache.training.learn.packed import make_finish
-from tpucache.training.learn.parameters import freeze
+from tpucache.training.learn.parameters import buffers_of_steps, freeze
+from tpucache.training.learn.precision import autocast, has_given_up, make_scaler
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import find_watched
@@ -50,7 +52,7 @@ from tpucache.training.settings import TrainSettings
 
 TARGET: Final = "target"
 _LEAST_SHARE: Final = 1e-9  # of no targets the loss is 0
-DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or without --bf16"
+DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or --precision float32"
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,11 @@ class Learner:
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         self._custom = custom or Custom()
         model = device.processes.norms(model_for(dataset, settings.model, task.outputs, self._custom.build))
-        #: The settings with all that was left to be decided, and as text what the rates are and why.
-        self.settings = settings = decide(settings, model, self._custom.make_optimizer)
+        settings = decide_precision(decide(settings, model, self._custom.make_optimizer), device)
+        #: The settings with all that was left to be decided, and as text what was decided and why.
+        self.settings = settings
         self.rates = describe_rates(settings, model, self._custom.make_optimizer)
+        self.precision = describe_precision(settings, device)
         #: What was taken over of the weights given.
         self.matched: MatchedWeights | None = None
         if weights is not None:
@@ -117,6 +121,7 @@ class Learner:
         self.model = device.place(model)
         self._train_mode()
         self.optimizer = self._make_optimizer()
+        self._scaler = make_scaler(device, settings.precision)
         self._shared_loss = device.processes.replicate(self.model, self._loss_of)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
         device.wait()  # otherwise the first graph would also contain the making of weights, and be used only once
@@ -142,7 +147,7 @@ class Learner:
                 shares.append(share)
                 loss = loss * share
             with user_code(f"the gradient of {model_name(self.settings)}", batch.fields), processes.explained():
-                loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch does not type it
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise UsageError("a step needs a batch")
@@ -150,10 +155,13 @@ class Learner:
             factor = 1 / processes.mean_on_device(torch.stack(shares).mean()).clamp(min=_LEAST_SHARE)
             scale_gradients(self.model.parameters(), factor)
             total = total * factor
-        processes.synchronise(self.model)
+        processes.check_gradients(self.model)
+        processes.share_buffers(buffers_of_steps(self.model))
         if self.settings.clip is not None:
+            self._scaler.unscale_(self.optimizer)
             clip_gradients(self.model.parameters(), self.settings.clip)
-        self.optimizer.step()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update()
@@ -178,7 +186,7 @@ class Learner:
             return self.task.losses(outputs, labels)
         targets = self.task.targets(labels) if self._is_soft else labels
         name, outputs, targets = f"the loss {self.settings.loss!r}", outputs[:rows], targets[:rows]
-        with self.device.autocast(self.settings.bf16), user_code(name, {"outputs": outputs, TARGET: targets}):
+        with autocast(self.device, self.settings.precision), user_code(name, {"outputs": outputs, TARGET: targets}):
             loss = self._loss(outputs, targets)
         return check_loss(loss, name, learns=False).repeat(len(labels))
 
@@ -192,8 +200,13 @@ class Learner:
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes, model, optimizer, averaged weights, and what the task took from the labels."""
+        """Return all that changes, model, optimizer, averaged weights, and what the task took from the labels.
+
+        In fp16 it has the `scaler` of the losses, too.
+        """
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if self._scaler.is_enabled():
+            state["scaler"] = self._scaler.state_dict()
         if constants := self.task.constants():
             state["labels"] = constants
         return state if self.ema is None else {**state, "ema": self.ema.state_dict()}
@@ -202,6 +215,11 @@ class Learner:
         """Return `state_dict`, copied to the host. Raises TrainingError when training has diverged."""
         state: dict[str, Any] = to_host(self.state_dict(), copy=True)
         self._check_finite(state["model"])
+        if has_given_up(state.get("scaler", {})):
+            raise TrainingError(
+                f"the gradients are not finite {self.position}, however small the loss is scaled: nothing is learned. "
+                f"{self.advice}. What was saved before is kept"
+            )
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -213,7 +231,9 @@ class Learner:
             if not has_groups(self.optimizer, state["optimizer"]):
                 # Earlier versions let what the model excepts from the decay decay as well.
                 self.optimizer = self._make_optimizer(respect_model=False)
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
+            if self._scaler.is_enabled():
+                self._scaler.load_state_dict(state["scaler"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise TrainingError(f"the checkpoint does not fit this model: {error}") from error
         if self.ema is not None:
@@ -254,6 +274,7 @@ class Learner:
             settings.weight_decay or 0.0,
             layer_decay=settings.layer_decay,
             respect_model=respect_model,
+            fused=self.device.has_fused_optimizers,
         )
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -271,7 +292,7 @@ class Learner:
         With it comes the share of the targets that the task's loss is the mean over, None for all of them.
         """
         inputs, labels, targets = self._augmented(batch)
-        with self.device.autocast(self.settings.bf16):
+        with autocast(self.device, self.settings.precision):
             if self._train_step is not None:
                 inputs = {**inputs, LABEL: labels, TARGET: targets}
                 name = f"the step {self.settings.train_step!r}"

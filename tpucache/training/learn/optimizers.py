@@ -34,9 +34,11 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     layer_decay: float | None = None,
     respect_model: bool = True,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
+    `fused` steps take one kernel for many parameters, which torch has for CUDA; AdamW's count is on the device then.
     A callable is given the groups of parameters, and the rate as `lr`; its schedule is then that of the rate alone.
     Biases, the scales of norms and what the model names do not decay; see `parameter_groups`. Raises UsageError.
     """
@@ -54,19 +56,21 @@ def make_optimizer(
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         return optimizer
+    is_fused = True if fused and all(map(torch.is_floating_point, parameters)) else None
     if kind == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True)
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=True, fused=is_fused)
     else:
         optimizer = torch.optim.AdamW(
-            [{**group, _DECAY: group["weight_decay"]} for group in groups], lr=lr, betas=betas
+            [{**group, _DECAY: group["weight_decay"]} for group in groups], lr=lr, betas=betas, fused=is_fused
         )
     for parameter in parameters:
-        # The state that the first step would make. AdamW's count stays on the host, as in torch.
+        # The state that the first step would make. AdamW's count stays on the host, as in torch, unless it is fused.
         if kind == "sgd":
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
         else:
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+            count = torch.zeros((), device=parameter.device if is_fused else "cpu")
+            optimizer.state[parameter] = {"step": count, **moments}
     return optimizer
 
 
@@ -91,6 +95,18 @@ def has_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> bo
     return own == [len(group["params"]) for group in state["param_groups"]]
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Take over the state of an optimizer of as many groups, from any device: whether it is fused stays as it is here.
+
+    What is on the device then, such as the count of a fused AdamW, goes there. Raises ValueError, KeyError for others.
+    """
+    groups = [
+        {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+
+
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Use these rates in the next step; momentum is AdamW's first beta. Costs no compile.
 
@@ -112,6 +128,8 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
             group["weight_decay"] = multiple * _LEAST / group["lr"]
         elif group[_DECAY]:
             group["weight_decay"] = max(group[_DECAY], _LEAST / group["lr"])
+        if group.get("fused"):  # a count on a GPU, which has no such graph
+            continue
         last = int(math.log(_LEAST) / math.log(group["betas"][1]))
         for parameter in group["params"]:
             optimizer.state[parameter]["step"].clamp_(max=last)

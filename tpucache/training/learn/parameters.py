@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -15,6 +16,8 @@ from tpucache.errors import UsageError
 #: In a group of an optimizer, what its learning rate is multiplied by.
 RATE_SCALE: Final = "rate_scale"
 
+#: What norms add to in training and read in evaluation alone.
+_RUNNING: Final = ("running_mean", "running_var", "num_batches_tracked")
 _NAMED: Final = 10  # names in a message, at most
 
 
@@ -43,6 +46,14 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
         for name, module in model.named_modules()
         if isinstance(module, _NormBase) and _is_frozen(name, module, patterns)
     ]
+
+
+def buffers_of_steps(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the buffers that training steps may read: all but the running statistics of norms."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if not (isinstance(module, _NormBase) and name in _RUNNING):
+                yield buffer
 
 
 def parameter_groups(

@@ -170,6 +170,12 @@ def _check_last(item: JsonObject) -> None:
         raise FormatError(f"{state.where}: there are not as many losses as steps")
     learner = item.object("learner")
     _check_tensors(learner.object("model").content, f"{learner.where}.model")
+    if "scaler" in learner.content and not _is_scaler(learner.content["scaler"]):
+        raise FormatError(f"{learner.where}: 'scaler' holds something else than positive numbers by name")
+
+
+def _is_scaler(values: object) -> bool:
+    return fits(values, dict[str, float]) and all(value >= 0 for value in values.values())  # type: ignore[attr-defined]
 
 
 def _check_tensors(tensors: Mapping[Any, Any], where: str) -> None:

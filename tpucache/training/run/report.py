@@ -44,7 +44,7 @@ class TrainReport:
     `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
     such as cpu or cuda; "" is not known. With several `processes`, the pace is that of the slowest, the host's memory
     that of all together, and the rest the main process's. `rates` says which learning rate, weight decay and schedule
-    the run has, and why.
+    the run has, and why; `precision` the same of what it computed in.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -73,6 +73,7 @@ class TrainReport:
     device: str = ""
     processes: int = 1
     rates: str = ""
+    precision: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -93,6 +94,7 @@ class TrainReport:
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
             *([f"optimizer  {self.rates}"] if self.rates else []),
+            *([f"precision  {self.precision}"] if self.precision else []),
             f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
             f"rate       {pace.images_per_second:,.0f} {self.unit}/s",
             f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
@@ -177,6 +179,7 @@ def _merged_report(
         dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
         processes=device.processes.world_size,
         rates=learner.rates,
+        precision=learner.precision,
     )
 
 
