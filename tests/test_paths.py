@@ -14,11 +14,9 @@ import pytest
 import tpucache
 from tpucache import CachedDataset, Manifest, Recipe, UsageError, build_cache
 from tpucache.publish.bundle import make_bundle
-from tpucache.publish.options import Metadata
 from tpucache.publish.publish import prepare
-from tpucache.publish.rules import breaches
+from tpucache.publish.rules import Metadata, breaches
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.publish.wheel import write_wheel
 from tpucache.report.preview import contact_sheet, save_picture
 from tpucache.store.cache import Cache
 from tpucache.store.reader import ShardReader
@@ -29,7 +27,7 @@ from tpucache.warmup.sources.table import TableOptions
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
-    *("publish.rules", "publish.transfer", "publish.wheel", "report.bench"),
+    *("publish.rules", "publish.transfer", "report.bench"),
     *(
         "report.doctor.diagnosis",
         "report.doctor.mounts",
@@ -163,18 +161,13 @@ def publish(cache: Any, out: Any) -> Any:
     return made.files, breaches(type(out)(made.folder))
 
 
-def wheel(cache: Any, out: Any) -> Any:
-    Path(out).mkdir()
-    return write_wheel(out).name
-
-
 def transfer(cache: Any, out: Any) -> Any:
     push_cache(cache, f"file://{out}/pushed")
     return fetch_cache(f"{out}/pushed", type(out)(Path(out) / "fetched")).identity
 
 
 DOORS = (
-    verify, stage, manifest, samples, records, dataset, find, preview, wrong_picture, report, publish, wheel, transfer
+    verify, stage, manifest, samples, records, dataset, find, preview, wrong_picture, report, publish, transfer
 )  # fmt: skip
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpucache import DamageError, PublishError
-from tpucache.publish.client import left_out, parse_listing
-from tpucache.publish.options import Metadata, PublishOptions
-from tpucache.publish.publish import prepare, send
+from tpucache.publish.publish import left_out, parse_listing, prepare, send
+from tpucache.publish.rules import Metadata, PublishOptions
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.publish.packages import PackageWheel, needed_packages
 from tpucache.publish.rules import METADATA_NAME
-from tpucache.publish.wheel import wheel_name
+from tpucache.publish.wheels import PackageWheel, needed_packages, wheel_name
 from tpucache.store.manifest import Manifest
 
 CARD_NAME: Final = "README.md"
