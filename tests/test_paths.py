@@ -29,8 +29,7 @@ MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
     *("publish.rules", "publish.transfer", "report.bench"),
     *(
-        "report.doctor.diagnosis",
-        "report.doctor.mounts",
+        "report.doctor",
         "report.inspect",
         "report.page.document",
         "report.page.page",

@@ -109,7 +109,7 @@ def report(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Show what this machine has for tpucache (cores, memory, devices, versions, mounts), and what to fix."""
-    from tpucache.report.doctor.diagnosis import diagnose
+    from tpucache.report.doctor import diagnose
 
     if not options.no_xla:
         tell("asking XLA and torch what they find, for 90 s at most each; --no-xla leaves it out")

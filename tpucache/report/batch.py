@@ -17,8 +17,7 @@ from tpucache.loading.samples.sampler import full_order
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.report.draw import draw_record
-from tpucache.report.sheet import Cell, Layout, draw_sheet, fitted_size
+from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
 from tpucache.report.text import describe_label
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
 
