@@ -31,8 +31,8 @@ MODULES = (
     *(
         "report.doctor",
         "report.inspect",
-        "report.page.document",
-        "report.page.page",
+        "report.page",
+        "report.cache_page",
         "report.preview",
     ),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
@@ -100,7 +100,7 @@ def test_the_walk_meets_the_functions_that_it_is_for() -> None:
     assert names >= {
         *("stage_cache", "verify_cache", "report_cache", "preview_cache", "build_cache", "repair_cache", "find_cache"),
         *("fetch_cache", "push_cache", "prepare", "make_bundle", "train", "predict", "find_lr", "Manifest.load"),
-        *("CachedDataset", "Predictor", "TableSource", "FolderSource", "Report.save"),
+        *("CachedDataset", "Predictor", "TableSource", "FolderSource", "Page.save"),
     }
 
 

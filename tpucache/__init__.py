@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tpucache.loading.loader import CachedLoader
     from tpucache.loading.mixing.loader import MixedLoader
     from tpucache.recipe import Recipe
-    from tpucache.report.page.page import report_cache
-    from tpucache.report.page.run_page import report_run
+    from tpucache.report.cache_page import report_cache
+    from tpucache.report.run_page import report_run
     from tpucache.report.preview import preview_cache
     from tpucache.store.copying.stage import stage_cache
     from tpucache.store.manifest import Manifest
@@ -59,8 +59,8 @@ _HOMES: Final = {
     "find_cache": "tpucache.loading.find",
     "preview_cache": "tpucache.report.preview",
     "repair_cache": "tpucache.warmup.repair",
-    "report_cache": "tpucache.report.page.page",
-    "report_run": "tpucache.report.page.run_page",
+    "report_cache": "tpucache.report.cache_page",
+    "report_run": "tpucache.report.run_page",
     "stage_cache": "tpucache.store.copying.stage",
     "verify_cache": "tpucache.store.verify",
     **dict.fromkeys(_ERRORS.split(), "tpucache.errors"),

@@ -44,7 +44,7 @@ def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, path]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    mine = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*") if file.suffix in (".py", ".typed")}
+    mine = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"}
     theirs = {file.relative_to(site / "tpucache") for file in (site / "tpucache").rglob("*") if file.suffix != ".pyc"}
     assert (
         theirs - {file for file in theirs if file.parts[-1] == "__pycache__" or (site / "tpucache" / file).is_dir()}
@@ -109,6 +109,8 @@ LITTER = [
     "notes.txt",
     "my_secrets.py",
     "publish/scratch.py",
+    "publish/templates/notes.md",
+    "report/templates/page.html.orig",
     "publish/wheels.py.orig",
     "publish/.wheels.py.swp",
     ".ipynb_checkpoints/recipe-checkpoint.py",
@@ -128,6 +130,8 @@ def test_nothing_that_merely_lies_in_the_package_is_published(littered, tmp_path
             "tpucache/__init__.py",
             "tpucache/__main__.py",
             "tpucache/py.typed",
+            "tpucache/publish/templates/card.md.jinja",
+            "tpucache/report/templates/page.css",
             "tpucache/store/copying/stage.py",
         }
 

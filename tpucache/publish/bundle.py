@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tpucache.errors import PublishError, StoreError, UsageError
 from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
-from tpucache.publish.card import CARD_NAME, SHEET_NAME, write_card
+from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
 from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
 from tpucache.publish.wheels import PACKAGES, PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
 from tpucache.report.preview import contact_sheet
@@ -140,9 +140,9 @@ def _written(
         MANIFEST_NAME: (cache / MANIFEST_NAME).read_bytes(),
         wheel_name(): wheel_bytes(),
         **{wheel.name: wheel.data for wheel in packages},
-        CARD_NAME: write_card(*given, packages, sheet=bool(sheet)).encode(),
+        CARD_NAME: make_card(*given, packages, sheet=bool(sheet)).encode(),
         **({SHEET_NAME: sheet} if sheet else {}),
-        METADATA_NAME: _metadata_text(metadata.to_dict(write_card(*given, packages, sheet=False))),
+        METADATA_NAME: _metadata_text(metadata.to_dict(make_card(*given, packages, sheet=False))),
     }
 
 

@@ -38,8 +38,19 @@ _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what describes that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
-# What the package reads besides its modules.
-_DATA: Final = ("py.typed",)
+# What the package has besides its modules.
+_DATA: Final = (
+    "py.typed",
+    "publish/templates/card.md.jinja",
+    "report/templates/cache.html",
+    "report/templates/folds.html",
+    "report/templates/frame.html",
+    "report/templates/page.css",
+    "report/templates/page.html",
+    "report/templates/parts.html",
+    "report/templates/run.html",
+    "report/templates/run_parts.html",
+)
 # Modules that users import and tpucache itself does not, or only by a name that it makes.
 _ROOTS: Final = (
     "tpucache",
