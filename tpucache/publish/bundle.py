@@ -113,7 +113,7 @@ def make_bundle(
     return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded}, packages)
 
 
-def _packages(cache: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
+def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
     """Return the wheels of the packages that a cache's codecs need. Raises PublishError where no file may be added."""
     packages = needed_packages(manifest)
     files = len(manifest.shards) + COMPANIONS + len(packages)
@@ -123,21 +123,21 @@ def _packages(cache: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, 
             f"{MAX_FILES}: leave --wheels out, or warm it up with --target kaggle"
         )
     if not packages:
-        _log.warning("no wheel is added: reading %s needs no optional package", cache)
+        _log.warning("no wheel is added: reading %s needs no optional package", source)
     return tuple(download_wheels(packages, tag))
 
 
 def _written(
-    cache: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...]
+    source: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...]
 ) -> dict[str, bytes]:
     """Return all files but the cache's own: manifest, wheels, card, metadata, and a sheet of samples if it fits."""
     has_room = len(manifest.shards) + COMPANIONS + len(packages) < MAX_FILES
-    sheet = contact_sheet(cache) if has_room else None
+    sheet = contact_sheet(source) if has_room else None
     if not has_room:
-        _log.warning("%s has so many files that there is no room for a sheet of samples", cache)
+        _log.warning("%s has so many files that there is no room for a sheet of samples", source)
     given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
     return {
-        MANIFEST_NAME: (cache / MANIFEST_NAME).read_bytes(),
+        MANIFEST_NAME: (source / MANIFEST_NAME).read_bytes(),
         wheel_name(): wheel_bytes(),
         **{wheel.name: wheel.data for wheel in packages},
         CARD_NAME: make_card(*given, packages, sheet=bool(sheet)).encode(),
@@ -146,11 +146,11 @@ def _written(
     }
 
 
-def _link(cache: Path, folder: Path, manifest: Manifest) -> None:
+def _link(source: Path, folder: Path, manifest: Manifest) -> None:
     """Link the cache's files into the folder, or copy them where that fails."""
     copied: list[FileEntry] = []
     for entry in manifest.files:
-        target, ours = folder / entry.name, (cache / entry.name).resolve()
+        target, ours = folder / entry.name, (source / entry.name).resolve()
         if target.exists() and target.samefile(ours):
             continue
         try:
@@ -160,10 +160,10 @@ def _link(cache: Path, folder: Path, manifest: Manifest) -> None:
             copied.append(entry)
     if copied:
         needed = sum(entry.bytes for entry in copied)
-        _log.warning("%s cannot link to %s: copying %.1f MB", folder, cache, needed / 1e6)
+        _log.warning("%s cannot link to %s: copying %.1f MB", folder, source, needed / 1e6)
         check_room(folder, needed)
     for entry in copied:
-        copy_file(cache, folder, entry)
+        copy_file(source, folder, entry)
 
 
 def _claim_bundle(manifest: Manifest, written: Mapping[str, bytes]) -> Claim:
@@ -177,7 +177,7 @@ def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
     return (json.dumps({**json.loads(metadata), _KEY: json.loads(claim.to_json())}, indent=1) + "\n").encode()
 
 
-def _check_bundle(folder: Path, cache: Path, claim: Claim) -> list[Path]:
+def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
     """Return the files of a folder, all of which `publish` wrote and may replace or remove.
 
     Raises UsageError, and changes nothing, unless the folder is empty or was made, whole or in part, of this cache or
@@ -193,11 +193,11 @@ def _check_bundle(folder: Path, cache: Path, claim: Claim) -> list[Path]:
         raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
         raise UsageError(f"{folder} was made of another cache: remove it if nobody needs it, or give another --out")
-    changed = {name for name, path in entries.items() if not _is_as_written(path, cache, [*claims, claim])}
+    changed = {name for name, path in entries.items() if not _is_as_written(path, source, [*claims, claim])}
     if changed:
         raise UsageError(f"{folder} holds {named(changed)}, changed since publish wrote it: give another --out")
     if MANIFEST_NAME in entries:
-        check_descends(Cache.open(folder), Cache.open(cache), str(folder))
+        check_descends(Cache.open(folder), Cache.open(source), str(folder))
     return list(entries.values())
 
 
@@ -230,7 +230,7 @@ def _is_of(claim: Claim, name: str) -> bool:
     return name in claim.files or name == CLAIM_NAME or claim.wrote_aside(name)
 
 
-def _is_as_written(path: Path, cache: Path, claims: list[Claim]) -> bool:
+def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
     """Return whether a file has the digest of a claim, or is a link to the cache's file, which was verified."""
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:
@@ -239,7 +239,7 @@ def _is_as_written(path: Path, cache: Path, claims: list[Claim]) -> bool:
         content = _metadata(path.parent) or {}
         content.pop(_KEY, None)
         return _digest(_metadata_text(content)) in written
-    ours = cache / path.name
+    ours = source / path.name
     return (ours.exists() and path.samefile(ours)) or sha256_file(path) in written
 
 

@@ -136,7 +136,7 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
 def _missing(client: KaggleClient, bundle: Bundle) -> list[str]:
     """Return each file that did not arrive as it was sent, or why the files cannot be listed."""
     try:
-        return left_out(bundle.files, client.files(bundle.metadata.dataset_id))
+        return find_differences(bundle.files, client.files(bundle.metadata.dataset_id))
     except PublishError as error:
         return [str(error)]
 
@@ -232,8 +232,8 @@ def parse_listing(text: str) -> tuple[dict[str, int | None], str | None]:
     return {row["name"]: int(row["size"]) if (row.get("size") or "").isdecimal() else None for row in rows}, token
 
 
-def left_out(sent: Mapping[str, int], arrived: Mapping[str, int | None]) -> list[str]:
-    """Return each file that did not arrive as it was sent, as a few words."""
+def find_differences(sent: Mapping[str, int], arrived: Mapping[str, int | None]) -> list[str]:
+    """Return, in a few words each, which files are missing or have another size than the one sent."""
     found = [f"{name} is missing" for name in sent if name not in arrived]
     for name, size in sent.items():
         there = arrived.get(name)

@@ -106,7 +106,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 @functools.cache
 def _modules(package: Path) -> dict[str, Path]:
-    """Return the file of each module that the package's own modules import, inside of functions or out of them."""
+    """Return the file of each module that the package's own modules import, also inside functions."""
     found: dict[str, Path] = {}
     waiting = list(_ROOTS)
     while waiting:

@@ -46,9 +46,9 @@ def report_cache(
 ) -> Page:
     """Return a page about a cache: samples, classes, sizes, channels, what was skipped, shards, how it was made.
 
-    At most `samples` are shown in at most `variants` variants, drawn at random as `preview_cache` does; the channels'
-    histograms are of 256 records at most. Of a dataset that selects samples both are of those; all else is of the whole
-    cache. The page has no script and loads nothing from elsewhere.
+    At most `samples` are shown in at most `variants` variants, chosen at random as `preview_cache` does. The channels'
+    histograms count at most 256 records. For a dataset that selects samples both show only these; everything else is
+    about the whole cache. The page has no script and loads nothing from elsewhere.
 
     Raises NotACacheError, FormatError or DamageError for the cache, DependencyError without jinja2, Pillow or the
     records' decoder.
@@ -82,7 +82,7 @@ def report_cache(
 
 
 def _figures(records: Records) -> list[tuple[str, str]]:
-    """Return what is said of a cache first: titles and values."""
+    """Return the figures at the top of the page: titles and values."""
     manifest, image = records.manifest, records.image
     figures = [("samples", f"{manifest.samples:,}"), ("records", f"{manifest.records:,}")]
     if manifest.classes:
@@ -93,7 +93,7 @@ def _figures(records: Records) -> list[tuple[str, str]]:
 
 
 def _sheet(records: Records, samples: int, seed: int, variants: int) -> Sheet | None:
-    """Return the contact sheet of a page: at most `samples` in `variants`; None where there is no image."""
+    """Return at most `samples` samples, each in at most `variants` variants; None where records have no image."""
     manifest, image = records.manifest, records.image
     chosen = records.choose(samples, seed) if image is not None else []
     if image is None or not chosen:

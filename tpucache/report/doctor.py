@@ -144,7 +144,7 @@ def find_libraries() -> tuple[Library, ...]:
 
 
 def find_decoders() -> dict[str, str]:
-    """Return the versions of simplejpeg and, by what they decode, of Pillow's libraries; "" for what is not there."""
+    """Return the version of simplejpeg, and of Pillow's library for each format; "" for one that is missing."""
     decoders = {"simplejpeg": _version("simplejpeg") or ""}
     try:
         from PIL import features
@@ -184,7 +184,7 @@ class Mount:
 
 
 def look_into(folder: str | Path) -> Mount | None:
-    """Look for caches in a folder, as `find_cache` does but not as long; None where there is no such folder."""
+    """Return a folder's space and the caches in it, found as by `find_cache` in less time; None without a folder."""
     space = measure_space(folder)
     if space is None:
         return None

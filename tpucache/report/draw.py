@@ -71,7 +71,7 @@ def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
 
 @functools.lru_cache(maxsize=4096)
 def _is_missing(font: ImageFont.FreeTypeFont, character: str) -> bool:
-    """Tell whether a font draws a character as it draws one that no font has: as an empty box."""
+    """Return whether a font draws a character as it draws one that no font has: as an empty box."""
     return bytes(font.getmask(character)) == bytes(font.getmask(_NO_CHARACTER))
 
 

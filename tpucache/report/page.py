@@ -36,7 +36,7 @@ _EDGE: Final = 3  # between a curve and the edge of its chart
 
 @dataclass(frozen=True)
 class Page:
-    """An HTML page about a cache or a run; a notebook shows it by itself."""
+    """An HTML page about a cache or a run, which a notebook shows when it is the value of a cell."""
 
     name: str
     html: str = field(repr=False)

@@ -48,7 +48,7 @@ _OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabili
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the files of a run hold; a file that is not there is empty."""
+    """What the files of a run hold; a file that is missing counts as empty."""
 
     folder: Path
     info: Mapping[str, Any]

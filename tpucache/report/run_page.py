@@ -54,9 +54,10 @@ _MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, Arithmeti
 def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | None = None) -> Page:
     """Return a page about a run: curves, seconds, idleness, confusion, at most `samples` wrong samples, settings.
 
-    Of a run of all folds it shows the scores, the curves and the seconds of all, and then all that of each fold. The
-    run may be unfinished. Its validation samples are read from the cache where they were, or at `cache`; where they
-    are gone, the page says so and leaves the pictures out. It has no script and loads nothing from elsewhere.
+    For a run of all folds it shows the scores, the curves and the seconds of all of them, and then a part for each
+    fold. The run may be unfinished. Its validation samples are read from the cache that it used, or from the one at
+    `cache`; if that is gone, the page says so and has no pictures. The page has no script and loads nothing from
+    elsewhere.
 
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.
@@ -154,7 +155,7 @@ def _fold_charts(folds: FoldsFiles, styles: Mapping[str, str]) -> list[tuple[str
 # One run.
 
 
-def _run_values(run: RunFiles, samples: int, cache: Path | None) -> dict[str, Any]:
+def _run_values(run: RunFiles, samples: int, directory: Path | None) -> dict[str, Any]:
     """Return what is shown of one run, with at most `samples` wrong samples; see `report_run`.
 
     Raises TrainingError for files that do not belong together.
@@ -174,7 +175,7 @@ def _run_values(run: RunFiles, samples: int, cache: Path | None) -> dict[str, An
             "name": run.name,
             "figures": figures,
             "state": _state(summary, best),
-            "worst": _worst(run, samples, cache),
+            "worst": _worst(run, samples, directory),
             "charts": _charts(run),
             "mistakes": _mistakes(run),
             "seconds": _seconds(summary),
@@ -309,10 +310,10 @@ class _Wrong(NamedTuple):
     map: Array | None = None
 
 
-def _worst(run: RunFiles, count: int, cache: Path | None) -> Sheet:
+def _worst(run: RunFiles, count: int, directory: Path | None) -> Sheet:
     """Return the `count` most wrong validation samples as pictures, or why there are none.
 
-    Their cache is read where the run left it, or at `cache`. Pillow draws them; all else needs numpy alone.
+    Their cache is read at `directory`, or else where it was when the run was made. Only the pictures need Pillow.
     """
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"
@@ -323,7 +324,7 @@ def _worst(run: RunFiles, count: int, cache: Path | None) -> Sheet:
     if not chosen:
         return Sheet("No sample is wrong.")
     try:
-        records = _open_records(run, cache)
+        records = _open_records(run, directory)
     except TpucacheError as error:
         return Sheet(f"The pictures are left out: {error}")
     image = records.image
@@ -338,10 +339,10 @@ def _worst(run: RunFiles, count: int, cache: Path | None) -> Sheet:
     return Sheet(note, figures, look, 320 if look == "drawn" else 170)
 
 
-def _open_records(run: RunFiles, cache: Path | None) -> Records:
-    """Return the validation samples' records. Raises TpucacheError where they are gone or are not what they were."""
+def _open_records(run: RunFiles, directory: Path | None) -> Records:
+    """Return the validation samples' records. Raises TpucacheError where they are gone or have changed."""
     described = run.info["validation"]
-    directory = cache or Path(described["cache"])
+    directory = directory or Path(described["cache"])
     if not directory.exists():
         raise TpucacheError(
             f"the cache of the validation samples is no longer at {directory}. Say where it is by --valid"
