@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import os
 import signal
@@ -111,6 +113,24 @@ def run_forking() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def short_replay() -> Iterator[None]:
+    """Have the runs of this process replay five steps for the ceiling at their end: up to 2 s take long everywhere."""
+    loop = importlib.import_module("tpucache.training.loop")
+    ceiling = loop.ceiling
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "ceiling", lambda execute, device, images, _: ceiling(execute, device, images, 0.0))
+        yield
+
+
+@pytest.fixture(scope="session")
+def short_runs(short_replay: None) -> Iterator[None]:
+    """The same, and have them draw no curves, which takes a quarter of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpucache.training.loop.drawn_curves", lambda *_: contextlib.nullcontext())
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

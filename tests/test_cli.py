@@ -17,6 +17,8 @@ import tpucache
 from tpucache.cli import main
 from tpucache.report.bench import run_bench
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 COMMANDS = ("warmup", "verify", "inspect", "bench", "train", "predict")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +29,14 @@ LINTER: dict[str, Any] = tomllib.loads(PROJECT.read_text())["tool"]["importlinte
 CONTRACTS: list[dict[str, Any]] = LINTER["contracts"]
 EXCEPTED = [contract for contract in CONTRACTS if "ignore_imports" in contract]
 
-RUN = "from importlinter.cli import lint_imports_command as run; run()"
+# For each line, says what import-linter finds of one contract in the package as it is now.
+RUN = """
+import sys
+from importlinter.cli import lint_imports
+for contract in sys.stdin:
+    found = lint_imports(limit_to_contracts=(contract.strip(),), no_cache=True)
+    print("status", found, flush=True)
+"""
 
 
 def forbidden_imports(contract: dict[str, Any]) -> list[tuple[str, str]]:
@@ -48,47 +56,75 @@ def file_of(module: str, package: Path) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def lint(folder: Path, contract: str, imports: list[tuple[str, str]]) -> str:
-    """Add imports to a copy of the package, and return what import-linter says of it and of one contract alone."""
-    package = Path(shutil.copytree(PACKAGE, folder / "tpucache", ignore=shutil.ignore_patterns("__pycache__")))
-    for importer, imported in imports:
-        path = file_of(importer, package)
-        path.write_text(f"{path.read_text()}\n\ndef added() -> None:\n    import {imported}\n")
+class Linter:
+    """Says what import-linter finds in a copy of the package to which imports are added."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self._folder, self._process = folder, process
+
+    def lint(self, contract: str, imports: list[tuple[str, str]]) -> str:
+        """Add imports, return what is said of a contract alone, and take the imports out again."""
+        (number,) = (number for number, each in enumerate(CONTRACTS) if each["name"] == contract)
+        before: dict[Path, str] = {}
+        for importer, imported in imports:
+            path = file_of(importer, self._folder / "tpucache")
+            before.setdefault(path, path.read_text())
+            path.write_text(f"{path.read_text()}\n\ndef added() -> None:\n    import {imported}\n")
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"c{number}\n")
+        self._process.stdin.flush()
+        lines = [self._process.stdout.readline()]
+        while lines[-1] and not lines[-1].startswith("status "):
+            lines.append(self._process.stdout.readline())
+        for path, text in before.items():
+            path.write_text(text)
+        said = "".join(lines)
+        assert lines[-1] == f"status {bool(imports):d}\n", said
+        return said
+
+
+@pytest.fixture(scope="module")
+def linter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linter]:
+    folder = tmp_path_factory.mktemp("linted")
+    shutil.copytree(PACKAGE, folder / "tpucache", ignore=shutil.ignore_patterns("__pycache__"))
     text = PROJECT.read_text()
     for number, each in enumerate(CONTRACTS):
         text = text.replace(f'name = "{each["name"]}"\n', f'id = "c{number}"\nname = "{each["name"]}"\n')
     (folder / "pyproject.toml").write_text(text)
-    (number,) = (number for number, each in enumerate(CONTRACTS) if each["name"] == contract)
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, "--no-cache", "--contract", f"c{number}"],
-        cwd=folder, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == bool(imports), done.stdout + done.stderr
-    return done.stdout
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        cwd=folder, env={"PYTHONPATH": str(folder), "COLUMNS": "300"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    ) as process:  # fmt: skip
+        try:
+            yield Linter(folder, process)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract["name"])
-def test_a_contract_notices_each_import_that_it_forbids(contract: dict[str, Any], tmp_path: Path) -> None:
+def test_a_contract_notices_each_import_that_it_forbids(contract: dict[str, Any], linter: Linter) -> None:
     imports = forbidden_imports(contract)
     assert imports
-    said = lint(tmp_path, contract["name"], imports)
+    said = linter.lint(contract["name"], imports)
     assert "1 broken" in said
     for importer, imported in imports:
         assert f"{importer} -> {imported} (l." in said
 
 
 @pytest.mark.parametrize("contract", EXCEPTED, ids=lambda contract: contract["name"])
-def test_a_library_may_be_imported_where_its_contract_says_alone(contract: dict[str, Any], tmp_path: Path) -> None:
+def test_a_library_may_be_imported_where_its_contract_says_alone(contract: dict[str, Any], linter: Linter) -> None:
     paths = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("*.py")]
     modules = {path.removesuffix(".__init__") for path in paths if path.startswith(tuple(contract["source_modules"]))}
     libraries = contract["forbidden_modules"]
     excepted = [each.split(" -> ") for each in contract["ignore_imports"]]
-    said = lint(tmp_path, contract["name"], [(module, f"{name}.core") for module in modules for name in libraries])
+    said = linter.lint(contract["name"], [(module, f"{name}.core") for module in modules for name in libraries])
     for library in libraries:
         allowed = {module for module in modules for own, name in excepted if name == library and fnmatch(module, own)}
         assert allowed
         assert {module for module in modules if f"{module} -> {library} (l." not in said} == allowed
 
 
-def test_nothing_is_noticed_where_nothing_was_added(tmp_path: Path) -> None:
-    assert "0 broken" in lint(tmp_path, CONTRACTS[0]["name"], [])
+def test_nothing_is_noticed_where_nothing_was_added(linter: Linter) -> None:
+    assert "0 broken" in linter.lint(CONTRACTS[0]["name"], [])

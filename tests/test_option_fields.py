@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from tpucache import UsageError
-from tpucache.option_fields import check_options, option, options_of
+from tpucache.options import check_options, option, options_of
 
 
 @dataclass(frozen=True)

@@ -24,18 +24,14 @@ from tpucache.store.samples import SampleTable
 from tpucache.warmup.sources import FolderSource, TableSource, open_source
 from tpucache.warmup.sources.table import TableOptions
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
-    *("publish.rules", "publish.transfer", "report.bench"),
-    *(
-        "report.doctor",
-        "report.inspect",
-        "report.page",
-        "report.cache_page",
-        "report.preview",
-    ),
-    *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
+    *("publish.rules", "publish.transfer", "report.bench", "report.cache_page", "report.doctor", "report.inspect"),
+    *("report.page", "report.preview", "report.run_page"),
+    *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
     *("training.predictions", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),

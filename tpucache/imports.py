@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
@@ -26,9 +28,18 @@ def package_of(module: str) -> str:
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], names: list[str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's `__getattr__` and `__dir__`: `homes` says in which module each name is, `names` are shown."""
+    package: str, file: str, hidden: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package, whose public names are listed in its stub file.
+
+    The stub, `__init__.pyi` beside `file`, has one import for each name; the name is imported when it is first used
+    (PEP 562). Names out of the module `hidden` can be imported, too, but are not shown.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    homes = {
+        each.name: str(line.module) for line in stub.body if isinstance(line, ast.ImportFrom) for each in line.names
+    }
+    shown = sorted(name for name, home in homes.items() if home != hidden)
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -37,7 +48,7 @@ def lazy_names(
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: names
+    return get, lambda: shown, shown
 
 
 def load_callable(name: str) -> Callable[..., Any]:

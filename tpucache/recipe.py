@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import RecipeError
-from tpucache.option_fields import option
+from tpucache.options import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import CHROMA
 from tpucache.store.manifest import Manifest

@@ -17,7 +17,7 @@ from scripts.bench.photos import make_once, make_up_photographs
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.loader import Finish
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import augment
 from tpucache.warmup.records.presize import presize
 

@@ -17,8 +17,8 @@ from unittest import mock
 import numpy as np
 
 from tpucache import CachedDataset, CachedLoader
-from tpucache.loading.records.reader import InMemory
-from tpucache.loading.records.streaming import gather
+from tpucache.loading.reading.reader import InMemory
+from tpucache.native import gather
 
 COPIES: Final = 2048  # rows of the array that the limit copies from
 WAIT_SECONDS: Final = 500e-6  # a simulated copy of a record, long beside the time that it takes to wake a thread
@@ -119,5 +119,5 @@ def thread_scaling(cache: Path, batch: int, threads: int = 16) -> float:
 @contextlib.contextmanager
 def replaced_copy(copy: Any) -> Iterator[None]:
     """Have readers call something else in place of the copy of records."""
-    with mock.patch("tpucache.loading.records.reader.copy_rows", copy):
+    with mock.patch("tpucache.loading.reading.reader.copy_rows", copy):
         yield

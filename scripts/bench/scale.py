@@ -38,7 +38,7 @@ from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader
 from tpucache.loading.loader import _CHUNK_BYTES
 from tpucache.loading.order import EpochOrder, Shuffle, make_order
-from tpucache.loading.samples.sampler import global_batches, rank_slice
+from tpucache.loading.sampler import global_batches, rank_slice
 from tpucache.store.fields import Field
 
 SAMPLES: Final = 13_000_000

@@ -21,7 +21,7 @@ import numpy as np
 
 from tpucache.loading.threads import LEAST_ROWS, ReadingThreads
 from tpucache.store.fields import Field
-from tpucache.store.files.reading import OpenFile, sha256_file
+from tpucache.store.files import OpenFile, sha256_file
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
 from tpucache.store.samples import Strings, encode_columns
@@ -118,7 +118,7 @@ class SharedFiles:
                 ("os.preadv", self._read),
                 ("os.posix_fadvise", self._read_ahead),
                 ("tpucache.store.reader.OpenFile", SharedFile),
-                ("tpucache.loading.records.reader.native", lambda: None),  # its reads would not come by here
+                ("tpucache.loading.reading.reader.native", lambda: None),  # its reads would not come by here
             ):
                 stack.enter_context(mock.patch(name, replacement))
             yield

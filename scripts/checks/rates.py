@@ -19,7 +19,7 @@ import torch
 
 from scripts.commands import say
 from tpucache import CachedDataset, Recipe, TrainingError, build_cache
-from tpucache.loading.samples.split import stratified_split
+from tpucache.loading.split import stratified_split
 from tpucache.training import RunOptions, TrainSettings, train
 from tpucache.training.learn.defaults import decide
 from tpucache.training.learn.models import build_model

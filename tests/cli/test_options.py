@@ -13,13 +13,13 @@ import pytest
 
 from tpucache import Recipe, UsageError, build_cache
 from tpucache.cli import main, make_parser
-from tpucache.cli.options import from_options
+from tpucache.cli.arguments import from_options
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.option_fields import options_of
+from tpucache.options import options_of
 from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.warmup.options import BuildOptions, WorkerOptions
+from tpucache.warmup.build_options import BuildOptions, WorkerOptions
 from tpucache.warmup.sources import TableOptions
 
 LINES = {

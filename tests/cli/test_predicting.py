@@ -8,6 +8,8 @@ import pytest
 
 from tpucache.cli import main
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 
 @pytest.fixture(scope="module")
 def run(cache, tmp_path_factory):

@@ -21,6 +21,11 @@ def short_bench(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def replays_are_short(short_replay: None) -> None:
+    """The same of runs."""
+
+
 @pytest.fixture
 def without(tmp_path: Path) -> Callable[..., dict[str, str]]:
     """Return the environment in which importing these libraries fails, in every Python that is started with it."""

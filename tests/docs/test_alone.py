@@ -54,14 +54,16 @@ def test_the_page_about_jax_runs_with_numpy_and_jax_alone(packed, tmp_path, jax_
 
 
 def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(packed, tmp_path, torch_alone):
-    words = ["--run", "run", "--valid", "0.2", "--model", "cnn", "--epochs", "1", "--batch-size", "32"]
-    succeeded([*PROG, "train", str(packed), *words, "--backend", "torch"], torch_alone, tmp_path)
-    succeeded(
-        [*PROG, "predict", "run", str(packed), "-o", "predictions.csv", "--backend", "torch"], torch_alone, tmp_path
-    )
-    for command in ("inspect", "verify"):
-        succeeded([*PROG, command, str(packed)], torch_alone, tmp_path)
-    done = succeeded([*PROG, "report", "run", "-o", "run.html"], torch_alone, tmp_path)
+    options = ["--valid", "0.2", "--model", "cnn", "--epochs", "1", "--batch-size", "32", "--backend", "torch"]
+    commands = [
+        ["train", str(packed), "--run", "run", *options],
+        ["predict", "run", str(packed), "-o", "predictions.csv", "--backend", "torch"],
+        ["inspect", str(packed)],
+        ["verify", str(packed)],
+        ["report", "run", "-o", "run.html"],
+    ]
+    program = f"from tpucache.cli import main\nfor words in {commands}: assert main(words) == 0, words"
+    done = succeeded([sys.executable, "-c", program], torch_alone, tmp_path)
     assert "Traceback" not in done.stderr
     page = (tmp_path / "run.html").read_text()
     assert "The pictures are left out: pictures are drawn by Pillow" in page

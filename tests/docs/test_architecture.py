@@ -29,5 +29,5 @@ def test_the_order_of_imports_is_the_one_that_is_checked():
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:\w+/)*\w+\.py)`", PAGE))))
 def test_each_file_that_is_named_exists(name):
-    paths = (PACKAGE / name, PACKAGE.parent / name, *PACKAGE.glob(f"*/{name}"))
+    paths = (PACKAGE / name, PACKAGE.parent / name, *PACKAGE.rglob(name))
     assert any(path.is_file() for path in paths)

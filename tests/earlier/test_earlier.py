@@ -22,6 +22,8 @@ from PIL import Image
 from tpucache import CachedDataset, Recipe, build_cache, verify_cache
 from tpucache.cli import main
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 DATA = Path(__file__).parent / "data"
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text())
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, FormatError, Recipe, UsageError, build_cache
-from tpucache.store import field_reader
-from tpucache.store.codecs import encode, jpeg
+from tpucache.store import cache
+from tpucache.store.codecs import encode, pictures
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, shard_name
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
@@ -104,7 +104,7 @@ def test_every_field_of_a_record_lands_in_its_own_tensor(tmp_path, kind):
 def test_one_field_of_all_samples_comes_in_their_order_in_batches(tmp_path, monkeypatch, kind, name):
     expected = make_cache(tmp_path, MIXED[kind])[name]
     dataset = CachedDataset(tmp_path, indices=[5, 1, *range(22, 6, -1)])
-    monkeypatch.setattr(field_reader, "_BATCH_BYTES", 4 * expected[0].nbytes)
+    monkeypatch.setattr(cache, "_BATCH_BYTES", 4 * expected[0].nbytes)
     batches = list(dataset.field_batches(name))
     assert [len(batch) for batch in batches] == [4, 4, 4, 4, 2]
     assert np.array_equal(np.concatenate(batches), expected[[5, 1, *range(22, 6, -1)]])
@@ -130,8 +130,8 @@ def test_for_one_field_the_others_are_neither_read_nor_decoded(tmp_path, monkeyp
     read, decoded, preadv = [], [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read.append(sum(map(len, buffers))) or preadv(
         file, buffers, at))  # fmt: skip
-    decode = field_reader.decode_into
-    monkeypatch.setattr(field_reader, "decode_into", lambda field, *rest: decoded.append(field.name) or decode(
+    decode = cache.decode_into
+    monkeypatch.setattr(cache, "decode_into", lambda field, *rest: decoded.append(field.name) or decode(
         field, *rest))  # fmt: skip
     (masks,) = CachedDataset(tmp_path).field_batches("mask")
     assert np.array_equal(masks, arrays["mask"])
@@ -176,12 +176,12 @@ def test_jpeg_is_read_by_pillow_where_simplejpeg_is_missing_and_that_is_said_onc
     dataset = CachedDataset(tmp_path / "jpeg", in_memory=False)
     images, _ = next(iter(CachedLoader(dataset, 150)))
     monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
-    jpeg._simplejpeg.cache_clear()
+    pictures._simplejpeg.cache_clear()
     try:
         slower, _ = next(iter(CachedLoader(dataset, 150)))
         dataset[3]
     finally:
-        jpeg._simplejpeg.cache_clear()
+        pictures._simplejpeg.cache_clear()
     assert (slower.float() - images.float()).abs().max() <= 8  # two builds of the same decoder
     assert [record.message for record in caplog.records if "simplejpeg" in record.message] == [
         "JPEG records are decoded by Pillow: `pip install simplejpeg` to read them faster"

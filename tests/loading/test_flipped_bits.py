@@ -11,7 +11,7 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache, verify_cache
 from tpucache.store.cache import Cache
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 _SAMPLES = 64
 _ROUNDS = 6  # of 63 flips: more than a thousand for all codecs

@@ -12,7 +12,7 @@ import torch
 from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import EpochOrder, make_order
-from tpucache.loading.records.reader import RecordReader
+from tpucache.loading.reading.reader import RecordReader
 
 CHUNK = 12
 
@@ -54,12 +54,12 @@ def test_samples_of_a_chunk_show_one_variant_and_each_sample_shows_all(cache: Pa
 def test_a_window_is_read_in_as_few_stretches_as_it_has_chunks(cache: Path) -> None:
     dataset = CachedDataset(cache, "epoch")
     loader = CachedLoader(dataset, 20, shuffle="block", window=5 * CHUNK)
-    order = loader._order.positions(150, 0, 0)[: 5 * CHUNK]
+    order = loader.order.positions(150, 0, 0)[: 5 * CHUNK]
 
     def stretches(shared: int) -> int:
         return 1 + int(np.count_nonzero(np.diff(np.sort(dataset._rows(order, 0, shared))) > 1))
 
-    assert stretches(loader._order.shared) <= 6  # one more where the short last chunk shifts the others
+    assert stretches(loader.order.shared) <= 6  # one more where the short last chunk shifts the others
     assert stretches(1) > 50
 
 
@@ -78,7 +78,7 @@ def test_only_the_block_order_changes_variants_by_chunk(cache: Path, shuffle: An
     still = CachedLoader(CachedDataset(cache, 1), 20, shuffle=shuffle, window=40)
     assert turning.state_dict()["order"].endswith(", variants by chunk") is by_chunk
     assert "variants" not in str(still.state_dict()["order"])
-    assert (turning._order.shared == CHUNK) is by_chunk
+    assert (turning.order.shared == CHUNK) is by_chunk
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -
         return CachedLoader(CachedDataset(cache, "epoch"), 30, shuffle="block", window=40)
 
     earlier = loader()
-    earlier._order = EpochOrder("block", 40, CHUNK)
+    earlier.order = EpochOrder("block", 40, CHUNK)
     whole = [images.clone() for _ in range(2) for images, _ in earlier]
     earlier.set_epoch(0)
     batches = iter(earlier)
@@ -101,7 +101,7 @@ def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -
     assert resumed.state_dict()["order"] == "block 40"
     again = loader()
     again.load_state_dict(loader().state_dict())
-    assert again._order.shared == CHUNK
+    assert again.order.shared == CHUNK
     with pytest.raises(UsageError, match="order"):
         resumed.load_state_dict({**state, "order": "block 41, variants by chunk"})
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Yuv420Decoder
-from tpucache.ondevice.matrices import to_bfloat16
+from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Yuv420Decoder, to_bfloat16
 from tpucache.ondevice.modules import Decoder
 from tpucache.store.codecs import yuv420
 from tpucache.store.codecs.dct import coefficients

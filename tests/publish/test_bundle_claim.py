@@ -14,7 +14,7 @@ from tpucache.publish import bundle as bundling
 from tpucache.publish.bundle import make_bundle
 from tpucache.publish.rules import Metadata
 from tpucache.publish.transfer import fetch_cache
-from tpucache.store.copying.claims import CLAIM_NAME
+from tpucache.store.copying import CLAIM_NAME
 
 pytestmark = pytest.mark.slow
 

@@ -132,7 +132,7 @@ def test_nothing_that_merely_lies_in_the_package_is_published(littered, tmp_path
             "tpucache/py.typed",
             "tpucache/publish/templates/card.md.jinja",
             "tpucache/report/templates/page.css",
-            "tpucache/store/copying/stage.py",
+            "tpucache/store/copying.py",
         }
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, UsageError
 from tpucache.cli import main
-from tpucache.loading.samples.sampler import full_order
+from tpucache.loading.sampler import full_order
 from tpucache.ondevice.draws import SHARE, draw
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import DamageError, FormatError, NotACacheError
+from tpucache.store import files
 from tpucache.store import format as fmt
 from tpucache.store.cache import cache_fingerprint
 from tpucache.store.fields import DTYPES, Field
-from tpucache.store.files import atomic as files
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
 
 Path_ = tuple[Any, ...]

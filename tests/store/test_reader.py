@@ -20,7 +20,7 @@ import pytest
 
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.cache import Cache
-from tpucache.store.files.reading import OpenFile
+from tpucache.store.files import OpenFile
 from tpucache.store.format import INDEX_DTYPE, shard_name
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import Numbers, Rows, ShardReader, _extents

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tpucache.errors import FormatError, NotACacheError, StoreError
+from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.files import pages
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Strings, encode_columns

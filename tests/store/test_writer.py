@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import BuildError, UsageError
+from tpucache.store import pages
 from tpucache.store import writer as writer_module
-from tpucache.store.files import pages
 from tpucache.store.format import INDEX_DTYPE
 from tpucache.store.writer import ShardInfo, ShardWriter
 

@@ -44,6 +44,11 @@ def python() -> Iterator[Callable[..., Run]]:
         forks.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_runs_are_short(short_runs: None) -> None:
+    """Of this process; the programs that `python` runs take care of themselves."""
+
+
 @pytest.fixture(scope="session")
 def sklearn_metrics() -> ModuleType:
     """scikit-learn's metrics, whose import takes seconds: by the processes alone that compare with them."""

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.loading.samples.split import stratified_split
+from tpucache.loading.split import stratified_split
 from tpucache.training.device import EagerDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner

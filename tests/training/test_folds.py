@@ -16,7 +16,7 @@ from stopping import Killed, Moment, differences
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache, report_run
 from tpucache.cli import main
-from tpucache.loading.samples.split import fold_split
+from tpucache.loading.split import fold_split
 from tpucache.runs import fold_folder
 from tpucache.training.device import EagerDevice, Processes
 from tpucache.training.device.tensors import DeviceBatch

@@ -20,7 +20,7 @@ from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
 from tpucache import Recipe, build_cache
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 
 Pixels = npt.NDArray[np.uint8]
 _ORIENTATION = 0x0112

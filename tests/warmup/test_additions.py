@@ -21,8 +21,8 @@ from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.running.scheduler import BuildProgress
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.run.scheduler import BuildProgress
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.report.inspect import describe, describe_lines
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.planning import blocks
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup import blocks
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 COUNT = 12
 

@@ -19,24 +19,22 @@ from tpucache.cli import main
 from tpucache.errors import BuildError, RecipeError, SampleError, SourceError, StoreError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.copying.claims import CLAIM_NAME
+from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.fields import Field
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
 from tpucache.store.verify import verify_cache
+from tpucache.warmup.blocks import plan_blocks
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.planning.augmentation import resolve
-from tpucache.warmup.planning.blocks import plan_blocks
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records import presize as presizing
-from tpucache.warmup.records import resize
 from tpucache.warmup.records.augment import augment
-from tpucache.warmup.records.presize import presize
-from tpucache.warmup.records.resize import resizer_versions
-from tpucache.warmup.running import scheduler
-from tpucache.warmup.running.scheduler import BuildProgress
+from tpucache.warmup.records.presize import presize, resizer_versions
+from tpucache.warmup.run import scheduler
+from tpucache.warmup.run.scheduler import BuildProgress
 from tpucache.warmup.sources import FolderSource, Sample
-from tpucache.warmup.sources.base import Item, Listing
+from tpucache.warmup.sources.source import Item, Listing
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -520,7 +518,7 @@ def test_the_manifest_says_with_what_it_was_made(clean: Path) -> None:
 def test_what_is_slow_for_want_of_a_library_is_said_once(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resize, "find_cykooz_resizer", lambda: None)
+    monkeypatch.setattr(presizing, "find_cykooz_resizer", lambda: None)
     for _ in range(2):  # what is finished needs no resizing
         build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1)
     (message,) = [record.message for record in caplog.records if "resized" in record.message]

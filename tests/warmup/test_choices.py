@@ -14,6 +14,8 @@ from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.warmup import FolderSource, TableOptions, TableSource, open_source, select_source
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 Digests = Callable[[Path], Mapping[str, str]]
 SMALL = Recipe(size=8)
 

@@ -8,7 +8,7 @@ import pytest
 from tpucache import CachedDataset, CachedLoader, Recipe, RecipeError, build_cache, verify_cache
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.sources import open_source
-from tpucache.warmup.sources.base import Item, Listing, Sample, source_name
+from tpucache.warmup.sources.source import Item, Listing, Sample, source_name
 
 
 class Rows:

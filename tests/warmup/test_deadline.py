@@ -16,11 +16,11 @@ from tpucache.errors import SampleError, UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.store.writer import ShardWriter
+from tpucache.warmup import blocks
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.deadline import Deadline
-from tpucache.warmup.planning import blocks
-from tpucache.warmup.running import executor
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.run import executors
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -93,7 +93,7 @@ def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(
 def test_a_small_build_needs_no_workers_and_keeps_its_time_limit(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
-    monkeypatch.setattr(executor, "_ALONE_SECONDS", 600)
+    monkeypatch.setattr(executors, "_ALONE_SECONDS", 600)
     cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
     slow, fast = Slow([], clock), Slow([])
     with pytest.raises(UnfinishedError):

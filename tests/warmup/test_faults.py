@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import os
 import pathlib
 import re
@@ -13,21 +12,19 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lmdb
 import numpy as np
 import pytest
 
 from tpucache import BuildError, CachedDataset, Recipe, SampleError, build_cache, repair_cache, verify_cache
-from tpucache.warmup import TableOptions, relabel_cache
-from tpucache.warmup.planning import blocks
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup import TableOptions, blocks, relabel_cache
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 pytestmark = pytest.mark.slow
 
 Digests = Callable[[Path], dict[str, str]]
-Mode = Literal["full disk", "kill"]
 
 _open, _open_lmdb = io.open, lmdb.open
 
@@ -35,27 +32,26 @@ _open, _open_lmdb = io.open, lmdb.open
 HARMLESS = ("unlink", "rmdir", "mkdir")
 
 
-class Killed(BaseException):
-    """The end of a process: not even what cleans up behind it touches the disk any more."""
-
-
 class Faults:
-    """Counts what changes files, and lets the n-th of it fail: with an error once, or by a kill from then on."""
+    """Counts the calls that change files. The n-th fails once; `look` is called before each, and in each write."""
 
-    def __init__(self, at: int, mode: Mode) -> None:
-        self.at, self.mode, self.calls = at, mode, list[str]()
+    def __init__(self, at: int = -1, look: Callable[[], None] = lambda: None) -> None:
+        self.at, self.calls = at, list[str]()
+        self._look, self._looks = look, False
 
-    @property
-    def hit(self) -> bool:
-        return len(self.calls) > self.at
+    def look(self) -> None:
+        self._looks = True
+        self._look()
+        self._looks = False
 
     def fails(self, name: str) -> bool:
+        if self._looks:  # it copies files itself
+            return False
         self.calls.append(name)
-        return self.hit if self.mode == "kill" else len(self.calls) - 1 == self.at
+        self.look()
+        return len(self.calls) - 1 == self.at
 
-    def error(self, kind: type[Exception] = OSError) -> BaseException:
-        if self.mode == "kill":
-            return Killed()
+    def error(self, kind: type[Exception] = OSError) -> Exception:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if kind is OSError else kind("No space left on device")
 
     def call(self, name: str, real: Callable[..., Any], kind: type[Exception] = OSError) -> Callable[..., Any]:
@@ -97,11 +93,13 @@ class FaultyFile:
         self._file.close()
 
     def write(self, data: Any) -> int:
-        if self._faults.fails("write"):
-            if len(self._faults.calls) == self._faults.at + 1:
-                self._file.write(data[: len(data) // 2])
+        fails = self._faults.fails("write")
+        half = self._file.write(data[: len(data) // 2])
+        if fails:
             raise self._faults.error()
-        return int(self._file.write(data))
+        self._file.flush()
+        self._faults.look()
+        return int(half + self._file.write(data[len(data) // 2 :]))
 
     def writelines(self, parts: Any) -> None:
         self.write(b"".join(parts))
@@ -167,9 +165,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def faulty(at: int, mode: Mode) -> Iterator[Faults]:
-    """Let the n-th change of a file fail inside."""
-    faults = Faults(at, mode)
+def watching(faults: Faults) -> Iterator[None]:
+    """Have everything that changes a file inside go through these faults."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fsync", "link", "replace", "rename", "mkdir", "unlink", "rmdir"):
             patch.setattr(os, name, faults.call(name, getattr(os, name)))
@@ -179,7 +176,7 @@ def faulty(at: int, mode: Mode) -> Iterator[Faults]:
                 patch.setattr(pathlib._normal_accessor, name, getattr(os, name))
             patch.setattr(pathlib._normal_accessor, "open", faults.open)
         patch.setattr(lmdb, "open", faults.open_lmdb)
-        yield faults
+        yield
 
 
 def _first(jitter: str) -> Recipe:
@@ -242,66 +239,112 @@ RUNS = {
 }
 
 
-def outcome(run: Callable[[str, Path], None], jitter: str, cache: Path) -> BaseException | None:
-    """Run, and return how it ended."""
-    try:
+State = frozenset[tuple[str, bytes]]
+Run = Callable[[str, Path], None]
+
+
+def state(cache: Path) -> State:
+    """Return all that the next run finds; what the lock of an ended run holds is that run's own number."""
+    return frozenset(
+        (str(path.relative_to(cache)), path.read_bytes() if path.is_file() and path.name != "lock" else b"")
+        for path in cache.rglob("*")
+    )
+
+
+#: After which call a run ended, and its error if it raised one.
+End = tuple[tuple[int, str], BuildError | None]
+
+
+def full_disks(run: Run, jitter: str, start: Path, cache: Path, calls: list[str]) -> Iterator[End]:
+    """Let each call fail in turn, in a copy of `start`."""
+    for at, name in enumerate(calls):
+        shutil.copytree(start, cache)
+        faults, error = Faults(at), None
+        with watching(faults):
+            try:
+                run(jitter, cache)
+            except BuildError as caught:
+                error = caught
+        assert faults.calls[at] == name
+        yield (at, name), error
+        shutil.rmtree(cache)
+
+
+def kills(run: Run, jitter: str, start: Path, cache: Path, calls: list[str]) -> Iterator[End]:
+    """Leave the files as a kill before each call, and in the middle of each write, would leave them."""
+    seen, left = set[State](), dict[Path, tuple[int, str]]()
+
+    def look() -> None:
+        if (found := state(cache)) not in seen:
+            seen.add(found)
+            copied = shutil.copytree(cache, cache.with_name(f"killed-{len(left)}"))
+            left[Path(copied)] = len(faults.calls), faults.calls[-1]
+
+    faults = Faults(look=look)
+    shutil.copytree(start, cache)
+    with watching(faults):
         run(jitter, cache)
-    except (Killed, BuildError) as error:
-        return error
-    return None
+    assert faults.calls == calls
+    shutil.rmtree(cache)
+    for copied, where in left.items():
+        copied.rename(cache)
+        yield where, None
+        shutil.rmtree(cache)
 
 
-@pytest.mark.parametrize("mode", ["full disk", "kill"])
+ENDS = {"full disk": full_disks, "kill": kills}
+
+
+def changes(run: Run, jitter: str, cache: Path) -> list[str]:
+    """Run, and return the calls that have changed files."""
+    faults = Faults()
+    with watching(faults):
+        run(jitter, cache)
+    return faults.calls
+
+
+@pytest.mark.parametrize("mode", ENDS)
 @pytest.mark.parametrize("name", RUNS)
 def test_whatever_fails_is_reported_and_the_next_run_ends_in_the_same_bytes(
-    name: str, mode: Mode, jitter: str, tmp_path: Path, digests: Digests
+    name: str, mode: str, jitter: str, tmp_path: Path, digests: Digests
 ) -> None:
     prepare, run, floor = RUNS[name]
-    start, cache = tmp_path / "start", tmp_path / "cache"
+    start, cache, finished = tmp_path / "start", tmp_path / "cache", set[State]()
     prepare(jitter, start)
     run(jitter, Path(shutil.copytree(start, tmp_path / "whole")))
     expected = digests(tmp_path / "whole")
-    for at in itertools.count():
-        shutil.copytree(start, cache)
-        with faulty(at, mode) as faults:
-            ended = outcome(run, jitter, cache)
-        if not faults.hit:
-            break
-        where = at, faults.calls[at]
-        if mode == "kill":
-            assert isinstance(ended, Killed), where
-        elif ended is None:
-            assert faults.calls[at] in (*HARMLESS, "link"), where  # a copy does as well as a link
-        else:
-            assert re.search(r"^[^\n]*No space left[^\n]*again[^\n]*$", str(ended)), where
+    calls = changes(run, jitter, Path(shutil.copytree(start, tmp_path / "again")))
+    assert len(calls) >= floor
+    assert {"open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"} <= set(calls)
+    assert {"lmdb.open", "lmdb.put", "lmdb.commit"} <= set(calls)
+    for where, error in ENDS[mode](run, jitter, start, cache, calls):
+        if error is not None:
+            assert re.search(r"^[^\n]*No space left[^\n]*again[^\n]*$", str(error)), where
+        elif mode == "full disk":
+            assert where[1] in (*HARMLESS, "link"), where  # a copy does as well as a link
+        if (found := state(cache)) in finished:
+            continue
+        finished.add(found)
         if name in ("add", "retry"):
             assert verify_cache(cache) == [], where
         run(jitter, cache)
         assert digests(cache) == expected, where
-        shutil.rmtree(cache)
-    assert at >= floor
-    assert {"open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"} <= set(faults.calls)
-    assert {"lmdb.open", "lmdb.put", "lmdb.commit"} <= set(faults.calls)
+    assert len(finished) >= floor / 4
 
 
-@pytest.mark.parametrize("mode", ["full disk", "kill"])
+@pytest.mark.parametrize("mode", ENDS)
 def test_relabelling_that_fails_anywhere_leaves_the_old_labels_or_the_new_ones(
-    mode: Mode, jitter: str, tmp_path: Path, digests: Digests
+    mode: str, jitter: str, tmp_path: Path, digests: Digests
 ) -> None:
     start, cache = tmp_path / "start", tmp_path / "cache"
     _build(jitter, start)
     rows = [f"{number}.png,{'xyz'[number % 3]}" for number in range(5)]
     (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows]))
-    _relabel(jitter, Path(shutil.copytree(start, tmp_path / "whole")))
+    calls = changes(_relabel, jitter, Path(shutil.copytree(start, tmp_path / "whole")))
     expected, seen = digests(tmp_path / "whole"), set()
-    for at in itertools.count():
-        shutil.copytree(start, cache)
-        with faulty(at, mode) as faults:
-            ended = outcome(_relabel, jitter, cache)
-        if not faults.hit:
-            break
-        where = at, faults.calls[at]
-        assert ended is not None or mode == "full disk", where
+    assert len(calls) >= 15
+    assert {"open", "write", "fsync", "link", "replace", "mkdir", "unlink", "rmdir"} <= set(calls)
+    for where, _ in ENDS[mode](_relabel, jitter, start, cache, calls):
         assert verify_cache(cache) == [], where
         dataset = CachedDataset(cache)
         labels = dataset.classes, dataset.labels.tolist()
@@ -309,7 +352,4 @@ def test_relabelling_that_fails_anywhere_leaves_the_old_labels_or_the_new_ones(
         seen.add(labels[0])
         _relabel(jitter, cache)
         assert digests(cache) == expected, where
-        shutil.rmtree(cache)
-    assert at >= 15
     assert len(seen) == 2
-    assert {"open", "write", "fsync", "link", "replace", "mkdir", "unlink", "rmdir"} <= set(faults.calls)

@@ -14,7 +14,7 @@ import pytest
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.warmup.running import scheduler
+from tpucache.warmup.run import scheduler
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import pytest
 from tpucache import CachedDataset, Manifest, Recipe, SampleError, build_cache, verify_cache
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources import FolderSource
-from tpucache.warmup.sources.base import Listing
+from tpucache.warmup.sources.source import Listing
 
 pytestmark = pytest.mark.slow
 

@@ -28,6 +28,7 @@ Digests = Callable[[Path], dict[str, str]]
 _SIZE = 96  # so that a shard of 1 MiB holds 37 images
 _KILLS = 4  # of runs with workers
 _FORKED_KILLS = 32  # of runs in one process; every fourth is killed three times in a row: 48 in all
+_FORKED_SAMPLES = 60  # in two blocks
 
 # Slow in the killed runs only, so that they spend their time on samples and not on starting.
 _MODULE = """
@@ -69,7 +70,7 @@ for line in sys.stdin:
 # A warmup that kills itself where it is about to give the named file its name.
 _DIES_NAMING = """
 import os, signal, sys
-from tpucache.store.files import atomic as files
+from tpucache.store import files
 rename = files.rename_durably
 def dying(source, target):
     if target.name == sys.argv[1]:
@@ -186,7 +187,12 @@ class Forks:
 
 
 @pytest.fixture(scope="module")
-def forks(modules: Path, source: Path) -> Iterator[Forks]:
+def fewer(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_photos(tmp_path_factory.mktemp("forked") / "photos", _FORKED_SAMPLES, size=(60, 50)))
+
+
+@pytest.fixture(scope="module")
+def forks(modules: Path, fewer: Path) -> Iterator[Forks]:
     found = [str(modules), str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
         [sys.executable, "-c", _FORKS.replace("SIZE", str(_SIZE))],
@@ -201,7 +207,7 @@ def forks(modules: Path, source: Path) -> Iterator[Forks]:
         text=True,
     ) as process:
         try:
-            yield Forks(process, source)
+            yield Forks(process, fewer)
         finally:
             process.kill()
 
@@ -239,7 +245,7 @@ def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_byte
 
 @pytest.mark.parametrize("part", [0.2, 0.4, 0.6, 0.8])
 def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
-    part: float, forks: Forks, source: Path, tmp_path: Path, digests: Digests
+    part: float, forks: Forks, tmp_path: Path, digests: Digests
 ) -> None:
     began = time.monotonic()
     assert forks.run(tmp_path / "whole", 0) == 0
@@ -251,9 +257,9 @@ def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
-    kind: str, forks: Forks, source: Path, tmp_path: Path, digests: Digests
+    kind: str, forks: Forks, fewer: Path, tmp_path: Path, digests: Digests
 ) -> None:
-    archive = Path(shutil.make_archive(str(tmp_path / "photos"), kind, source / "cat"))
+    archive = Path(shutil.make_archive(str(tmp_path / "photos"), kind, fewer / "cat"))
     began = time.monotonic()
     assert forks.run(tmp_path / "whole", 1, source=archive) == 0
     seconds = time.monotonic() - began

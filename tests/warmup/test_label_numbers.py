@@ -10,9 +10,9 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError
 from tpucache.store.format import WORK_NAME
-from tpucache.warmup.planning.labels import check_labels
-from tpucache.warmup.records.labels import MOST_CLASSES
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.plan import check_labels
+from tpucache.warmup.records.encode import MOST_CLASSES
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 WRONG = [-7, 2**62, MOST_CLASSES, 10**400]
 

@@ -19,6 +19,8 @@ from tpucache.runs import LAST_NAME
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.warmup import TableOptions, relabel_cache
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 Digests = Callable[[Path], Mapping[str, str]]
 KIND = TableOptions(label_cols=("kind",))
 

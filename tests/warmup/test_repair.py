@@ -22,7 +22,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.format import INDEX_NAME
 from tpucache.warmup import repair
 from tpucache.warmup.sources import TableOptions, TableSource
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 Harm = Callable[[Path], None]

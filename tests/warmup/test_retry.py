@@ -26,8 +26,7 @@ from tpucache import (
 from tpucache.cli import main
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.warmup import TableOptions, TableSource, relabel_cache, versions
-from tpucache.warmup.planning import blocks
+from tpucache.warmup import TableOptions, TableSource, blocks, relabel_cache, versions
 from tpucache.warmup.records import presize
 from tpucache.warmup.records.encode import SampleEncoder
 

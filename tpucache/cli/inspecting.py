@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_json,
@@ -40,7 +40,7 @@ def inspect(options: argparse.Namespace) -> int:
 def bench(options: argparse.Namespace) -> int:
     """Measure how fast a cache reads here."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.records.plan import ReadingPlan
+    from tpucache.loading.reading.reader import ReadingPlan
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 

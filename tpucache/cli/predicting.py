@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_device,
@@ -21,7 +21,7 @@ from tpucache.cli.terminal import note, show
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.samples.split import fold_positions
+    from tpucache.loading.split import fold_positions
     from tpucache.runs import OUT_OF_FOLD_NAME
     from tpucache.store.manifest import Manifest
     from tpucache.training.device import open_device

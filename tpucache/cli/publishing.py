@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.options import add_cache, add_command, add_json, add_options, from_options, seconds
+from tpucache.cli.arguments import add_cache, add_command, add_json, add_options, from_options, seconds
 from tpucache.cli.terminal import flush, say, show
 from tpucache.process import tell
 from tpucache.publish.rules import Metadata, PublishOptions

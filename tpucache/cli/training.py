@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_device,
@@ -31,7 +31,7 @@ from tpucache.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.records.reader import InMemory
+    from tpucache.loading.reading.reader import InMemory
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.folds import FoldsReport
     from tpucache.training.run.history import Watcher
@@ -158,7 +158,7 @@ def _split(
 ) -> tuple[CachedDataset, CachedDataset | None]:
     """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.samples.split import fold_split, stratified_split
+    from tpucache.loading.split import fold_split, stratified_split
 
     augmented = CachedDataset(data.directory, "epoch", in_memory=memory) if data.manifest.augmented else data
     if valid is None:

@@ -1,4 +1,4 @@
-"""warmup, relabel and verify: build a cache, change its labels, check it, repair it."""
+"""warmup, relabel and verify: build a cache or say what would be built, change its labels, check it, repair it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tpucache.cli.dry_running import run_dry
-from tpucache.cli.options import (
+from tpucache.cli.arguments import (
     add_cache,
     add_command,
     add_json,
@@ -24,19 +23,22 @@ from tpucache.cli.options import (
     size,
 )
 from tpucache.cli.terminal import complain, show
-from tpucache.option_fields import options_of
+from tpucache.options import options_of
 from tpucache.process import tell
 from tpucache.recipe import SHARED, Recipe
-from tpucache.warmup.options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
+from tpucache.store.fields import IMAGE
+from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
     from tpucache.progress import Progress
+    from tpucache.recipe import Recipe
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
-    from tpucache.warmup.running.scheduler import BuildProgress
+    from tpucache.warmup.build_options import LabelKind
+    from tpucache.warmup.run.scheduler import BuildProgress
     from tpucache.warmup.sources import Source
-
+    from tpucache.warmup.trial import DryRun
 
 #: What a table means for masks: nothing to labels.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
@@ -47,9 +49,9 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.errors import SampleError
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out
     from tpucache.warmup.build import build_cache
-    from tpucache.warmup.planning.estimate import Estimate
-    from tpucache.warmup.running.executor import Executor
-    from tpucache.warmup.work.folder import check_source
+    from tpucache.warmup.estimate import Estimate
+    from tpucache.warmup.run.executors import Executor
+    from tpucache.warmup.run.folder import check_source
 
     began = time.monotonic()
     recipe, labels, classes = _wanted(options)
@@ -281,3 +283,90 @@ class _Progress:
     def close(self) -> None:
         if self._shown is not None:
             self._shown.close()
+
+
+_NAMED: Final = 5
+_SIDE: Final = 160
+
+
+def run_dry(
+    options: argparse.Namespace,
+    source: Source,
+    recipe: Recipe,
+    labels: LabelKind,
+    classes: Path | Sequence[str] | None,
+) -> int:
+    """Print what the warmup of a source would do, and write a contact sheet; no cache is made."""
+    from tpucache.warmup.trial import dry_run
+
+    found = dry_run(
+        source,
+        options.cache,
+        recipe,
+        jobs=options.jobs,
+        labels=labels,
+        classes=classes,
+        retry=options.retry,
+        retry_all=options.retry_all,
+        pad=options.pad,
+        truncate=options.truncate,
+    )
+    sheet = _write_sheet(found, options.sheet, str(options.source))
+    report = {**found.to_dict(), "sheet": None if sheet is None else str(sheet)}
+    show(options, report, _lines(found, sheet))
+    return 0
+
+
+def _lines(found: DryRun, sheet: Path | None) -> list[str]:
+    from tpucache.report.inspect import describe_labels
+
+    expected = found.estimate
+    lines = [
+        f"samples   {found.samples:,}: {_counts(found.files)}",
+        f"labels    {describe_labels(found.labels, found.classes, found.class_counts)}",
+    ]
+    if found.retry:
+        lines.append(f"retry     {found.retry['tried_again']:,} of {found.retry['skipped']:,} skipped samples")
+    if found.left_out:
+        lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
+    lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")
+    lines += [f"  {tried.path!r}: {tried.reason}" for tried in found.failed[:_NAMED]]
+    if found.sizes:
+        (least, low), (width, height), (most, high) = found.size_range().values()
+        lines.append(
+            f"images    {least:,} to {most:,} wide, {low:,} to {high:,} high, median {width}x{height}; "
+            f"{_counts(found.kinds)}"
+        )
+    lines.append(
+        f"estimate  {expected.records:,} records, {expected.bytes / 1e6:,.1f} MB and {expected.spooled / 1e6:,.1f} MB "
+        f"of working space, of {expected.free / 1e6:,.0f} MB that are free; {found.seconds:,.0f} s"
+    )
+    if sheet is not None:
+        lines.append(f"sheet     {sheet}")
+    return lines
+
+
+def _counts(counted: Any) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counted.items())
+
+
+def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
+    """Write a contact sheet of the samples that were tried; None where they have no images."""
+    import numpy as np
+
+    from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
+    from tpucache.report.preview import save_picture
+    from tpucache.report.text import describe_label
+
+    cells = []
+    for tried in found.tried:
+        if IMAGE in tried.clean:
+            label = None if tried.label is None else np.asarray(tried.label)
+            picture = draw_record(tried.clean, found.classes, _SIDE)
+            cells.append(Cell(describe_label(label, found.classes), tried.path, [picture]))
+            shape = tried.clean[IMAGE].shape
+    if not cells:
+        return None
+    layout = Layout(len(cells), 1, fitted_size(shape, _SIDE))
+    line = f"{found.samples:,} samples, {len(cells)} of them as warmup would make them"
+    return save_picture(draw_sheet(layout, source, line, cells), path)

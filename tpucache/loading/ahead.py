@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from tpucache.loading.loader import CachedLoader, Uncounted
+from tpucache.loading.loader import BatchLoader, Uncounted
 from tpucache.loading.threads import refuse_fork
 
 Prepared = TypeVar("Prepared")
@@ -53,7 +53,7 @@ class Ahead(Generic[Prepared]):
 
     def __enter__(self: Self) -> Self:
         self._process, batches = os.getpid(), self._batches
-        self._iterator = batches.iterate_ahead() if isinstance(batches, CachedLoader) else iter(batches)
+        self._iterator = batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
         self._thread.start()
         return self
 

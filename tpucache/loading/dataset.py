@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.arguments import overrides, to_integer
+from tpucache.loading.filter import matching
 from tpucache.loading.find import locate
-from tpucache.loading.labels import label_tensor
-from tpucache.loading.records.buffers import Buffer, BufferPools
-from tpucache.loading.records.plan import ReadingPlan
-from tpucache.loading.records.reader import Divide, InMemory, RecordReader, undivided
-from tpucache.loading.samples.filter import matching
-from tpucache.loading.samples.indices import integer_positions, is_single, to_positions
-from tpucache.loading.samples.selection import Selection, Variant, to_variant
+from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
+from tpucache.loading.reading.buffers import Buffer, BufferPools
+from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
+from tpucache.loading.samples import Selection, Variant, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
-from tpucache.store.cache import Cache
-from tpucache.store.field_reader import field_batches
+from tpucache.store.cache import Cache, field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable
+from tpucache.store.samples import NO_LABEL, SampleTable
 
 if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
+
+#: The name of the columns in a batch.
+COLUMNS: Final = "columns"
 Self = TypeVar("Self", bound="CachedDataset")
 
 
@@ -80,6 +80,7 @@ class CachedDataset(Dataset[Item]):
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._digest: str | None = None
+        self._columns: Array | None = None  # float32 (samples of the cache, width)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(opened, self._selection.records, in_memory)
@@ -161,14 +162,27 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all that decides the samples: records, labels, selection and its order.
+        """SHA-256, in hexadecimal, of all that decides the samples: records, labels, columns, selection and its order.
 
         Only the variants in use count, so adding variants to a cache leaves the digest of variant 0 as it is. Loaders
         and runs are resumed only where it is the same.
         """
         if self._digest is None:
-            self._digest = self._selection.digest(self.table.labels)
+            self._digest = self.digest_without_columns
+            if self._columns is not None:
+                values = np.ascontiguousarray(self._columns[self.positions])
+                self._digest = hashlib.sha256(self._digest.encode() + values.tobytes()).hexdigest()
         return self._digest
+
+    @property
+    def digest_without_columns(self) -> str:
+        """The digest of the same samples without columns."""
+        return self._selection.digest(self.table.labels)
+
+    @property
+    def column_width(self) -> int:
+        """How many values a sample has in its columns: 0 where it has none."""
+        return 0 if self._columns is None else int(self._columns.shape[1])
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -216,6 +230,19 @@ class CachedDataset(Dataset[Item]):
         """
         return self.select(matching(condition, self.table, self.positions, self.classes))
 
+    def with_columns(self, values: Array) -> CachedDataset:
+        """Return these samples with values of their own, float32 (n, width), under "columns": all items are dicts then.
+
+        Raises UsageError where records have a field of that name.
+        """
+        if COLUMNS in self.names:
+            raise UsageError(f"the records have a field {COLUMNS!r} already: columns cannot be inputs beside it")
+        whole = np.full((self.manifest.samples, values.shape[1]), np.nan, np.float32)
+        whole[self.positions] = values
+        derived = self._derive(self._selection, self._open_reader)
+        derived._columns = whole
+        return derived
+
     def packed(self) -> CachedDataset:
         """Return the same samples with fields as their codecs pack them, for a device to finish.
 
@@ -258,14 +285,32 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.pools
 
     def labels_of(self, indices: Array) -> torch.Tensor:
-        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m). Raises FormatError."""
-        return label_tensor(self.table.labels, self._selection.positions_of(indices))
+        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 where the cache has none.
 
-    def pack(self, parts: Sequence[torch.Tensor]) -> Item:
-        """Return a sample's or a batch's fields and label in the shape that users see."""
-        if self.names == [IMAGE]:
-            return tuple(parts)
-        return dict(zip([*self.names, LABEL], parts, strict=True))
+        Raises FormatError.
+        """
+        labels, positions = self.table.labels, self._selection.positions_of(indices)
+        if labels is None:
+            return to_tensor(np.full(len(positions), NO_LABEL))
+        return to_tensor(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))
+
+    def values_of(self, indices: Array) -> dict[str, torch.Tensor]:
+        """Return what samples have beside their records: the columns, if there are any, and the label."""
+        columns = {}
+        if self._columns is not None:
+            columns[COLUMNS] = to_tensor(self._columns[self._selection.positions_of(indices)])
+        return {**columns, LABEL: self.labels_of(indices)}
+
+    def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:
+        """Return the batch of these samples, whose fields were read into `arrays`, in the shape that users see."""
+        return self.join(arrays, self.values_of(indices))
+
+    def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:
+        """Return fields and the values of `values_of` as one batch: (images, labels), or a dict of tensors."""
+        fields = [self.as_tensor(name, array) for name, array in zip(self.names, arrays, strict=True)]
+        if self.names == [IMAGE] and [*values] == [LABEL]:
+            return fields[0], values[LABEL]
+        return {**dict(zip(self.names, fields, strict=True)), **values}
 
     @staticmethod
     def as_tensor(name: str, array: Array) -> torch.Tensor:
@@ -287,8 +332,10 @@ class CachedDataset(Dataset[Item]):
             return []
         buffer = Buffer(self.record_fields, len(positions))
         self._open_reader.read_into(buffer, self._rows(positions, self.epoch))
-        tensors = [self.as_tensor(name, array) for name, array in zip(self.names, buffer.arrays, strict=True)]
-        return [self.pack(row) for row in zip(*tensors, self.labels_of(positions), strict=True)]
+        batch = self.to_batch(buffer.arrays, positions)
+        if isinstance(batch, tuple):
+            return list(zip(*batch, strict=True))
+        return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
     @property
     def _open_reader(self) -> RecordReader:

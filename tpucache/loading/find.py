@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
-from tpucache.store.files.reading import refuse_url
+from tpucache.store.files import refuse_url
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import Manifest
 

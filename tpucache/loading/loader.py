@@ -6,19 +6,20 @@ import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from tpucache.errors import UsageError
-from tpucache.loading.arguments import overrides, to_integer
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader_state import LoaderState, read_state
-from tpucache.loading.order import Shuffle, make_order, make_sampled_order
-from tpucache.loading.records.buffers import AllocatedBuffers, BufferPool
-from tpucache.loading.records.reader import Divide
-from tpucache.loading.samples.indices import integer_positions
-from tpucache.loading.samples.sampler import Positions, global_batches, rank_slice, rank_windows
+from tpucache.loading.indices import integer_positions, overrides, to_integer
+from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
+from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool
+from tpucache.loading.reading.reader import Divide
+from tpucache.loading.sampler import Positions, global_batches, rank_slice, rank_windows
+from tpucache.loading.samples import Samples
+from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
 
@@ -29,7 +30,8 @@ Batch = Any  # (images, labels), or a dict of tensors where a record has more fi
 
 Buffers = BufferPool | AllocatedBuffers
 
-Self = TypeVar("Self", bound="CachedLoader")
+AnySamples = TypeVar("AnySamples", bound=Samples)
+Self = TypeVar("Self", bound="BatchLoader[Any]")
 
 Finish = Literal["host", "device"]
 
@@ -44,94 +46,59 @@ class Uncounted(NamedTuple):
     confirm: Callable[[], None]
 
 
-class CachedLoader:
-    """Batches of a CachedDataset: `for images, labels in CachedLoader(dataset, 256, shuffle=True)`.
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How a loader forms batches and reads them. Raises UsageError for values that mean nothing."""
 
-    Images are uint8 (batch, channels, height, width), channels last in memory, over a pooled buffer that nothing
-    copied; it is used again once nothing refers to the batch any more, so a batch may be kept as long as wished.
+    batch_size: int
+    seed: int = 0
+    drop_last: bool = False
+    threads: int = 2
+    prefetch: int = 2
+    rank: int = 0
+    world_size: int = 1
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "seed": 0, "threads": 1, "prefetch": 0, "rank": 0, "world_size": 1}
+        for name, low in least.items():
+            object.__setattr__(self, name, to_integer(name, getattr(self, name), low))
+        if self.rank >= self.world_size:
+            raise UsageError(f"rank is 0 to {self.world_size - 1} in a world of {self.world_size}, not {self.rank}")
+        if not isinstance(self.drop_last, bool):
+            raise UsageError(f"drop_last is True or False, not {self.drop_last!r}")
+
+
+class BatchLoader(Generic[AnySamples]):
+    """Iterates batches of samples in an order: what `CachedLoader` and `MixedLoader` have in common.
 
     Each finished iteration is an epoch: the next one has another order, a function of (seed, epoch) alone. It is
     finished with its last batch, whether or not the caller asks for one more. One that is abandoned is begun again, or
-    continued in the middle through `state_dict` and `load_state_dict`. A dataset without samples gives no batch.
+    continued in the middle through `state_dict` and `load_state_dict`. Samples without any give no batch.
 
     `close`, or leaving a `with` block, frees the buffers that no batch uses. A process that is forked in the middle of
     an epoch begins a new iteration: to continue the one of its parent raises UsageError.
     """
 
-    def __init__(
-        self,
-        dataset: CachedDataset | Subset[Any],
-        batch_size: int,
-        *,
-        shuffle: Shuffle = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        threads: int = 2,
-        prefetch: int = 2,
-        window: int = 4096,
-        rank: int = 0,
-        world_size: int = 1,
-        finish: Finish = "host",
-        weights: Any = None,
-        balance: bool = False,
-        sampler: Sampler[int] | None = None,
-        pin_memory: bool = False,
-    ) -> None:
-        """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
-
-        `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
-        short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
-        batch, whose mean loss is NaN, so that is refused. `threads` read at once, `prefetch` batches ahead; where there
-        are more threads than batches, several read one.
-
-        `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
-        `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
-        for caches that do not. There a whole chunk shows the same variant of variant="epoch", another one each epoch.
-
-        `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
-        and less work for the host. `tpucache.ondevice.decoder` finishes them. Images of other codecs come as ever.
-        `pin_memory` reads into page-locked memory, for `images.to("cuda", non_blocking=True)`.
-
-        One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
-        len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
-        `sampler` (see `SamplerOrder`), whose length is the epoch's.
-        Raises UsageError.
-        """
-        if finish not in get_args(Finish):
-            raise UsageError(f"finish is one of {', '.join(get_args(Finish))}, not {finish!r}")
-        self.dataset = _cached_dataset(dataset)
-        if finish == "device":
-            self.dataset = self.dataset.packed()
-        self.batch_size = to_integer("batch_size", batch_size, 1)
-        self._threads, self._prefetch = to_integer("threads", threads, 1), to_integer("prefetch", prefetch, 0)
-        window, self._seed = to_integer("window", window, 1), to_integer("seed", seed, 0)
-        self.world_size, self.rank = to_integer("world_size", world_size, 1), to_integer("rank", rank, 0)
-        if self.rank >= self.world_size:
-            raise UsageError(f"rank is 0 to {world_size - 1} in a world of {world_size}, not {rank}")
-        if not isinstance(drop_last, bool):
-            raise UsageError(f"drop_last is True or False, not {drop_last!r}")
-        self.drop_last = drop_last
-        chunk = max(1, _CHUNK_BYTES // self.dataset.mean_record_bytes)
-        drawn = make_sampled_order(self.dataset, shuffle, weights, balance, sampler)
-        self._order = drawn or make_order(shuffle, window, chunk, changes_variants=self.dataset.variant == "epoch")
-        self._allocate = pinned_empty if pin_memory else None
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin at the first epoch, with memory for the first batches. Raises UsageError for too small a batch."""
+    def __init__(self, samples: AnySamples, order: EpochOrder, options: LoaderOptions) -> None:
+        """Begin at the first epoch, with memory for the first batches. Raises UsageError for too small a last batch."""
+        self.dataset, self.order, self.options = samples, order, options
+        self.batch_size, self.drop_last = options.batch_size, options.drop_last
+        self.rank, self.world_size = options.rank, options.world_size
+        self.seed = options.seed
         self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
         self._resume = 0
         self._iterations = 0  # begun so far; what each one knows of itself is its number
         self._outdated = 0  # iterations up to this number were begun before the epoch was set
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
-        self._pools = self.dataset.buffer_pools
-        self._pool: Buffers | None = self._pools.pool(self.batch_size, self._allocate)
+        self._pools = samples.buffer_pools
+        self._pool: Buffers | None = self._pools.pool(self.batch_size, pinned_empty if options.pin_memory else None)
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
         # One more than are read ahead, which the caller holds while the next one is read.
-        self._pool.prepare(min(self._prefetch + 2, len(self)), min(self.batch_size, self.samples))
-        self.dataset.prepare(self._threads)
+        self._pool.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
+        samples.prepare(options.threads)
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
@@ -160,7 +127,7 @@ class CachedLoader:
         self._iterations += 1
         self._is_ambiguous = False
         self._move(epoch, start)
-        order = self._order.positions(len(self.dataset), self._seed, epoch)
+        order = self.order.positions(len(self.dataset), self.seed, epoch)
         return self._run(self._iterations, epoch, start, order, is_counted)
 
     def __enter__(self: Self) -> Self:
@@ -204,26 +171,26 @@ class CachedLoader:
         """
         earlier = self.dataset.manifest  # earlier versions counted all variants, so that adding one changed the order
         record = max(1, sum(entry.bytes for entry in earlier.shards) // max(1, earlier.records))
-        saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record), self._order.earlier_text)
-        self._order.check(saved)
+        saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record), self.order.earlier_text)
+        self.order.check(saved)
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
         if 0 < stop - first < self.world_size:
             raise UsageError(_too_few(stop - first, self.world_size))
-        self._seed, self._order = saved.seed, self._order.continued(saved.order, saved.chunk)
+        self.seed, self.order = saved.seed, self.order.continued(saved.order, saved.chunk)
         self._go_to(saved.epoch, saved.position)
 
     def _state(self) -> LoaderState:
         epoch, position = self._place
         return LoaderState(
-            seed=self._seed,
+            seed=self.seed,
             epoch=epoch,
             position=position,
             samples=self.samples,
-            order=self._order.text,
-            chunk=self._order.chunk,
+            order=self.order.text,
+            chunk=self.order.chunk,
             fingerprint=self.dataset.manifest.fingerprint,
             digest=self.dataset.digest,
-            drawn=self._order.digest(self._seed, epoch),
+            drawn=self.order.digest(self.seed, epoch),
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -240,7 +207,7 @@ class CachedLoader:
     @property
     def samples(self) -> int:
         """How many samples an epoch has, of all ranks together."""
-        return self._order.length(len(self.dataset))
+        return self.order.length(len(self.dataset))
 
     @property
     def _global_batch(self) -> int:
@@ -250,10 +217,10 @@ class CachedLoader:
         self, iteration: int, epoch: int, start: int, order: Positions, is_counted: bool
     ) -> Generator[Any, None, None]:
         pending: deque[tuple[int, Future[Batch]]] = deque()
-        hinted, shared = start, self._order.shared
-        window = self._order.window or _SPAN
+        hinted, shared = start, self.order.shared
+        window = self.order.window or _SPAN
         windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
-        with ReadingThreads(self._threads, self._prefetch + 1) as threads:
+        with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
                 while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
                     ahead = np.concatenate([order[part] for part in parts])
@@ -262,7 +229,7 @@ class CachedLoader:
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 work = functools.partial(self._read, own, epoch, shared, threads.divide)
                 pending.append((stop, threads.submit(work)))
-                if len(pending) > self._prefetch:
+                if len(pending) > self.options.prefetch:
                     yield self._next(pending, iteration, epoch, is_counted)
                     threads.check()
             while pending:
@@ -304,9 +271,68 @@ class CachedLoader:
         except BaseException:
             pool.give_back(buffer)
             raise
-        arrays = pool.lend(buffer, len(indices))
-        tensors = [self.dataset.as_tensor(name, array) for name, array in zip(self.dataset.names, arrays, strict=True)]
-        return self.dataset.pack([*tensors, self.dataset.labels_of(indices)])
+        return self.dataset.to_batch(pool.lend(buffer, len(indices)), indices)
+
+
+class CachedLoader(BatchLoader[CachedDataset]):
+    """Batches of a CachedDataset: `for images, labels in CachedLoader(dataset, 256, shuffle=True)`.
+
+    Images are uint8 (batch, channels, height, width), channels last in memory, over a pooled buffer that nothing
+    copied; it is used again once nothing refers to the batch any more, so a batch may be kept as long as wished.
+
+    Epochs, state and `close` are those of `BatchLoader`.
+    """
+
+    def __init__(
+        self,
+        dataset: CachedDataset | Subset[Any],
+        batch_size: int,
+        *,
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        threads: int = 2,
+        prefetch: int = 2,
+        window: int = 4096,
+        rank: int = 0,
+        world_size: int = 1,
+        finish: Finish = "host",
+        weights: Any = None,
+        balance: bool = False,
+        sampler: Sampler[int] | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
+
+        `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
+        short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
+        batch, whose mean loss is NaN, so that is refused. `threads` read at once, `prefetch` batches ahead; where there
+        are more threads than batches, several read one.
+
+        `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
+        `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
+        for caches that do not. There a whole chunk shows the same variant of variant="epoch", another one each epoch.
+
+        `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
+        and less work for the host. `tpucache.ondevice.decoder` finishes them. Images of other codecs come as ever.
+        `pin_memory` reads into page-locked memory, for `images.to("cuda", non_blocking=True)`.
+
+        One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
+        len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
+        `sampler` (see `SamplerOrder`), whose length is the epoch's.
+        Raises UsageError.
+        """
+        if finish not in get_args(Finish):
+            raise UsageError(f"finish is one of {', '.join(get_args(Finish))}, not {finish!r}")
+        chosen = _cached_dataset(dataset)
+        if finish == "device":
+            chosen = chosen.packed()
+        options = LoaderOptions(batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory)
+        window = to_integer("window", window, 1)
+        chunk = max(1, _CHUNK_BYTES // chosen.mean_record_bytes)
+        drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
+        order = drawn or make_order(shuffle, window, chunk, changes_variants=chosen.variant == "epoch")
+        super().__init__(chosen, order, options)
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:

@@ -9,9 +9,8 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader_state import LoaderState
-from tpucache.loading.samples.draws import BalancedDraws, WeightedDraws
-from tpucache.loading.samples.sampler import Positions, block_order, full_order
+from tpucache.loading.sampler import BalancedDraws, Positions, WeightedDraws, block_order, full_order
+from tpucache.loading.state import LoaderState
 from tpucache.loading.tensors import HAS_TORCH
 
 Shuffle = bool | Literal["full", "block"]

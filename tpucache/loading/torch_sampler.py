@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from tpucache.errors import OutOfRangeError, UsageError
-from tpucache.loading.samples.indices import Positions, integer_positions
+from tpucache.loading.indices import Positions, integer_positions
 
 _SEED_BITS: Final = 32  # what numpy's seeds hold
 

@@ -10,9 +10,8 @@ from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.ondevice.arrays import ArrayLibrary
-from tpucache.ondevice.augment import BatchAugment
+from tpucache.ondevice.augment import BatchAugment, BatchNormalise
 from tpucache.ondevice.decode import PackedDecoder, field_decoder
-from tpucache.ondevice.normalise import BatchNormalise
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
 

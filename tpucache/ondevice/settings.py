@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.option_fields import check_options, option
+from tpucache.options import check_options, option
 
 _ZOOM: Final = 0.08  # torchvision's default
 #: The largest values of settings that have one.

@@ -23,20 +23,22 @@ from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
 from tpucache.publish.wheels import PACKAGES, PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
 from tpucache.report.preview import contact_sheet
 from tpucache.store.cache import Cache
-from tpucache.store.copying.claims import (
+from tpucache.store.copying import (
     CLAIM_NAME,
     Claim,
+    check_apart,
+    check_descends,
+    check_room,
     claim_folder,
+    copy_file,
+    folder_path,
+    hold_folder,
     is_claim_aside,
     named,
     parse_claim,
     remove_claim,
 )
-from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
-from tpucache.store.copying.lineage import check_descends
-from tpucache.store.copying.stage import check_room, copy_file
-from tpucache.store.files.atomic import write_atomically
-from tpucache.store.files.reading import read_file, sha256_file
+from tpucache.store.files import read_file, sha256_file, write_atomically
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json

@@ -14,8 +14,7 @@ from typing import Any, Final, TypeVar
 
 from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import redact, shown, url_secrets
-from tpucache.store.files.atomic import rename_durably
-from tpucache.store.files.reading import read_chunks
+from tpucache.store.files import read_chunks, rename_durably
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.http import SCHEMES, HttpFolder

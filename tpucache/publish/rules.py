@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.kaggle import MAX_FILES
-from tpucache.option_fields import option
-from tpucache.store.files.reading import read_file
+from tpucache.options import option
+from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
 
 METADATA_NAME: Final = "dataset-metadata.json"

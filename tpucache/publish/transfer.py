@@ -13,23 +13,25 @@ from typing import Final
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.publish.remote import Remote
 from tpucache.store.cache import Cache
-from tpucache.store.copying.claims import (
+from tpucache.store.copying import (
     CLAIM_NAME,
     FINISHED,
     MAX_CLAIM_BYTES,
     PART_SUFFIX,
     Claim,
+    check_apart,
+    check_descends,
     check_ours,
+    check_room,
     claim_folder,
+    folder_path,
+    has_same_table,
+    hold_folder,
     parse_claim,
     read_claims,
     remove_claim,
 )
-from tpucache.store.copying.folders import check_apart, folder_path, hold_folder
-from tpucache.store.copying.lineage import check_descends, has_same_table
-from tpucache.store.copying.stage import check_room
-from tpucache.store.files.atomic import append_chunks, rename_durably, write_atomically
-from tpucache.store.files.reading import read_chunks
+from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole

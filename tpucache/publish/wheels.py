@@ -30,7 +30,7 @@ from tpucache.errors import DependencyError, PublishError
 from tpucache.publish.rules import check_tag
 from tpucache.redact import redact
 from tpucache.store.codecs import CODECS
-from tpucache.store.files.reading import open_file
+from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
 from tpucache.training.settings import TASKS
 
@@ -97,9 +97,10 @@ def wheel_bytes() -> bytes:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the names and bytes of the package's own files."""
+    """Yield the names and bytes of the package's own files: its modules, the lists of their public names, its data."""
     package = Path(version.__file__).parent
-    paths = [*(package / name for name in _DATA), *_modules(package).values()]
+    modules = _modules(package).values()
+    paths = [*(package / name for name in _DATA), *modules, *(path.with_suffix(".pyi") for path in modules)]
     for path in sorted(path for path in paths if path.is_file()):
         yield f"{_NAME}/{path.relative_to(package).as_posix()}", path.read_bytes()
 
@@ -114,7 +115,8 @@ def _modules(package: Path) -> dict[str, Path]:
         path = _module_file(package, name)
         if path is not None and name not in found:
             found[name] = path
-            waiting += _imported(ast.parse(path.read_bytes()))
+            for each in (path, path.with_suffix(".pyi")):
+                waiting += _imported(ast.parse(each.read_bytes())) if each.is_file() else ()
             waiting.append(name.rpartition(".")[0])
     return found
 

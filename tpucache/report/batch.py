@@ -13,7 +13,7 @@ import torch
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
-from tpucache.loading.samples.sampler import full_order
+from tpucache.loading.sampler import full_order
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings

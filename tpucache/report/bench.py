@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader, Finish
-from tpucache.loading.records.streaming import gather
+from tpucache.native import gather
 
 _GATHER_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2

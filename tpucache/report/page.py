@@ -17,7 +17,7 @@ from tpucache.errors import TpucacheError
 from tpucache.redact import printable
 from tpucache.report.template import fill
 from tpucache.runs import check_no_run_file
-from tpucache.store.copying.folders import check_no_cache_file
+from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest
 from tpucache.version import __version__

@@ -11,7 +11,7 @@ from tpucache.errors import TpucacheError, UsageError
 from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label
-from tpucache.store.copying.folders import check_no_cache_file
+from tpucache.store.copying import check_no_cache_file
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -22,8 +22,8 @@ from tpucache.runs import (
     fold_folder,
     is_run,
 )
-from tpucache.store.files.reading import check_stored, open_file, open_text, read_file
-from tpucache.store.manifest_json import read_object
+from tpucache.store.files import check_stored, open_file, open_text, read_file
+from tpucache.store.manifest import read_object
 
 Array = npt.NDArray[Any]
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.codecs import CODECS
-from tpucache.store.codecs.base import PackedCodec
+from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.pictures import check_image
 from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
 

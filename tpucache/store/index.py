@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files.npy import read_header
-from tpucache.store.files.reading import OpenFile
+from tpucache.store.files import OpenFile, read_npy_header
 from tpucache.store.format import INDEX_DTYPE, MAX_HEADER_BYTES
 from tpucache.store.manifest import Manifest
 
@@ -124,7 +123,7 @@ class RecordIndex:
                 raise DamageError(
                     f"{path} is {size:,} bytes, the manifest says {self._manifest.index.bytes:,}: copy it again"
                 )
-            header = read_header(io.BytesIO(os.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
+            header = read_npy_header(io.BytesIO(os.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files.lock import ThreadLock
-from tpucache.store.files.reading import OpenFile
+from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import ShardEntry
 
 _MAX_OPEN: Final = 256

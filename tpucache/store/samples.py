@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
-from tpucache.store.files.npy import parse
-from tpucache.store.files.reading import open_file, refuse_too_many_files
+from tpucache.store.files import open_file, parse_npy, refuse_too_many_files
 from tpucache.store.format import most_table_bytes
 
 Array = npt.NDArray[Any]
@@ -167,10 +166,10 @@ class SampleTable(Mapping[str, Column]):
             with open_file(self._path) as file, zipfile.ZipFile(file) as archive:
                 self._prove(file)
                 if f"{name}.ends.npy" in archive.namelist():
-                    ends = parse(archive.read(f"{name}.ends.npy"))
-                    column: Column = self._strings(name, parse(archive.read(f"{name}.bytes.npy")), ends)
+                    ends = parse_npy(archive.read(f"{name}.ends.npy"))
+                    column: Column = self._strings(name, parse_npy(archive.read(f"{name}.bytes.npy")), ends)
                 else:
-                    column = parse(archive.read(f"{name}.npy"))
+                    column = parse_npy(archive.read(f"{name}.npy"))
         except FileNotFoundError as error:
             raise _missing(self._path) from error
         except _BROKEN as error:

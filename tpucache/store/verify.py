@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
+from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.files import pages
-from tpucache.store.files.reading import open_file, refuse_too_many_files, sha256_file
+from tpucache.store.files import open_file, refuse_too_many_files, sha256_file
 from tpucache.store.format import encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 

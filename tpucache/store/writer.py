@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, UsageError
-from tpucache.store.files import pages
-from tpucache.store.files.atomic import rename_durably, sync_file
+from tpucache.store import pages
+from tpucache.store.files import rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, encode_key
 
 #: Of records in one transaction: while a processor's cache has them, LMDB copies and writes them several times faster.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.loading.columns.dataset import add_values
-from tpucache.loading.columns.values import fit_columns
+from tpucache.loading.columns import fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
@@ -70,7 +69,7 @@ def add_columns(settings: TrainSettings, train_set: CachedDataset, *others: Cach
     if not settings.inputs:
         return [train_set, *others]
     columns = fit_columns(settings.inputs, train_set.table, train_set.positions)
-    return [add_values(each, columns.encode(each.table, each.positions)) for each in (train_set, *others)]
+    return [each.with_columns(columns.encode(each.table, each.positions)) for each in (train_set, *others)]
 
 
 def _advice(train_set: CachedDataset) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.find import locate
-from tpucache.loading.samples.split import stratified_split
+from tpucache.loading.split import stratified_split
 from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpucache.errors import UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.samples.split import fold_splits
+from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device

@@ -23,7 +23,7 @@ from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.training.check import add_columns, check_fit, find_task
 from tpucache.training.device import Device, Processes
 from tpucache.training.device.tensors import to_host

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpucache.option_fields import check_options, option
+from tpucache.options import check_options, option
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.run.history import Watcher

@@ -18,9 +18,9 @@ from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.runs import check_no_run_file
-from tpucache.store.copying.folders import check_no_cache_file
+from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import LABEL
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import compute_rows
 from tpucache.training.learn.tasks.base import SEPARATOR, Form, Task

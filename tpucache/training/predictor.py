@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from tpucache.errors import TrainingError, UsageError
-from tpucache.loading.columns.dataset import COLUMNS, add_values
-from tpucache.loading.columns.values import columns_from
-from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.columns import columns_from
+from tpucache.loading.dataset import COLUMNS, CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.runs import BEST_NAME, LAST_NAME
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
@@ -94,7 +93,7 @@ class Predictor:
         if not wanted:
             return dataset
         values = [each.encode(dataset.table, dataset.positions) for each in wanted]
-        return add_values(dataset, np.concatenate(values, 1))
+        return dataset.with_columns(np.concatenate(values, 1))
 
     def check(self, dataset: CachedDataset) -> None:
         """Raise UsageError unless a cache has the fields, sizes and classes that the models were trained with.

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.option_fields import check_options, option
+from tpucache.options import check_options, option
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]

@@ -12,37 +12,42 @@ from typing import Final
 from tpucache.errors import SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.store.files.reading import check_is_local
+from tpucache.store.files import check_is_local
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
+from tpucache.warmup.blocks import grown_bytes
+from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Target
+from tpucache.warmup.check import compared_numbers
 from tpucache.warmup.deadline import Deadline
-from tpucache.warmup.options import BuildOptions, LabelKind, OnError, Target
-from tpucache.warmup.planning.estimate import Estimate, estimate
-from tpucache.warmup.planning.limits import check_kaggle_bytes, check_kaggle_files, check_room, kaggle_blocks
-from tpucache.warmup.planning.listing_check import compared_numbers
-from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
-from tpucache.warmup.planning.retrying import grown_bytes
+from tpucache.warmup.estimate import (
+    Estimate,
+    check_kaggle_bytes,
+    check_kaggle_files,
+    check_room,
+    estimate,
+    kaggle_blocks,
+)
+from tpucache.warmup.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
-from tpucache.warmup.running.consistency import check_records, known_records
-from tpucache.warmup.running.context import BuildContext
-from tpucache.warmup.running.executor import Executor
-from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
-from tpucache.warmup.sources import label_source, pad_source, to_source
-from tpucache.warmup.sources.base import Items, Source, source_name
-from tpucache.warmup.sources.labelled import class_names
-from tpucache.warmup.tables import finish_cache
-from tpucache.warmup.versions import version_differences
-from tpucache.warmup.work.folder import (
+from tpucache.warmup.run.executors import Executor
+from tpucache.warmup.run.folder import (
     cache_folder,
     check_source,
     finished_cache,
+    hold,
     remove_folder,
     remove_leftovers,
     remove_old_files,
 )
-from tpucache.warmup.work.lock import hold
-from tpucache.warmup.work.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
+from tpucache.warmup.run.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
+from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
+from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
+from tpucache.warmup.sources import label_source, pad_source, to_source
+from tpucache.warmup.sources.labelled import class_names
+from tpucache.warmup.sources.source import Items, Source, source_name
+from tpucache.warmup.tables import finish_cache
+from tpucache.warmup.versions import version_differences
 
 _ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"

@@ -14,23 +14,22 @@ import numpy.typing as npt
 
 from tpucache.errors import BuildError, SourceError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import earlier_tables
+from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL
-from tpucache.store.files.atomic import link_or_copy
+from tpucache.store.files import link_or_copy
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
-from tpucache.warmup.options import LabelKind
-from tpucache.warmup.planning.numbering import name_some
+from tpucache.warmup.build_options import LabelKind
+from tpucache.warmup.numbering import name_some
+from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
+from tpucache.warmup.run.plan_file import is_adding_to
 from tpucache.warmup.sources.cells import Table, read_table
 from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
-from tpucache.warmup.sources.names import unique
+from tpucache.warmup.sources.source import unique
 from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
 from tpucache.warmup.tables import label_column, label_facts, write_table
-from tpucache.warmup.work.folder import finished_cache, remove_folder, remove_old_files
-from tpucache.warmup.work.lock import hold
-from tpucache.warmup.work.plan_file import is_adding_to
 
 Rows = npt.NDArray[np.int64]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import hashlib
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,29 +14,28 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
+from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import earlier_tables
-from tpucache.store.files.atomic import rename_durably, write_atomically
-from tpucache.store.files.reading import sha256_file
-from tpucache.store.format import WORK_NAME
-from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.copying import earlier_tables
+from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
+from tpucache.store.format import INDEX_DTYPE, WORK_NAME
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
+from tpucache.store.samples import encode_columns
 from tpucache.store.verify import Damage, is_whole, verify_cache
+from tpucache.warmup.blocks import Block, listing_sha256
 from tpucache.warmup.code_digest import code_changes, code_digests
-from tpucache.warmup.planning.asked import as_asked
-from tpucache.warmup.planning.blocks import Block, listing_sha256
-from tpucache.warmup.planning.numbering import name_some, number_samples, put_in_order
+from tpucache.warmup.numbering import as_asked, name_some, number_samples, put_in_order
 from tpucache.warmup.records.encode import SampleEncoder
-from tpucache.warmup.repair_tables import rebuild_index, rebuild_samples
-from tpucache.warmup.running.context import BuildContext
-from tpucache.warmup.running.executor import Executor
-from tpucache.warmup.running.scheduler import BuildProgress, Scheduler
+from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos
+from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
+from tpucache.warmup.run.plan_file import has_plan
+from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
+from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
-from tpucache.warmup.sources.base import Items, Listing, Source, source_name
+from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
+from tpucache.warmup.tables import encode_index, sample_columns
 from tpucache.warmup.versions import version_differences
-from tpucache.warmup.work.folder import cache_folder, remove_folder, remove_leftovers
-from tpucache.warmup.work.lock import hold
-from tpucache.warmup.work.plan_file import has_plan
-from tpucache.warmup.work.receipts import BuiltShard
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
 REPAIR_NAME: Final = "repair"
@@ -253,3 +254,77 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
     before = case.cache.index_of(entry)
     differ = (before["crc32"] != shard.rows["crc32"]).tolist()
     return [number for number, other in zip(case.numbers_of(entry), differ, strict=True) if other]
+
+
+_READ_AT_ONCE: Final = 256
+
+
+def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
+    """Return the index of whole shards, given by name. Raises DamageError when it is not what the manifest says."""
+    order = {variant: at for at, variant in enumerate(manifest.variants)}
+    numbered = sorted(enumerate(manifest.shards), key=lambda one: (order[one[1].variant], one[1].first))
+    runs = [_rows(shards[entry.name], position) for position, entry in numbered]
+    data = encode_index(np.concatenate(runs))
+    if not _matches(data, manifest.index):
+        raise DamageError(
+            f"{manifest.index.name} comes out as something else than it was, though all shards are as the manifest "
+            "says: build the cache anew in another folder"
+        )
+    return data
+
+
+def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Rows, executor: Executor) -> bytes:
+    """Return the samples table of the kept samples, `numbers` (samples,) of a listing numbered as in the cache.
+
+    The samples are only read when the listing does not have all that the table held. Raises DamageError when the
+    table is not what the manifest says, SampleError when a sample cannot be read.
+    """
+    unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
+    data = _encode(listing, unread, numbers)
+    if _matches(data, manifest.table):
+        return data
+    kept = [listing.samples[number] for number in numbers.tolist()]
+    data = _encode(listing, _read(source, kept, executor), numbers)
+    if not _matches(data, manifest.table):
+        raise DamageError(
+            f"{manifest.table.name} comes out as something else than it was: the samples have other sizes, labels or "
+            "columns now. Bring the source back as it was"
+        )
+    return data
+
+
+def _rows(path: Path, shard: int) -> Rows:
+    """Return the index rows of a shard's records, in key order."""
+    with open_file(path) as file:
+        extents = list(pages.walk(file))
+        rows = np.zeros(len(extents), INDEX_DTYPE)
+        for at, extent in enumerate(extents):
+            file.seek(extent.offset)
+            rows[at] = (extent.offset, extent.length, zlib.crc32(file.read(extent.length)), shard)
+    return rows
+
+
+def _encode(listing: Listing, info: ChunkInfo, numbers: Rows) -> bytes:
+    return encode_columns(sample_columns(listing, info, numbers)[0])
+
+
+def _read(source: Source, samples: Sequence[Sample], executor: Executor) -> ChunkInfo:
+    """Return what only the samples themselves state: their labels and columns."""
+
+    def tasks() -> Iterator[Task]:
+        for start in range(0, len(samples), _READ_AT_ONCE):
+            yield _read_part, (source, samples[start : start + _READ_AT_ONCE])
+
+    infos = sorted(executor.run(tasks()), key=lambda info: info.numbers[0])
+    return join_infos(infos)
+
+
+def _read_part(source: Source, samples: Sequence[Sample]) -> ChunkInfo:
+    info = ChunkInfo()
+    for sample in samples:
+        info.add(sample.number, source.load(sample))
+    return info
+
+
+def _matches(data: bytes, entry: FileEntry) -> bool:
+    return hashlib.sha256(data).hexdigest() == entry.sha256

@@ -15,18 +15,18 @@ import numpy.typing as npt
 from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.options import BuildOptions, LabelKind
-from tpucache.warmup.planning.blocks import cut_block
-from tpucache.warmup.planning.estimate import Estimate, Remaining, Trials, estimate
-from tpucache.warmup.planning.plan import Plan, plan_addition, plan_build
-from tpucache.warmup.records.decoding.picture import open_picture
+from tpucache.warmup.blocks import cut_block
+from tpucache.warmup.build_options import BuildOptions, LabelKind
+from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
+from tpucache.warmup.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
+from tpucache.warmup.records.picture import open_picture
+from tpucache.warmup.run.folder import check_source, finished_cache
 from tpucache.warmup.sources import label_source, open_source, pad_source
-from tpucache.warmup.sources.base import Label, Sample, Source, source_name
 from tpucache.warmup.sources.folder import NO_SUFFIX
 from tpucache.warmup.sources.labelled import class_names
+from tpucache.warmup.sources.source import Label, Sample, Source, source_name
 from tpucache.warmup.tables import label_column, label_facts
-from tpucache.warmup.work.folder import check_source, finished_cache
 
 _TRIED: Final = 64
 _SECONDS: Final = 8.0

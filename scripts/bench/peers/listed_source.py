@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from scripts.bench.peers.building import read_list
-from tpucache.warmup.sources.base import Item, Listing, Sample
 from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
 class ListedSource:

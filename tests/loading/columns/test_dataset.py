@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader
-from tpucache.loading.columns.dataset import COLUMNS, add_values, width_of
+from tpucache.loading.dataset import COLUMNS
 from tpucache.store.manifest import Manifest, Statistics
 from tpucache.store.samples import encode_columns
 
@@ -35,9 +35,9 @@ def test_a_batch_has_labels_and_columns_of_its_samples(cache: Path, tmp_path: Pa
     place = with_labels(cache, tmp_path / "cache", rng.random((150, labels)).astype(np.float32)) if labels else cache
     plain = CachedDataset(place)[::-2]
     values = rng.random((75, width)).astype(np.float32)
-    dataset = add_values(plain, values)
-    assert width_of(dataset) == width
-    assert width_of(plain) == 0
+    dataset = plain.with_columns(values)
+    assert dataset.column_width == width
+    assert plain.column_width == 0
     assert torch.equal(dataset.labels, plain.labels)
     order = []
     for batch, (_, expected) in zip(CachedLoader(dataset, 20), CachedLoader(plain, 20), strict=True):

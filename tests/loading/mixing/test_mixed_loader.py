@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
-from tpucache.loading.samples.mixture import Mixture
-from tpucache.loading.samples.sampler import full_order
+from tpucache.loading.mixed import Mixture
+from tpucache.loading.sampler import full_order
 from tpucache.store.codecs.dct.codec import DctLz4
 
 
@@ -44,7 +44,7 @@ def same(one: Any, other: Any) -> bool:
 def test_each_batch_has_its_shares_of_samples_as_their_caches_show_them(cache: Path) -> None:
     loader = mixed(cache, 20)
     assert len(loader) == 150 // 20
-    order = loader._order.positions(150, 0, 0)
+    order = loader.order.positions(150, 0, 0)
     datasets = [each.dataset for each in loaders(cache, 20)]
     for number, (images, labels) in enumerate(kept(loader)):
         indices = order[20 * number :][:20]
@@ -58,7 +58,7 @@ def test_each_batch_has_its_shares_of_samples_as_their_caches_show_them(cache: P
 
 
 def test_each_cache_continues_in_its_own_order_epoch_after_epoch(cache: Path) -> None:
-    order = mixed(cache, 20)._order
+    order = mixed(cache, 20).order
     indices = np.concatenate([order.positions(150, 0, epoch) for epoch in range(4)])
     shown = indices[indices % 150 < 100]
     own = np.concatenate([full_order(100, 1, epoch) + 150 * epoch for epoch in range(2)])
@@ -116,11 +116,12 @@ def test_shares_that_are_none_are_refused(cache: Path, shares: Any, message: str
 
 def test_loaders_that_do_not_fit_are_refused(cache: Path) -> None:
     one, other = loaders(cache, 16)
-    for wrong, message in (
+    misfits: list[tuple[Any, str]] = [
         (CachedLoader(one.dataset, 8, drop_last=True), "batch_size 8, loader 0 16"),
         (CachedLoader(one.dataset[:0], 16, drop_last=True), "no samples"),
         (MixedLoader([one, other], [1, 1]), "not of MixedLoader"),
-    ):
+    ]
+    for wrong, message in misfits:
         with pytest.raises(UsageError, match=message):
             MixedLoader([one, wrong], [1, 1])
 

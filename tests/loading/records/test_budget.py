@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tpucache.loading.records import budget
-from tpucache.loading.records.budget import MemoryBudget
+from tpucache.loading.reading import memory
+from tpucache.loading.reading.memory import MemoryBudget
 
 
 class Owner:
@@ -20,7 +20,7 @@ class Owner:
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes that the machine has free, which a test may change."""
     left = [1000]
-    monkeypatch.setattr(budget, "available_memory", lambda: left[0])
+    monkeypatch.setattr(memory, "available_memory", lambda: left[0])
     return left
 
 
@@ -70,9 +70,9 @@ def test_a_promise_may_be_of_all_that_is_free_and_is_made_once(free: list[int]) 
 FORKING = """
 import ctypes, os, sys
 import numpy as np
-from tpucache.loading.records import budget
-from tpucache.loading.records.budget import BUDGET
-from tpucache.loading.records.memory import RecordMemory
+from tpucache.loading.reading import memory as budget
+from tpucache.loading.reading.memory import BUDGET
+from tpucache.loading.reading.memory import RecordMemory
 
 FREE = 1000
 budget.available_memory = lambda: FREE

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tpucache.errors import UsageError
-from tpucache.loading.records import buffers as buffers_module
-from tpucache.loading.records.buffers import Buffer, BufferPool
+from tpucache.loading.reading import buffers as buffers_module
+from tpucache.loading.reading.buffers import Buffer, BufferPool
 from tpucache.store.fields import Field
 
 FIELDS = (Field("image", "raw", "|u1", (4, 4, 3)), Field("mask", "raw", "|u1", (4, 4)))

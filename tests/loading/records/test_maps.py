@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
-from tpucache.loading.records import maps as maps_module
-from tpucache.loading.records.budget import MemoryBudget
+from tpucache.loading.reading import maps as maps_module
+from tpucache.loading.reading.memory import MemoryBudget
 from tpucache.store.reader import ShardReader
 
 SEALS = fcntl.F_ADD_SEALS if hasattr(fcntl, "F_ADD_SEALS") else 1033

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
-from tpucache.loading.records import budget as budget_module
-from tpucache.loading.records import maps as maps_module
-from tpucache.loading.records import memory as memory_module
-from tpucache.loading.records import reader as reader_module
-from tpucache.loading.records.budget import MemoryBudget
-from tpucache.loading.records.memory import RecordMemory
+from tpucache.loading.reading import maps as maps_module
+from tpucache.loading.reading import memory as budget_module
+from tpucache.loading.reading import memory as memory_module
+from tpucache.loading.reading import reader as reader_module
+from tpucache.loading.reading.memory import MemoryBudget, RecordMemory
 from tpucache.store.reader import ShardReader
 
 RECORD_BYTES = 16 * 16 * 3
@@ -299,7 +298,7 @@ WORKERS = """
 import sys, torch
 from torch.utils.data import DataLoader
 from tpucache import CachedDataset
-from tpucache.loading.records import budget
+from tpucache.loading.reading import memory as budget
 
 budget.available_memory = lambda: int(sys.argv[3]) - sum(claim.used for claim in budget.BUDGET._claims.values())
 dataset = CachedDataset(sys.argv[1], in_memory={"auto": "auto", "True": True}[sys.argv[2]])

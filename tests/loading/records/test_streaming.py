@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.loading.records import streaming as streaming_module
-from tpucache.loading.records.compiled import native as native_module
-from tpucache.loading.records.streaming import gather
+from tpucache import native as native_module
+from tpucache import native as streaming_module
+from tpucache.native import gather
 
 pytest.importorskip("llvmlite", reason="the compiled loop needs it")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import CachedDataset, UsageError
-from tpucache.loading.samples.filter import matching
+from tpucache.loading.filter import matching
 from tpucache.store.samples import Strings
 
 AGES = [50.0, 70.0, float("nan"), 61.0, 60.0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.loading.samples.split import fold_split, stratified_split
+from tpucache.loading.split import fold_split, stratified_split
 from tpucache.store.samples import Strings
 
 

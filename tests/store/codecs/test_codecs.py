@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from tpucache.errors import DamageError, DependencyError, UsageError
-from tpucache.store.codecs import CODECS, decode_into, encode, jpeg
+from tpucache.store.codecs import CODECS, decode_into, encode, pictures
 from tpucache.store.fields import DTYPES, Field, RecordLayout
 
 Array = npt.NDArray[np.generic]
@@ -169,10 +169,10 @@ def test_a_bytes_field_keeps_any_length(size: int) -> None:
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """JPEG is decoded by Pillow."""
-    jpeg._simplejpeg.cache_clear()
+    pictures._simplejpeg.cache_clear()
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     yield
-    jpeg._simplejpeg.cache_clear()
+    pictures._simplejpeg.cache_clear()
 
 
 @pytest.mark.parametrize("codec", CODED)

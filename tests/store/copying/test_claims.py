@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tpucache import Manifest, UsageError
-from tpucache.store.copying.claims import CLAIM_NAME, Claim, check_ours, claim_folder, read_claims, remove_claim
+from tpucache.store.copying import CLAIM_NAME, Claim, check_ours, claim_folder, read_claims, remove_claim
 
 
 def claim_of(**files):

@@ -13,7 +13,7 @@ import pytest
 
 from tpucache.errors import UsageError
 from tpucache.store.cache import Cache
-from tpucache.store.copying.lineage import check_descends
+from tpucache.store.copying import check_descends
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Strings, encode_columns
 

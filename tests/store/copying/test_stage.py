@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from tpucache import DamageError, Manifest, StoreError, UsageError
-from tpucache.store.copying import stage
-from tpucache.store.copying.stage import stage_cache
+from tpucache.store import copying
+from tpucache.store.copying import stage_cache
 from tpucache.store.verify import is_whole, verify_cache
 
 
@@ -27,7 +27,7 @@ def test_a_staged_cache_is_whole_and_is_used_again(cache, tmp_path):
 
 def test_an_interrupted_copy_continues(cache, tmp_path, monkeypatch):
     copied = []
-    copy = stage.copy_file
+    copy = copying.copy_file
 
     def copy_three(source, target, entry):
         if len(copied) == 3:
@@ -35,10 +35,10 @@ def test_an_interrupted_copy_continues(cache, tmp_path, monkeypatch):
         copied.append(entry.name)
         copy(source, target, entry)
 
-    monkeypatch.setattr(stage, "copy_file", copy_three)
+    monkeypatch.setattr(copying, "copy_file", copy_three)
     with pytest.raises(KeyboardInterrupt):
         stage_cache(cache, tmp_path)
-    monkeypatch.setattr(stage, "copy_file", lambda s, t, entry: copied.append(entry.name) or copy(s, t, entry))
+    monkeypatch.setattr(copying, "copy_file", lambda s, t, entry: copied.append(entry.name) or copy(s, t, entry))
     target = stage_cache(cache, tmp_path)
     assert len(copied) == len(set(copied))
     assert verify_cache(target) == []
@@ -91,8 +91,8 @@ def test_a_staged_copy_belongs_to_its_own_cache(cache, relabelled, tmp_path):
 
 def test_an_interrupted_copy_is_not_continued_by_another_cache(cache, relabelled, tmp_path, monkeypatch):
     """Even where both would use one folder."""
-    monkeypatch.setattr(stage, "_folder_name", lambda manifest: "one-folder", raising=False)
-    copy = stage.copy_file
+    monkeypatch.setattr(copying, "_folder_name", lambda manifest: "one-folder", raising=False)
+    copy = copying.copy_file
     copied = []
 
     def copy_tables(source, target, entry):
@@ -101,10 +101,10 @@ def test_an_interrupted_copy_is_not_continued_by_another_cache(cache, relabelled
         copied.append(entry.name)
         copy(source, target, entry)
 
-    monkeypatch.setattr(stage, "copy_file", copy_tables)
+    monkeypatch.setattr(copying, "copy_file", copy_tables)
     with pytest.raises(KeyboardInterrupt):
         stage_cache(cache, tmp_path / "fast")
-    monkeypatch.setattr(stage, "copy_file", copy)
+    monkeypatch.setattr(copying, "copy_file", copy)
     with pytest.raises(UsageError, match="holds another cache"):
         stage_cache(relabelled, tmp_path / "fast")
     assert verify_cache(stage_cache(cache, tmp_path / "fast")) == []

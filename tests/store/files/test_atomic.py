@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(3_000_000)])

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import FormatError
-from tpucache.store.files import pages
+from tpucache.store import pages
 
 PAGE = 4096
 ROOT_AT = 16 + 24 + 48 + 40  # in a meta page: after its header, the meta's head, the free list's record

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.store.files import reading
+from tpucache.store import files
 
-OPENERS = [reading.OpenFile, reading.read_file, reading.read_text, reading.sha256_file, reading.open_regular]
+OPENERS = [files.OpenFile, files.read_file, files.read_text, files.sha256_file, files.open_regular]
 
 
 @pytest.mark.parametrize("open_it", OPENERS, ids=lambda each: each.__name__)
@@ -33,8 +33,8 @@ def test_only_a_regular_file_is_opened(open_it, tmp_path):
 
 def test_text_is_read_as_open_reads_it(tmp_path):
     (tmp_path / "text").write_bytes("\ufeffa\r\nü".encode())
-    assert reading.read_text(tmp_path / "text", "utf-8-sig") == "a\nü"
-    with reading.open_text(tmp_path / "text", "utf-8-sig", newline="") as file:
+    assert files.read_text(tmp_path / "text", "utf-8-sig") == "a\nü"
+    with files.open_text(tmp_path / "text", "utf-8-sig", newline="") as file:
         assert file.read() == "a\r\nü"
 
 

@@ -16,7 +16,7 @@ import torch
 from ranks import COMMON, SETTINGS, TRAIN, learn
 from torch.distributed import TCPStore
 
-from tpucache.loading.samples.sampler import full_order
+from tpucache.loading.sampler import full_order
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,18 @@ from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.training.watch.curves import save_curves
+from tpucache.training.watch.curves import drawn_curves, save_curves
 from tpucache.training.watch.tensorboard import TensorBoard
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = TrainSettings(model="cnn", epochs=2, batch_size=16, lr=0.02)
+
+
+@pytest.fixture(autouse=True)
+def curves(monkeypatch):
+    """Runs draw their curves, as outside of tests."""
+    monkeypatch.setattr("tpucache.training.loop.drawn_curves", drawn_curves)
 
 
 def sizes(path):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tpucache.recipe import Recipe
 from tpucache.store.fields import Field
-from tpucache.warmup.planning.blocks import Block, cut_block, listing_sha256, record_bytes
-from tpucache.warmup.planning.blocks import plan_blocks as plan_of
-from tpucache.warmup.sources.base import Listing, Sample
+from tpucache.warmup.blocks import Block, cut_block, listing_sha256, record_bytes
+from tpucache.warmup.blocks import plan_blocks as plan_of
+from tpucache.warmup.sources.source import Listing, Sample
 
 
 def fields_of(recipe: Recipe) -> tuple[Field, ...]:

@@ -17,8 +17,8 @@ from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.planning.estimate import Estimate
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.estimate import Estimate
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 

@@ -20,7 +20,7 @@ from tpucache.store.manifest import Manifest
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.repair import repair_cache
 from tpucache.warmup.sources import TableOptions, TableSource
-from tpucache.warmup.sources.base import Item, Label, Listing, Sample
+from tpucache.warmup.sources.source import Item, Label, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 _RECIPE = Recipe(size=8)

@@ -10,8 +10,8 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, RecipeError, build_cache
 from tpucache.warmup import TableOptions, TableSource
-from tpucache.warmup.planning.masks import check_masks
-from tpucache.warmup.sources.base import Item, Listing, Sample
+from tpucache.warmup.check import check_masks
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
 class Masked:

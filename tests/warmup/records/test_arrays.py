@@ -17,7 +17,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.fields import Field
 from tpucache.warmup.records.arrays import clean_fields, record_fields
 from tpucache.warmup.records.presize import view_of
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import PRESETS, augment
 
 Pixels = npt.NDArray[np.uint8]
@@ -38,7 +38,7 @@ socket.socket.connect = refuse("connect")
 socket.socket.connect_ex = refuse("connect_ex")
 socket.getaddrinfo = refuse("getaddrinfo")
 import numpy as np
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import augment
 torch_after = {"import": "torch" in sys.modules}
 definition = resolve("strong", SIDE, SIDE)

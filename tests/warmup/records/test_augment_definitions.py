@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tpucache.errors import RecipeError, UsageError
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import augment
 
 Pixels = npt.NDArray[np.uint8]

@@ -13,7 +13,7 @@ import pytest
 
 from tpucache.errors import RecipeError
 from tpucache.store.fields import Field
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import PRESETS, augment, augment_fields
 
 

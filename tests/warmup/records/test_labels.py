@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tpucache import CachedDataset, Recipe, SampleError, build_cache
-from tpucache.warmup.records.labels import LabelRule
-from tpucache.warmup.sources.base import Item, Label, Listing, Sample
+from tpucache.warmup.records.encode import LabelRule
+from tpucache.warmup.sources.source import Item, Label, Listing, Sample
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from PIL import Image
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.arrays import clean_fields, record_fields
-from tpucache.warmup.records.decoding.decode import decode, opened, orientation, stored_size
+from tpucache.warmup.records.decoding import decode, opened, orientation, stored_size
 from tpucache.warmup.records.presize import presize
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 
 Array = npt.NDArray[Any]
 

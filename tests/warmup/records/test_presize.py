@@ -18,8 +18,7 @@ from PIL import Image, ImageOps
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records import presize as presizing
-from tpucache.warmup.records.presize import placement, presize, slow_parts
-from tpucache.warmup.records.resize import resize
+from tpucache.warmup.records.presize import placement, presize, resize, slow_parts
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -371,5 +370,5 @@ def test_with_both_libraries_nothing_is_slow() -> None:
 @pytest.fixture
 def pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have neither simplejpeg nor cykooz_resizer."""
-    monkeypatch.setattr("tpucache.warmup.records.decoding.decode.find_simplejpeg", lambda: None)
-    monkeypatch.setattr("tpucache.warmup.records.resize.find_cykooz_resizer", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.records.decoding.find_simplejpeg", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.records.presize.find_cykooz_resizer", lambda: None)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpucache.warmup.records import resize as resizing
-from tpucache.warmup.records.resize import resize, resizer_versions
+from tpucache.warmup.records import presize as resizing
+from tpucache.warmup.records.presize import resize, resizer_versions
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from tpucache.errors import RecipeError
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import augment
 
 Array = npt.NDArray[Any]

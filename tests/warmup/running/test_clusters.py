@@ -15,8 +15,8 @@ import pytest
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
-from tpucache.warmup.running.executor import Executor
-from tpucache.warmup.running.scheduler import BuildProgress
+from tpucache.warmup.run.executors import Executor
+from tpucache.warmup.run.scheduler import BuildProgress
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tpucache.warmup.running import executor
-from tpucache.warmup.running.executor import Executor
+from tpucache.warmup.run import executors
+from tpucache.warmup.run.executors import Executor
 
 
 def place() -> tuple[int, str, list[str]]:
@@ -34,7 +34,7 @@ def test_workers_that_are_kept_follow_the_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_few_tasks_run_here_as_long_as_workers_would_take_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_ALONE_SECONDS", 60)
+    monkeypatch.setattr(executors, "_ALONE_SECONDS", 60)
     assert {process for process, _, _ in Executor(jobs=2).run(((place, ()) for _ in range(8)), few=True)} == {
         os.getpid()
     }
@@ -42,7 +42,7 @@ def test_few_tasks_run_here_as_long_as_workers_would_take_to_start(monkeypatch: 
 
 @pytest.mark.slow
 def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_ALONE_SECONDS", 0)
+    monkeypatch.setattr(executors, "_ALONE_SECONDS", 0)
     first, *others = Executor(jobs=2).run(((place, ()) for _ in range(8)), few=True)
     assert first[0] == os.getpid()
     assert len(others) == 7
@@ -60,7 +60,7 @@ def test_a_run_that_ends_early_says_nothing_of_the_tasks_under_way() -> None:
 @pytest.mark.slow
 def test_workers_end_soon_after_their_parent_was_killed(tmp_path: Path) -> None:
     code = (
-        "import os, signal\nfrom tpucache.warmup.running.executor import Executor\n"
+        "import os, signal\nfrom tpucache.warmup.run.executors import Executor\n"
         "pids = set(Executor(jobs=2).run((os.getpid, ()) for _ in range(8)))\n"
         "print(*pids, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tpucache import Recipe, build_cache
-from tpucache.warmup.running.executor import Executor
+from tpucache.warmup.run.executors import Executor
 
 ray = pytest.importorskip("ray")
 

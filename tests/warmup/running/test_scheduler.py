@@ -12,8 +12,8 @@ from tpucache.errors import UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.running import scheduler, tasks
-from tpucache.warmup.running.scheduler import BuildProgress
+from tpucache.warmup.run import scheduler, tasks
+from tpucache.warmup.run.scheduler import BuildProgress
 
 Digests = Callable[[Path], dict[str, str]]
 

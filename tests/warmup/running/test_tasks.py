@@ -20,15 +20,17 @@ from PIL import Image
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
+from tpucache.warmup.blocks import Block, Chunk
 from tpucache.warmup.deadline import Deadline
-from tpucache.warmup.planning.augmentation import resolve
-from tpucache.warmup.planning.blocks import Block, Chunk
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.arrays import record_fields
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import presize
-from tpucache.warmup.running import samples, tasks
-from tpucache.warmup.running.context import BuildContext
-from tpucache.warmup.running.tasks import (
+from tpucache.warmup.run import tasks
+from tpucache.warmup.run.chunks import BuiltShard, load_chunk, load_receipt, remove_chunks
+from tpucache.warmup.run.folder import hold
+from tpucache.warmup.run.tasks import (
+    BuildContext,
     WrittenShard,
     build_block,
     build_chunk,
@@ -37,10 +39,7 @@ from tpucache.warmup.running.tasks import (
     write_shard,
 )
 from tpucache.warmup.sources import FolderSource, Sample
-from tpucache.warmup.sources.base import Item
-from tpucache.warmup.work.chunks import load_chunk, remove_chunks
-from tpucache.warmup.work.lock import hold
-from tpucache.warmup.work.receipts import BuiltShard, load_receipt
+from tpucache.warmup.sources.source import Item
 
 VARIANTS = tuple(range(9))
 
@@ -131,7 +130,7 @@ def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -
 def test_sums_are_exact_over_the_clean_images(
     context: BuildContext, block: Block, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "_ADDED_BYTES", together * 16 * 16 * 3)
+    monkeypatch.setattr(tasks, "_ADDED_BYTES", together * 16 * 16 * 3)
     note = build(context, block)[0].info
     loaded = [
         presize(context.encoder.source.load(s).fields["image"], context.encoder.recipe, s.path) for s in block.samples
@@ -317,7 +316,7 @@ def test_memory_of_a_chunks_records_is_used_again_for_the_next() -> None:
     """A page fault for every page of every record takes longer than hashing it."""
     script = """
 import resource
-from tpucache.warmup.running.samples import keep_freed_memory
+from tpucache.warmup.run.tasks import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -12,7 +12,7 @@ import pytest
 from tpucache import progress
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import FolderSource, Sample, TableOptions, open_source
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 
 
 def _touch(root: Path, *names: str | bytes) -> None:

@@ -14,10 +14,12 @@ from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader
 from tpucache.cli import main
-from tpucache.loading.samples.split import fold_split
+from tpucache.loading.split import fold_split
 from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
+
+pytestmark = pytest.mark.usefixtures("short_runs")
 
 TOKENS = """
 import numpy as np

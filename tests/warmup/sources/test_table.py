@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.warmup.sources import Sample, TableOptions, TableSource, open_source
-from tpucache.warmup.sources.base import Item, Listing
 from tpucache.warmup.sources.cells import to_number
-from tpucache.warmup.sources.names import column_names, unique
+from tpucache.warmup.sources.source import Item, Listing, column_names, unique
 
 
 def _write(folder: Path, text: str, name: str = "table.csv") -> Path:

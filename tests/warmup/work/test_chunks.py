@@ -10,8 +10,8 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
-from tpucache.warmup.sources.base import Item, Listing, Sample
-from tpucache.warmup.work.chunks import ChunkInfo, join_infos
+from tpucache.warmup.run.chunks import ChunkInfo, join_infos
+from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
 class Uneven:

@@ -8,7 +8,7 @@ import pytest
 
 from tpucache.errors import UsageError
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
-from tpucache.warmup.work.folder import check_source
+from tpucache.warmup.run.folder import check_source
 
 
 def test_a_cache_may_be_neither_its_source_nor_inside_it_nor_around_it(tmp_path: Path) -> None:

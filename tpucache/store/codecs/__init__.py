@@ -7,14 +7,12 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec, FileRecords, Loop, Numbers, PackedCodec
-from tpucache.store.codecs.bytes import Bytes
+from tpucache.native import FileRecords
+from tpucache.store.codecs.codec import Array, Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
-from tpucache.store.codecs.jpeg import Jpeg
-from tpucache.store.codecs.png import Png
-from tpucache.store.codecs.raw import Raw
+from tpucache.store.codecs.pictures import Jpeg, Png
+from tpucache.store.codecs.plain import Bytes, Raw, Zstd
 from tpucache.store.codecs.yuv420 import Yuv420
-from tpucache.store.codecs.zstd import Zstd
 
 #: All codecs by name, those for images in the order in which they are offered.
 CODECS: Final[dict[str, Codec]] = {
@@ -53,26 +51,23 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
         codec.decode_into(field, data[start:end], out[row])
 
 
-def unpack_rows(
-    field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None = None
-) -> None:
+def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
     """Decode a field of many records into its packed form, uint8 (m, n), which a device can finish.
 
-    The arguments are those of `decode_rows`; a compiled `loop` calls the codec's library for all records, where there
-    is one, and Python otherwise for each. Raises DamageError when bytes do not decode to exactly that, DependencyError
-    without the library, UsageError for a codec without a packed form.
+    The arguments are those of `decode_rows`. Raises DamageError when bytes do not decode to exactly that,
+    DependencyError without the library, UsageError for a codec without a packed form.
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         raise UsageError(f"field {field.name!r} is stored as {field.codec}, which has no packed form")
-    codec.unpack_rows(field, block, spans, out, rows, loop)
+    codec.unpack_rows(field, block, spans, out, rows)
 
 
-def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers, loop: Loop) -> int:
+def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
     """Decode records of one field into its packed form, read one by one from open files, each with its length in front.
 
     `out` and `rows` are those of `unpack_rows`. Returns how many were decoded before the first that cannot be, or is to
     be read in another way.
     """
     codec = CODECS[field.codec]
-    return codec.unpack_files(field, records, out, rows, loop) if isinstance(codec, PackedCodec) else 0
+    return codec.unpack_files(field, records, out, rows) if isinstance(codec, PackedCodec) else 0

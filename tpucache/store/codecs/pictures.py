@@ -1,15 +1,19 @@
-"""What the codecs of image files, JPEG and PNG, have in common: their shapes, and Pillow."""
+"""Codecs of image files: png (without loss, a third smaller than raw, slow) and jpeg (smallest, with some loss)."""
 
 from __future__ import annotations
 
+import functools
 import io
+import logging
+import math
+import struct
 from abc import abstractmethod
 from typing import Any, Final
 
 import numpy as np
 
 from tpucache.errors import DependencyError, FormatError
-from tpucache.store.codecs.base import Array, Codec, FieldSpec
+from tpucache.store.codecs.codec import Array, Codec, FieldSpec
 from tpucache.store.format import MAX_IMAGE_BYTES
 
 _MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels
@@ -85,3 +89,112 @@ def check_image(field: FieldSpec) -> None:
             f"no image has shape {shape}: it has height, width and channels, each at least 1, and at most "
             f"{MAX_IMAGE_BYTES:,} bytes"
         )
+
+
+_DEFAULT_LEVEL: Final = 6
+_PNG_BEGINNING: Final = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_HEADER: Final = struct.Struct(">IIBBBBB")  # width, height, depth, colours, compression, filter, interlace
+_CHUNK: Final = struct.Struct(">I4s")  # length, name
+_CHECKSUM: Final = 4
+_FIRST_CHUNK: Final = len(_PNG_BEGINNING) + _HEADER.size + _CHECKSUM
+_CHANNELS: Final = {0: 1, 2: 3}
+_PARTS: Final = (b"IDAT", b"IEND")
+
+
+class Png(PictureCodec):
+    """A PNG file, written and read by Pillow."""
+
+    name = "png"
+    quality_range = (0, 9)
+    typical_ratio = 0.65
+
+    def _check_file(self, field: FieldSpec, data: memoryview) -> None:
+        if bytes(data[:16]) != _PNG_BEGINNING or len(data) < _FIRST_CHUNK:
+            raise ValueError("no header of a PNG file")
+        width, height, depth, colours, *ways = _HEADER.unpack_from(data, len(_PNG_BEGINNING))
+        if depth != 8 or colours not in _CHANNELS or any(ways):
+            raise ValueError(f"pixels of {depth} bits in a form {colours, *ways} that no writer writes")
+        check_header(field, height, width, _CHANNELS[colours])
+        at = _FIRST_CHUNK
+        while at < len(data):
+            length, name = _CHUNK.unpack_from(data, at) if at + _CHUNK.size <= len(data) else (0, b"")
+            if name not in _PARTS:
+                raise ValueError(f"a part {name!r} that no writer writes")
+            at += length + _CHUNK.size + _CHECKSUM
+
+    def _save_options(self, quality: int | None) -> dict[str, Any]:
+        return {"compress_level": _DEFAULT_LEVEL if quality is None else quality}
+
+
+_DEFAULT_QUALITY: Final = 95
+_JPEG_BEGINNING: Final = b"\xff\xd8"
+_JPEG_SEGMENT: Final = struct.Struct(">BBH")  # 0xff, what it is, its length from here on
+_JPEG_SIZE: Final = struct.Struct(">BHHB")  # depth, height, width, channels
+_MARK, _FRAME, _SCAN = 0xFF, 0xC0, 0xDA
+#: JFIF's and Adobe's marks, comments, tables, a baseline frame and its scans: no profile, no Exif, no progression.
+_SEGMENTS: Final = frozenset((0xE0, 0xEE, 0xFE, 0xDB, 0xC4, 0xDD, _FRAME, _SCAN))
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class Jpeg(PictureCodec):
+    """A JPEG file, written by Pillow, read by simplejpeg or, where that is not installed, by Pillow."""
+
+    name = "jpeg"
+    quality_range = (1, 100)
+    typical_ratio = 0.25
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return a length that no file of the field's shape exceeds: a coefficient takes up to 26 bits."""
+        blocks = math.prod(-(-side // 16) * 16 for side in field.shape[:2]) * field.shape[2]
+        return 4 * blocks + super().largest_bytes(field)
+
+    def _save_options(self, quality: int | None) -> dict[str, Any]:
+        # Tables of its own make an image 4 % smaller and 5 % faster to decode, to the same pixels.
+        return {"quality": quality or _DEFAULT_QUALITY, "optimize": True}
+
+    def _check_file(self, field: FieldSpec, data: memoryview) -> None:
+        check_header(field, *_header_of(data))
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        simplejpeg = _simplejpeg()
+        if simplejpeg is None:
+            super()._decode_into(field, data, out)
+            return
+        self._check_file(field, data)
+        found = simplejpeg.decode_jpeg(data, "GRAY" if field.shape[2] == 1 else "RGB", buffer=out).shape
+        if found != field.shape:
+            raise ValueError(f"an image of {found}, not of {field.shape}")
+
+
+def _header_of(data: memoryview) -> tuple[int, int, int]:
+    """Return height, width and channels of a JPEG file. Raises ValueError for segments that no writer writes."""
+    if bytes(data[:2]) != _JPEG_BEGINNING:
+        raise ValueError("no header of a JPEG file")
+    at, shape = len(_JPEG_BEGINNING), None
+    while at + _JPEG_SEGMENT.size <= len(data):
+        mark, kind, length = _JPEG_SEGMENT.unpack_from(data, at)
+        if mark != _MARK or kind not in _SEGMENTS:
+            raise ValueError(f"a segment {mark:02x}{kind:02x} that no writer writes")
+        if kind == _SCAN and shape is not None:
+            return shape
+        if kind == _FRAME:
+            if shape is not None or at + _JPEG_SEGMENT.size + _JPEG_SIZE.size > len(data):
+                raise ValueError("two headers, or half of one")
+            depth, height, width, channels = _JPEG_SIZE.unpack_from(data, at + _JPEG_SEGMENT.size)
+            if depth != 8:
+                raise ValueError(f"pixels of {depth} bits")
+            shape = height, width, channels
+        at += length + len(_JPEG_BEGINNING)
+    raise ValueError("it ends before its first pixel")
+
+
+@functools.cache
+def _simplejpeg() -> Any:
+    """Return simplejpeg, or None where it is not installed; that is logged once."""
+    try:
+        import simplejpeg
+    except ImportError:
+        _log.warning("JPEG records are decoded by Pillow: `pip install simplejpeg` to read them faster")
+        return None
+    return simplejpeg

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.codecs.base import Array, FieldSpec, Loop, Numbers, PackedCodec
+from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.pictures import check_picture
 
 # JFIF's matrices times 2^16: RGB -> Y, Cb, Cr (a column a plane), in whole numbers so that every processor agrees.
@@ -44,9 +44,7 @@ class Yuv420(PackedCodec):
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         out[...] = unpack(data, *field.shape[:2])
 
-    def _unpack_rows(
-        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None
-    ) -> None:
+    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
             if end - start != out.shape[1]:
                 raise ValueError(f"{end - start} bytes, not {out.shape[1]}")

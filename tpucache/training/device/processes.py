@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tpucache.loading.samples.sampler import rank_slice
+from tpucache.loading.sampler import rank_slice
 
 if TYPE_CHECKING:
     import torch

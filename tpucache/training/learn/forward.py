@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
-from tpucache.loading.columns.dataset import COLUMNS, width_of
-from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.dataset import COLUMNS, CachedDataset
 from tpucache.ondevice.modules import Augment
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.training.device import Device
@@ -63,8 +62,8 @@ def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: 
         field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))
         for field in dataset.manifest.fields
     }
-    if width_of(dataset):
-        sample[COLUMNS] = torch.zeros(2, width_of(dataset))
+    if dataset.column_width:
+        sample[COLUMNS] = torch.zeros(2, dataset.column_width)
     if IMAGE in sample:
         sample[IMAGE] = sample[IMAGE].float()
     model.eval()

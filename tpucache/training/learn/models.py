@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from tpucache.errors import DependencyError, TpucacheError, UsageError
 from tpucache.imports import load_callable
-from tpucache.loading.columns.dataset import width_of
 from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
@@ -138,7 +137,7 @@ def model_for(
     dataset: CachedDataset, name: str, outputs: int, build: Callable[..., nn.Module] | None = None
 ) -> nn.Module:
     """Return a new model for a dataset, by its name or by what builds it. Raises as `build_model` does."""
-    columns = width_of(dataset)
+    columns = dataset.column_width
     if build is not None:
         return build(outputs, columns) if columns else build(outputs)
     return build_model(name, outputs, channels_of(dataset.manifest.fields), columns)

@@ -11,8 +11,7 @@ from typing import Any, Final
 import torch
 
 from tpucache.errors import TrainingError
-from tpucache.store.files.atomic import write_atomically
-from tpucache.store.files.reading import check_stored, open_file
+from tpucache.store.files import check_stored, open_file, write_atomically
 from tpucache.training.device.tensors import to_host
 
 _SHOWN: Final = 200  # characters of a library's message, at most

@@ -16,10 +16,9 @@ from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.runs import BEST_NAME, LAST_NAME
 from tpucache.store.fields import IMAGE
-from tpucache.store.files.reading import read_file
+from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
-from tpucache.store.manifest import read_field
-from tpucache.store.manifest_json import JsonObject, read_object
+from tpucache.store.manifest import JsonObject, read_field, read_object
 from tpucache.training.run.checkpoint import is_stored_whole, load_checkpoint
 from tpucache.training.run.state import RunState
 from tpucache.training.settings import TrainSettings, settings_from

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpucache.errors import TrainingError, UsageError
-from tpucache.loading.columns.values import fit_columns
+from tpucache.loading.columns import fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, fold_folder, is_run
 from tpucache.store.format import MANIFEST_NAME

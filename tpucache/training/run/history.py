@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tpucache.errors import TrainingError
 from tpucache.runs import HISTORY_NAME
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import ACCOUNT_NAME, REPORT_NAME
 from tpucache.store.fields import IMAGE
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.learner import Learner

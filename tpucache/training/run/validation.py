@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import TrainingError
-from tpucache.loading.columns.dataset import ColumnDataset
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import INFO_NAME, VALIDATION_NAME
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 from tpucache.store.samples import encode_columns
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.files import RunData
@@ -58,7 +57,7 @@ def _describe(dataset: CachedDataset) -> dict[str, Any]:
         "cache": str(dataset.directory),
         "variant": dataset.variant,
         "samples": len(dataset),
-        "digest": (dataset.plain if isinstance(dataset, ColumnDataset) else dataset).digest,
+        "digest": dataset.digest_without_columns,
     }
 
 

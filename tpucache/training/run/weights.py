@@ -12,7 +12,7 @@ import torch
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.runs import BEST_NAME
-from tpucache.store.files.reading import check_is_local, check_stored, open_file
+from tpucache.store.files import check_is_local, check_stored, open_file
 from tpucache.training.run.checkpoint import is_stored_whole
 from tpucache.training.settings import TrainSettings
 

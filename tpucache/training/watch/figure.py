@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpucache.errors import TrainingError
-from tpucache.store.files.atomic import write_atomically
+from tpucache.store.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

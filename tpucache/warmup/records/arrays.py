@@ -10,7 +10,7 @@ file. Without it, a sample is refused where that makes a difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +20,10 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
-from tpucache.warmup.records.annotations import Counts
-from tpucache.warmup.records.decoding.masks import decode_turned_mask, draw_runs
-from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_back
+from tpucache.warmup.records.decoding import TURNS, Turn, turn, turn_back
+from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.presize import View, presize, presize_in_view
-from tpucache.warmup.sources.base import Item
+from tpucache.warmup.sources.source import Item
 
 Array = npt.NDArray[Any]
 
@@ -303,3 +302,19 @@ def _keypoints(
     moved = view.points(points, coordinates).astype(np.float32)
     visible = within(moved, view.area, view.turn[1:] if coordinates == "stored" else (False, False))
     return mark_points(moved, visible, view.area)
+
+
+#: Annotations by the name of their field.
+Counts = dict[str, int]
+
+_COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
+    MASK: lambda mask: mask.any(),
+    BOXES: lambda boxes: ((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])).sum(),
+    KEYPOINTS: lambda points: (points[:, 2] > 0).sum(),
+}
+
+
+def count_annotations(arrays: Mapping[str, Array]) -> Counts:
+    """Return how many annotations the arrays of a record have; none are counted where there is no image."""
+    names = [name for name in _COUNTERS if name in arrays] if IMAGE in arrays else []
+    return {name: int(_COUNTERS[name](arrays[name])) for name in names}

@@ -2,10 +2,15 @@
 
 What happens to an image, in this order:
 
-- decode: as `decoding/` describes for every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
+- decode: as `decoding.py` describes for every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
   (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes it whole.
 - fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
 - orient: by the EXIF tag.
+
+cykooz_resizer resizes where it is installed, with the same result on whatever instructions a processor has; Pillow
+elsewhere, which takes several times as long and differs by a level here and there. What is not uint8 of one or three
+channels is resized by Pillow, one channel after the other, as floats of 32 bits, which hold 16 bits exactly; whole
+numbers are rounded, and limited to what their dtype holds.
 
 Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, in
 coordinates of the image as stored, at whatever scale it is decoded.
@@ -13,19 +18,21 @@ coordinates of the image as stored, at whatever scale it is decoded.
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Coordinates, Fit, Recipe
-from tpucache.warmup.records.decoding.decode import decoder_versions
-from tpucache.warmup.records.decoding.picture import open_picture
-from tpucache.warmup.records.orientation import TURNS, Turn, turn, turn_points
-from tpucache.warmup.records.resize import resize, resizer_versions
+from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, turn, turn_points
+from tpucache.warmup.records.picture import open_picture
 
 Array = npt.NDArray[Any]
 _SCALED_DECODE_FACTOR: Final = 2
@@ -185,3 +192,90 @@ def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[
     """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
     middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
     return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
+
+
+Pixels = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+
+LOBES: Final = 3  # of the filter, to either side
+_threads: Final = threading.local()
+
+
+def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
+    """Return what lies in `box` at `size`: (height, width) or (height, width, channels), of the dtype of `pixels`.
+
+    `box` is (left, top, right, bottom), continuous and inside the image; `size` is (width, height).
+    """
+    if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
+        channels = pixels[..., None] if pixels.ndim == 2 else pixels
+        resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
+        return resized[..., 0] if pixels.ndim == 2 else resized
+    library = find_cykooz_resizer()
+    return _by_pillow(pixels, box, size) if library is None else _by_cykooz(library, pixels, box, size)
+
+
+def resizer_versions() -> dict[str, str]:
+    """Return the version of cykooz_resizer, which pixels depend on; "" where it is not installed."""
+    return {"cykooz_resizer": _cykooz_version() if find_cykooz_resizer() else ""}
+
+
+@functools.cache
+def _cykooz_version() -> str:
+    return version("cykooz-resizer")
+
+
+def _one_channel(values: Array, box: Box, size: tuple[int, int]) -> Array:
+    floats = Image.fromarray(np.ascontiguousarray(values, np.float32))
+    resized = np.asarray(floats.resize(size, Image.Resampling.LANCZOS, box))
+    if values.dtype.kind == "f":
+        return resized
+    limits = np.iinfo(values.dtype)
+    return np.asarray(np.rint(resized).clip(limits.min, limits.max), values.dtype)
+
+
+def _by_pillow(pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS, box))
+
+
+def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) -> Pixels:
+    columns, left, across = _within_reach(box[0], box[2], size[0], pixels.shape[1])
+    rows, top, down = _within_reach(box[1], box[3], size[1], pixels.shape[0])
+    pixels = pixels[rows, columns]
+    kind = library.PixelType.U8 if pixels.ndim == 2 else library.PixelType.U8x3
+    target = library.ImageData(*size, kind)
+    thread_resizer(library).resize(
+        library.ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes()),
+        target,
+        library.ResizeOptions(
+            resize_alg=library.ResizeAlg.convolution(library.FilterType.lanczos3),
+            crop_box=library.CropBox(left, top, across, down),
+        ),
+    )
+    return np.frombuffer(target.get_buffer(), np.uint8).reshape(*size[::-1], *pixels.shape[2:])
+
+
+def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
+    """Return which of `length` pixels the filter sees when those from start to stop become `count`.
+
+    The others need not be copied. Behind it: where among them it starts, and how many it takes.
+    """
+    reach = LOBES * max(1.0, (stop - start) / count) + 1
+    first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
+    return slice(first, last), start - first, (stop - first) - (start - first)
+
+
+def thread_resizer(library: Any) -> Any:
+    """Return this thread's resizer, which keeps its memory from one image to the next."""
+    if not hasattr(_threads, "resizer"):
+        _threads.resizer = library.Resizer()
+    return _threads.resizer
+
+
+@functools.cache
+def find_cykooz_resizer() -> Any:
+    """Return cykooz_resizer, or None where it is not installed."""
+    try:
+        import cykooz_resizer
+    except ImportError:
+        return None
+    return cykooz_resizer

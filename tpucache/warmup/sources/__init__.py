@@ -6,24 +6,20 @@ from pathlib import Path
 from typing import Final, cast
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.option_fields import options_of
-from tpucache.store.files.reading import check_is_local
-from tpucache.warmup.sources import folder, table
-from tpucache.warmup.sources.annotations.coco import box_source
-from tpucache.warmup.sources.archives import source as archives
-from tpucache.warmup.sources.archives.source import ArchiveSource
-from tpucache.warmup.sources.base import Items, Sample, Source, SourceKind
-from tpucache.warmup.sources.datasets import source as datasets
-from tpucache.warmup.sources.datasets.sequences import pad_source
-from tpucache.warmup.sources.datasets.source import DatasetSource
+from tpucache.options import options_of
+from tpucache.store.files import check_is_local
+from tpucache.warmup.sources import archive_samples as archives
+from tpucache.warmup.sources import datasets, folder, parquet, table, tfrecords
+from tpucache.warmup.sources.archive_samples import ArchiveSource
+from tpucache.warmup.sources.coco import box_source
+from tpucache.warmup.sources.datasets import DatasetSource, pad_source
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
-from tpucache.warmup.sources.parquet import source as parquet
-from tpucache.warmup.sources.parquet.source import ParquetSource
+from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.selected import select_source
+from tpucache.warmup.sources.source import Items, Sample, Source, SourceKind
 from tpucache.warmup.sources.table import TableOptions, TableSource
-from tpucache.warmup.sources.tfrecords import source as tfrecords
-from tpucache.warmup.sources.tfrecords.source import TFRecordSource
+from tpucache.warmup.sources.tfrecords import TFRecordSource
 
 __all__ = [
     "ArchiveSource",

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from tpucache.errors import SourceError
-from tpucache.store.files.reading import open_text
-from tpucache.warmup.sources.archives.archive import find_archive
+from tpucache.store.files import open_text
+from tpucache.warmup.sources.archives import find_archive
 
 _PADDED: Final = re.compile(r"\s*0\d")
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.sources.base import Item, Listing, Member, Sample, SourceKind
+from tpucache.warmup.sources.source import Item, Listing, Member, Sample, SourceKind
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = (

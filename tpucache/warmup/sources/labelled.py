@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, get_args
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.store.files.reading import read_text
+from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.options import LabelKind
-from tpucache.warmup.sources.base import Item, Label, Listing, Sample, Source, source_name
+from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, source_name
 
 _NAMED: Final = 8
 

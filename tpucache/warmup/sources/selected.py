@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.warmup.sources.base import Item, Listing, Sample, Source, source_name
+from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
 
 
 def select_source(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from scripts.bench.peers.reading import BATCH, Array, Batches, load, repeated, run
-from tpucache.loading.records.streaming import gather
+from tpucache.native import gather
 
 
 def batches(data: Path, _folder: Path, threads: int) -> Batches:

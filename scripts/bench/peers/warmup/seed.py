@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from scripts.bench.peers.building import Work, read_list, run
 from scripts.bench.peers.protocol import Setting
-from tpucache.warmup.planning.augmentation import resolve
+from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import augment
 
 

@@ -7,6 +7,7 @@ import functools
 import mmap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache import DamageError
-from tpucache.loading.records.compiled.native import Native, compile_loops
+from tpucache.native import Native, compile_loops
 from tpucache.store.codecs import encode, unpack_rows
 from tpucache.store.codecs.dct import libraries
 from tpucache.store.fields import Field
@@ -53,7 +54,8 @@ def unpack(field: Field, records: list[bytes], rows: np.ndarray[Any, Any], out: 
     ends = np.cumsum([len(record) for record in records])
     spans = np.stack([ends - [len(record) for record in records], ends], 1)
     block = np.frombuffer(b"".join(records), np.uint8)
-    unpack_rows(field, block, spans, out, rows, None if way == "plain" else loops(way).unpack)
+    with patch.object(libraries, "native", lambda: None if way == "plain" else loops(way)):
+        unpack_rows(field, block, spans, out, rows)
 
 
 def empty(field: Field, rows: int) -> np.ndarray[Any, Any]:
@@ -115,10 +117,10 @@ def test_a_record_of_more_bytes_than_an_int_counts_is_damage(codec: str, packing
     with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve) as memory:
         memory[: len(record)] = record
         block = np.frombuffer(memory, np.uint8)
-        loop = None if way == "plain" else loops(way).unpack
+        using = patch.object(libraries, "native", lambda: None if way == "plain" else loops(way))
         try:
-            with pytest.raises(DamageError, match=f"{length:,} bytes"):
-                unpack_rows(field, block, np.array([[0, length]]), empty(field, 1), np.array([0]), loop)
+            with using, pytest.raises(DamageError, match=f"{length:,} bytes"):
+                unpack_rows(field, block, np.array([[0, length]]), empty(field, 1), np.array([0]))
         finally:
             del block
 

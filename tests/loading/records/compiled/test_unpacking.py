@@ -8,16 +8,15 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
-from tpucache.loading.records import reader
-from tpucache.loading.records.compiled.native import Native, compile_loops
+from tpucache.native import FileRecords, LoopWork, Native, compile_loops
 from tpucache.store.codecs import encode, unpack_files, unpack_rows
-from tpucache.store.codecs.base import FileRecords, LoopWork
 from tpucache.store.codecs.dct import libraries
 from tpucache.store.fields import Field
 
@@ -94,8 +93,8 @@ def test_records_of_files_unpack_into_their_rows(tmp_path: Path, codec: str, pac
     records = records_of(field, 7)
     rows = np.array([5, 0, 8, 3, 1, 7, 4])
     out = empty(field, 9)
-    with Files(tmp_path, records) as files:
-        assert unpack_files(field, files.records, out, rows, loops(way).unpack) == 7
+    with Files(tmp_path, records) as files, patch.object(libraries, "native", lambda: loops(way)):
+        assert unpack_files(field, files.records, out, rows) == 7
     assert (out[rows] == expected_of(field, records)).all()
     assert (out[[2, 6]] == UNTOUCHED).all()
 
@@ -176,7 +175,7 @@ def test_the_loop_ends_at_a_record_that_it_cannot_unpack(
     out = empty(field, 5)
     with Files(tmp_path, records) as files:
         damage(files, 2)
-        assert unpack_files(field, files.records, out, np.arange(5), loops().unpack) == 2
+        assert unpack_files(field, files.records, out, np.arange(5)) == 2
     assert (out[:2] == expected_of(field, records[:2])).all()
     assert (out[3:] == UNTOUCHED).all()
 
@@ -185,7 +184,7 @@ def test_the_loop_ends_at_a_record_that_it_cannot_unpack(
 def test_rows_that_are_not_there_are_refused(tmp_path: Path, rows: list[int]) -> None:
     field = field_of("dct-lz4", "nibbles")
     with Files(tmp_path, records_of(field, 2)) as files, pytest.raises(IndexError):
-        unpack_files(field, files.records, empty(field, 3), np.array(rows), loops().unpack)
+        unpack_files(field, files.records, empty(field, 3), np.array(rows))
 
 
 class Batches:
@@ -220,10 +219,10 @@ def test_the_loop_reads_packed_batches_of_files_that_were_compared_with_their_ch
         return loops().unpack(work)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reader, "native", lambda: None)
+        patch.setattr(libraries, "native", lambda: None)
         expected = batches.images()
         batches.dataset._reader.cache.reader.close()
-    monkeypatch.setattr(reader, "native", lambda: loops()._replace(unpack=unpack))
+    monkeypatch.setattr(libraries, "native", lambda: loops()._replace(unpack=unpack))
     for _ in range(2):
         assert torch.equal(batches.images(), expected)
     assert [(work.records, work.descriptors > 0) for work in works] == [(4, False), (2, True), (4, True), (2, True)]
@@ -246,7 +245,7 @@ def test_damage_has_the_same_message_whoever_reads(
             file.write(b"\xff" * 9)
     messages = []
     for found in (loops(), None):
-        monkeypatch.setattr(reader, "native", lambda found=found: found)
+        monkeypatch.setattr(libraries, "native", lambda found=found: found)
         with pytest.raises(DamageError) as caught:
             batches.images()
         messages.append(str(caught.value))

@@ -15,10 +15,9 @@ from PIL import Image, features
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records.decoding import decode as decoding
-from tpucache.warmup.records.decoding import jpeg
-from tpucache.warmup.records.decoding.decode import Decoded, decode, decoder_versions, opened, orientation
-from tpucache.warmup.records.decoding.masks import decode_mask
+from tpucache.warmup.records import decoding
+from tpucache.warmup.records.decoding import Decoded, decode, decoder_versions, opened, orientation
+from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.presize import presize
 
 _JPEGS: dict[str, dict[str, Any]] = {
@@ -34,7 +33,7 @@ _JPEGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (decoding, jpeg):
+    for module in (decoding, decoding):
         monkeypatch.setattr(module, "find_simplejpeg", lambda: None)
 
 

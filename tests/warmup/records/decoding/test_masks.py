@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpucache.cli.options import colours
+from tpucache.cli.arguments import colours
 from tpucache.errors import RecipeError, SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records.decoding.masks import decode_mask
+from tpucache.warmup.records.masks import decode_mask
 
 SCALE = Recipe(mask_values="scale")
 CLASSES = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)

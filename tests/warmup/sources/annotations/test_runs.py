@@ -18,9 +18,8 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.records.decoding.masks import draw_runs
-from tpucache.warmup.sources.annotations.runs import Runs, read_runs
-from tpucache.warmup.sources.table import TableOptions, TableSource
+from tpucache.warmup.records.masks import draw_runs
+from tpucache.warmup.sources.table import Runs, TableOptions, TableSource, read_runs
 
 Mask = npt.NDArray[np.uint8]
 

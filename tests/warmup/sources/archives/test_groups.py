@@ -14,6 +14,8 @@ from tpucache.cli import main
 from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources import TableOptions, open_source
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 webdataset = pytest.importorskip("webdataset")
 
 

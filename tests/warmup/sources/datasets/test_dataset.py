@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.warmup.records.decoding.masks import decode_mask
+from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.sources import DatasetSource, Sample, open_source
-from tpucache.warmup.sources.base import Item
-from tpucache.warmup.sources.datasets import source as dataset
+from tpucache.warmup.sources import datasets as dataset
+from tpucache.warmup.sources.source import Item
 
 IMAGE = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
 NAME = "datasets_by_test:make"

@@ -20,7 +20,7 @@ from tpucache.report.bench import run_bench
 from tpucache.store.verify import verify_cache
 from tpucache.warmup import repair_cache
 from tpucache.warmup.sources import pad_source
-from tpucache.warmup.sources.datasets.source import DatasetSource
+from tpucache.warmup.sources.datasets import DatasetSource
 
 
 class Reviews:

@@ -17,8 +17,9 @@ from PIL import Image
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import TableOptions, open_source
-from tpucache.warmup.sources.parquet import rows
+from tpucache.warmup.sources import TableOptions, open_source, parquet
+
+pytestmark = pytest.mark.usefixtures("short_runs")
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -231,10 +232,10 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data):
 def test_without_pyarrow_the_error_names_the_extra(tmp_path, monkeypatch):
     path = _write(tmp_path / "a.parquet", {"image": _images([1])})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    rows._pyarrow.cache_clear()
+    parquet._pyarrow.cache_clear()
     with pytest.raises(DependencyError, match=r"pip install pyarrow"):
         open_source(path).list()
-    rows._pyarrow.cache_clear()
+    parquet._pyarrow.cache_clear()
 
 
 def test_a_resumed_build_has_the_same_bytes(tmp_path):

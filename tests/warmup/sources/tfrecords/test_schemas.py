@@ -16,6 +16,8 @@ from tpucache.cli import main
 from tpucache.errors import SampleError, UsageError
 from tpucache.warmup.sources import TableOptions, open_source
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 tfrecord = pytest.importorskip("tfrecord")
 
 

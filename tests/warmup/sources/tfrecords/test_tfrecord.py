@@ -19,11 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache.errors import DependencyError, SampleError, SourceError
-from tpucache.warmup.sources import Sample, TFRecordSource, open_source
-from tpucache.warmup.sources.base import Item
-from tpucache.warmup.sources.tfrecords import example
-from tpucache.warmup.sources.tfrecords import source as tfrecord
-from tpucache.warmup.sources.tfrecords.example import read_example
+from tpucache.warmup.sources import Sample, TFRecordSource, open_source, tfrecords
+from tpucache.warmup.sources import tfrecords as tfrecord
+from tpucache.warmup.sources.source import Item
+from tpucache.warmup.sources.tfrecords import read_example
 
 JPEG = b"\xff\xd8\xff\xe0 and so on"
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -317,7 +316,7 @@ def test_data_that_is_no_example_is_a_sample_error(data: bytes) -> None:
 @pytest.mark.parametrize("version", ["3.20.3", "4.24.4"])
 def test_a_protobuf_that_crashes_is_not_used(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr("google.protobuf.__version__", version)
-    example._reader.cache_clear()
+    tfrecords._reader.cache_clear()
     with pytest.raises(DependencyError, match=f"protobuf {version} is too old .*pip install"):
         _read({"image": [JPEG]})
 
@@ -337,7 +336,7 @@ def test_a_missing_library_is_reported_with_what_to_install(
     path = _write(tmp_path / "a.tfrec", _example({"image": [JPEG]}))
     monkeypatch.setitem(sys.modules, module, None)
     tfrecord._crc32c.cache_clear()
-    example._reader.cache_clear()
+    tfrecords._reader.cache_clear()
     package = {"google_crc32c": "google-crc32c", "google.protobuf": "--upgrade protobuf"}[module]
     with pytest.raises(DependencyError, match=f"`pip install {package}`"):
         _load_first(TFRecordSource(path))

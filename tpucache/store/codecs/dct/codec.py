@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import FormatError
-from tpucache.store.codecs.base import Array, FieldSpec, FileRecords, Loop, Numbers, PackedCodec, missing_package
+from tpucache.native import FileRecords
+from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.pictures import check_picture
-from tpucache.store.codecs.zstd import load_zstandard, unpack_frame
+from tpucache.store.codecs.plain import load_zstandard, unpack_frame
 
 # Long matches only: shorter ones make a sparse form's frame larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {
@@ -65,15 +66,15 @@ class DctCodec(PackedCodec):
         return self._compress(sparse.squeeze(packed, field.packing), field.packing)
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        layout = _layout(field)
-        packed = np.empty((1, layout.nbytes), np.uint8)
-        block = np.frombuffer(data, np.uint8)
-        self._unpack_rows(field, block, np.array([[0, len(block)]], np.int64), packed, np.zeros(1, np.int64), None)
-        out[...] = coefficients.unpack(packed[0].data, layout)
+        library, layout = self._library(), _layout(field)
+        packed = np.empty(layout.nbytes, np.uint8)
+        if library is None:
+            self._unpack_by_package(field, data, packed)
+        elif not library.unpack_one(np.frombuffer(data, np.uint8).ctypes.data, len(data), packed, field.packing):
+            raise ValueError(f"{len(data):,} bytes that do not become {layout.nbytes:,}")
+        out[...] = coefficients.unpack(packed.data, layout)
 
-    def _unpack_rows(
-        self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers, loop: Loop | None
-    ) -> None:
+    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         library, size = self._library(), out.shape[1]
         _check_places(block, spans, out, rows)
         if library is None:
@@ -81,17 +82,17 @@ class DctCodec(PackedCodec):
                 self._unpack_by_package(field, block.data[start:end], out[row])
             return
         sources, lengths = spans[:, 0] + block.ctypes.data, spans[:, 1] - spans[:, 0]
-        done = library.unpack_all(sources, lengths, out, rows, field.packing, loop)
+        done = library.unpack_all(sources, lengths, out, rows, field.packing)
         if done < len(lengths):
             raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
 
-    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers, loop: Loop) -> int:
+    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Decode records of this field alone, read one by one from open files: `PackedCodec.unpack_files`."""
         library = self._library()
         if library is None:
             return 0
         _check_rows(out, rows, len(records.offsets))
-        return library.unpack_files(records, out, rows, field.packing, loop)
+        return library.unpack_files(records, out, rows, field.packing)
 
     def _unpack_by_package(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         room = sparse.most_bytes(len(out), field.packing) if field.packing else len(out)

@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tpucache.store.codecs.base import Array, FileRecords, Loop, LoopWork, Numbers
+from tpucache.native import FileRecords, LoopWork, Native, native
+from tpucache.store.codecs.codec import Array, Numbers
 from tpucache.store.codecs.dct.sparse import Scratch, scratch_for, spread
 
 _ZSTD: Final = "libzstd.so.1"
@@ -42,36 +43,44 @@ class Unpacker(NamedTuple):
     #: Returns the address of the calling thread's own context, 0 where the function takes none.
     context: Callable[[], int]
 
-    def unpack_all(
-        self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str | None, loop: Loop | None
-    ) -> int:
+    def unpack_one(self, source: int, length: int, out: Array, packing: str | None) -> bool:
+        """Unpack one record into `out`, uint8 (size,); return whether it becomes exactly as many bytes.
+
+        `source` is an address, `length` counts bytes.
+        """
+        if packing is None:
+            return self.unpack(source, length, out.ctypes.data, len(out)) == len(out)
+        scratch = scratch_for(len(out), packing)
+        found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
+        return found >= 0 and _spreads(scratch.memory[:found], out, packing)
+
+    def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str | None) -> int:
         """Unpack records into rows of `out` until one does not become exactly a row; return how many did.
 
-        `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), contiguous. Without a
-        `loop`, Python calls the function.
+        `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), contiguous.
         """
-        if loop is not None:
-            return self._run(loop, None, sources, lengths, out, rows, packing)
-        size = out.shape[1]
-        scratch = None if packing is None else scratch_for(size, packing)
+        loops = native()
+        if loops is not None:
+            return self._run(loops, None, sources, lengths, out, rows, packing)
         records = zip(sources.tolist(), lengths.tolist(), rows.tolist(), strict=True)
         for done, (source, length, row) in enumerate(records):
-            if scratch is None or packing is None:
-                is_whole = self.unpack(source, length, out.ctypes.data + size * row, size) == size
-            else:
-                found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
-                is_whole = found >= 0 and _spreads(scratch.memory[:found], out[row], packing)
-            if not is_whole:
+            if not self.unpack_one(source, length, out[row], packing):
                 return done
         return len(sources)
 
-    def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str | None, loop: Loop) -> int:
-        """Unpack records into rows of `out` as `unpack_all` does, each out of a file with its length in front."""
-        return self._run(loop, records.descriptors, records.offsets, records.lengths, out, rows, packing)
+    def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str | None) -> int:
+        """Unpack records into rows of `out` as `unpack_all` does, each out of a file with its length in front.
+
+        Without compiled loops none is: Python would read a file for each.
+        """
+        loops = native()
+        if loops is None:
+            return 0
+        return self._run(loops, records.descriptors, records.offsets, records.lengths, out, rows, packing)
 
     def _run(
         self,
-        loop: Loop,
+        loops: Native,
         descriptors: Numbers | None,
         sources: Numbers,
         lengths: Numbers,
@@ -101,7 +110,7 @@ class Unpacker(NamedTuple):
             record=record.ctypes.data,
             record_bytes=len(record),
         )
-        return loop(work)
+        return loops.unpack(work)
 
 
 def longest_record(size: int, sparse_bytes: int) -> int:

@@ -2,10 +2,11 @@
 
 A mask has a bit for each byte, set where the byte is not 0. The mask is mostly 0 itself, so it has a mask, too. The
 sparse form is the mask of the mask, the mask's bytes that are not 0, then the bytes that are not 0. A byte code has
-a quarter of the bytes left to go through, and a processor that shuffles bytes puts eight in place at once. In packing
-"nibbles" the bytes that are not 0 are narrowed (`store.codecs.dct.nibbles`), in packing "sparse" they are not.
+a quarter of the bytes left to go through, and a processor that shuffles bytes puts eight in place at once.
 
-docs/format.md describes it exactly.
+In packing "nibbles" the bytes that are not 0 are narrowed: four in five of them are from -8 to 7, and take 4 bits. None
+of them is 0, so a nibble of 0 says that the value is one of the others, which follow whole, in their order. In packing
+"sparse" they are not narrowed. docs/format.md describes both exactly.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from tpucache.store.codecs.dct.nibbles import narrow, widen
 
 Array = npt.NDArray[Any]
 
@@ -97,3 +96,28 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
     out = np.zeros(len(is_value), np.uint8)
     out[at] = values[: len(at)]
     return out, values[len(at) :]
+
+
+_SIGN: Final = 8
+_VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # by nibble
+#: The two values of each byte, as one number: one lookup is for both.
+_PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1).view(np.uint16)[:, 0]
+
+
+def narrow(values: Array) -> bytes:
+    """Return values, uint8 (n,) without 0, as nibbles of two's complement and the whole values."""
+    signed = values.view(np.int8)
+    is_whole = (signed < -_SIGN) | (signed >= _SIGN)
+    nibbles = np.pad(np.where(is_whole, 0, values & 15).astype(np.uint8), (0, len(values) % 2))
+    return (nibbles[::2] | nibbles[1::2] << 4).tobytes() + values[is_whole].tobytes()
+
+
+def widen(form: Array, count: int) -> Array:
+    """Return so many values of the bytes that `narrow` made of them. Raises ValueError where these are not as many."""
+    pairs = -(-count // 2)
+    values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
+    whole, at = form[pairs:], np.flatnonzero(values == 0)
+    if len(values) != count or len(at) != len(whole):
+        raise ValueError(f"{len(form):,} bytes, not those of {count:,} values")
+    values[at] = whole
+    return values

@@ -1,0 +1,252 @@
+"""Arguments of the command line: options of dataclasses, and those that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Container, Mapping
+from dataclasses import MISSING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tpucache.errors import UsageError
+from tpucache.options import Option, options_of
+from tpucache.process import PROG
+
+if TYPE_CHECKING:
+    from tpucache.loading.reading.reader import InMemory
+
+Settings = TypeVar("Settings")
+
+#: What may be answered to --in-memory, as CachedDataset takes it.
+_IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_left_out = action.default is False or action.default in (None, "", [])
+        return action.help if is_left_out else super()._get_help_string(action)
+
+
+def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example: str) -> argparse.ArgumentParser:
+    """Add a command named and described by the function that runs it, with an example of its use."""
+    text = (run.__doc__ or "").strip()
+    command: argparse.ArgumentParser = commands.add_parser(
+        run.__name__,
+        help=text,
+        description=text,
+        epilog=f"example: {PROG} {run.__name__} {example}",
+        formatter_class=HelpFormatter,
+    )
+    command.set_defaults(command=run)
+    command.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    return command
+
+
+def add_options(
+    group: Any,
+    settings: type,
+    only: Container[str] | None = None,
+    without: Container[str] = (),
+    parsers: Mapping[str, Callable[[str], Any]] | None = None,
+) -> None:
+    """Add the options that a dataclass declares with `option`, to a command or a group of it.
+
+    `parsers` convert the text of options whose type is not enough for that. A choice or a number that is not allowed is
+    wrong usage.
+    """
+    for each in options_of(settings).values():
+        if (only is None or each.name in only) and each.name not in without:
+            keywords = _keywords(each, (parsers or {}).get(each.name))
+            group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+
+
+def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
+    """Return the dataclass of the options that `add_options` added; `others` replace or add values."""
+    given = {name: getattr(options, name) for name in options_of(settings) if name not in others}
+    return settings(**{**given, **others})
+
+
+def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, Any]:
+    """Return how argparse is to read an option."""
+    if bool in each.types:
+        return {"action": "store_true"}
+    if each.choices:
+        return {"action": _Explicit, "choices": each.choices, "default": each.default}
+    if each.default is MISSING:
+        return {"required": True, "metavar": each.metavar}
+    if isinstance(each.default, tuple):
+        return {"action": "append", "default": [*each.default], "metavar": each.metavar}
+    kind: Callable[[str], Any] | None = parser
+    if kind is None:
+        kind = at_least(each.minimum) if each.minimum is not None else _KINDS.get(each.types[-1], each.types[-1])
+    return {"action": _Explicit, "type": kind, "default": each.default, "metavar": each.metavar}
+
+
+def local_path(text: str) -> Path:
+    """Read the path of a file or folder of this machine."""
+    from tpucache.store.files import check_is_local
+
+    try:
+        check_is_local(text)
+    except UsageError as error:  # as a ValueError, argparse would drop what it says
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return Path(text)
+
+
+#: What reads the text of an option of a type, where it is not the type itself.
+_KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
+
+
+class _Explicit(argparse.Action):
+    """Stores a value, and that it was given: it may be the default, too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.explicit = explicit(namespace) | {self.dest}
+
+
+def explicit(options: argparse.Namespace) -> frozenset[str]:
+    """Return the names of the options that were given with a value of their own."""
+    return frozenset(getattr(options, "explicit", ()))
+
+
+def add_cache(
+    command: argparse.ArgumentParser,
+    metavar: str = "CACHE",
+    text: str = "the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
+) -> None:
+    """Add the cache a command reads, and --json."""
+    command.add_argument("cache", metavar=metavar, type=cache, help=text)
+    add_json(command)
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Add --backend, --device, --compile and --cores."""
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_name
+
+    command.add_argument("--backend", type=backend_name, choices=BACKENDS, default="xla", help=BACKENDS_HELP)
+    command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
+    command.add_argument(
+        "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
+    )
+    command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
+
+
+def add_reading(command: argparse.ArgumentParser) -> None:
+    """Add --threads, --in-memory and --stage."""
+    from tpucache.training.settings import TrainSettings
+
+    add_options(command, TrainSettings, only=["threads"])
+    command.add_argument(
+        "--in-memory",
+        choices=[*_IN_MEMORY],
+        default="auto",
+        help="keep each record in memory once it is read; auto: as many as fit into half of what is free, where shards "
+        "cannot be mapped",
+    )
+    command.add_argument(
+        "--stage", type=local_path, metavar="DIR", help="copy the cache there first, such as to /dev/shm"
+    )
+
+
+def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> Path:
+    """Return the cache to read: a copy at --stage, made now or before, or the cache itself.
+
+    `check` is called during the copy; if it raises, the copy can be continued later.
+    """
+    cache: Path = options.cache
+    if options.stage is None:
+        return cache
+    from tpucache.progress import Progress
+    from tpucache.store.copying import stage_cache
+    from tpucache.store.manifest import Manifest
+
+    with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
+
+        def report(done: int, _: int) -> None:
+            progress.advance_to(done)
+            check()
+
+        return stage_cache(cache, options.stage, report)
+
+
+def in_memory(options: argparse.Namespace) -> InMemory:
+    """Return the answer to --in-memory as CachedDataset takes it."""
+    return _IN_MEMORY[options.in_memory]
+
+
+def cache(text: str) -> Path:
+    """Read a cache: its folder, or kaggle:slug, which is looked for where such datasets are mounted."""
+    from tpucache.loading.find import locate
+
+    try:
+        return locate(text)
+    except UsageError as error:  # as a ValueError, argparse would drop what it says
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def names(text: str) -> Path:
+    """Read where class names are: a text file, or a cache as `cache` reads one."""
+    return cache(text) if text.startswith("kaggle:") else local_path(text)
+
+
+def size(text: str) -> int | tuple[int, int]:
+    """Read "N" or "HxW"."""
+    sides = [int(side) for side in text.lower().split("x")]
+    if len(sides) > 2:
+        raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
+    return sides[0] if len(sides) == 1 else (sides[0], sides[1])
+
+
+def colours(text: str) -> tuple[str, ...]:
+    """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255; the first may be a heading."""
+    from tpucache.store.files import read_text
+
+    try:
+        lines = [line.split(",") for line in read_text(text, "utf-8-sig").splitlines() if line.strip()]
+        found = lines if lines and all(cell.strip().isdecimal() for cell in lines[0][-3:]) else lines[1:]
+        return tuple(bytes(int(cell) for cell in cells[-3:]).hex() for cells in found)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text} is no .csv of red, green and blue, 0 to 255: {error}") from error
+
+
+def seconds(text: str) -> float:
+    """Read a time such as 8h, 1h30m, 90m or 5400, in seconds."""
+    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
+    if not text or parts is None or not any(parts.groups()):
+        raise argparse.ArgumentTypeError(f"a time is such as 8h, 1h30m, 90m or 5400, not {text!r}")
+    hours, minutes, rest = (int(part or 0) for part in parts.groups())
+    return float(3600 * hours + 60 * minutes + rest)
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return what reads a whole number of at least `minimum`."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be at least {minimum}, not {value}")
+        return value
+
+    return number
+
+
+positive = at_least(1)
+natural = at_least(0)
+
+
+def rate(text: str) -> float:
+    """Read a finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
+    return value

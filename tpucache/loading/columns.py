@@ -1,0 +1,121 @@
+"""Columns of the samples table, encoded as numbers, to be given with the records: `CachedDataset.with_columns`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.store.samples import SampleTable, Strings
+
+if TYPE_CHECKING:
+    pass
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as the training samples have it: the mean and deviation of its numbers, or its different names."""
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    names: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many values a sample gets of it."""
+        return len(self.names) or 1
+
+    def encode(self, table: SampleTable, positions: Array) -> Array:
+        """Return the values of samples, float32 (n, width): standardised, or 1 at the sample's name.
+
+        Raises UsageError where a value is missing, is of another kind, or is a name that no training sample has.
+        """
+        values = read_column(table, self.name, positions)
+        if isinstance(values, list) != bool(self.names):
+            raise UsageError(f"the column {self.name!r} holds {_kind(values)} here, and not where the run was trained")
+        if not isinstance(values, list):
+            return ((values - self.mean) / self.std).astype(np.float32)[:, None]
+        numbers = {name: number for number, name in enumerate(self.names)}
+        for position, value in zip(positions.tolist(), values, strict=True):
+            if value not in numbers:
+                raise UsageError(
+                    f"the column {self.name!r} of {table.paths[position]!r} is {value!r}, which no training "
+                    "sample has: leave such samples out, or give them a name that was learned"
+                )
+        encoded = np.zeros((len(values), len(self.names)), np.float32)
+        encoded[np.arange(len(values)), [numbers[value] for value in values]] = 1
+        return encoded
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Several columns, side by side in one array."""
+
+    parts: tuple[Column, ...]
+
+    @property
+    def width(self) -> int:
+        """How many values a sample gets."""
+        return sum(part.width for part in self.parts)
+
+    def encode(self, table: SampleTable, positions: Array) -> Array:
+        """Return the values of samples: float32 (n, width). Raises UsageError."""
+        return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return the columns as plain values."""
+        return [{**asdict(part), "names": list(part.names)} for part in self.parts]
+
+
+def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
+    """Return the columns that `to_list` gave."""
+    return Columns(tuple(Column(**{**part, "names": tuple(part["names"])}) for part in values))
+
+
+def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
+    """Return columns by the values of the training samples. Raises UsageError as `read_column` does."""
+    parts = []
+    for name in names:
+        values = read_column(table, name, positions)
+        if isinstance(values, list):
+            parts.append(Column(name, names=tuple(sorted(set(values)))))
+        else:
+            parts.append(Column(name, float(values.mean()), float(values.std()) or 1.0))
+    return Columns(tuple(parts))
+
+
+def read_column(table: SampleTable, name: str, positions: Array) -> Array | list[str]:
+    """Return a column of some samples: numbers, float64 (n,), or names.
+
+    Raises UsageError where there is no such column or a value is missing: NaN, infinite or empty.
+    """
+    if name not in table or name in ("number", "path", "label"):
+        kept = [each for each in table if each not in ("number", "path", "label")]
+        raise UsageError(f"the samples table has no column {name!r} to train on: it has {', '.join(kept) or 'none'}")
+    column = table[name]
+    if isinstance(column, Strings):
+        names = [column[position] for position in positions.tolist()]
+        missing = np.array([not each.strip() for each in names], bool)
+    else:
+        if column.ndim != 1:
+            raise UsageError(f"the column {name!r} has {column.shape[1:]} values a sample: give columns of one")
+        numbers = column[positions].astype(np.float64)
+        missing = ~np.isfinite(numbers)
+    if missing.any():
+        first = int(positions[np.flatnonzero(missing)[0]])
+        raise UsageError(
+            f"the column {name!r} is missing for {int(missing.sum()):,} samples, the first {table.paths[first]!r} (row "
+            f"{first}): fill it in and relabel the cache, or leave them out"
+        )
+    return names if isinstance(column, Strings) else numbers
+
+
+def _kind(values: Array | list[str]) -> str:
+    return "names" if isinstance(values, list) else "numbers"

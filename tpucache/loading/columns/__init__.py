@@ -1,1 +1,0 @@
-"""Columns of the samples table beside the records."""

@@ -1,0 +1,237 @@
+"""MixedLoader: batches of several caches, each with its share of every batch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.indices import to_integer
+from tpucache.loading.loader import BatchLoader, CachedLoader
+from tpucache.loading.order import EpochOrder
+from tpucache.loading.reading.buffers import Buffer
+from tpucache.loading.reading.reader import Divide
+from tpucache.loading.sampler import Positions
+from tpucache.loading.tensors import to_tensor
+from tpucache.store.fields import Field
+
+_LONGEST: Final = 1_000_000
+
+
+class Mixture:
+    """An endless row of samples, in which source i has `shares[i]` of each `sum(shares)`, spread evenly."""
+
+    def __init__(self, shares: Sequence[Any]) -> None:
+        """Take a whole number from 1 for each source. Raises UsageError."""
+        numbers = [to_integer("a share", share, 1) for share in shares]
+        divisor = math.gcd(*numbers)
+        self.shares = np.array([number // divisor for number in numbers], np.int64)
+        if self.shares.sum() > _LONGEST:
+            raise UsageError(f"shares add up to at most {_LONGEST:,}, not {self.shares.sum():,}: give smaller ones")
+        sources = np.repeat(np.arange(len(numbers)), self.shares)
+        turns = np.concatenate([np.arange(share) for share in self.shares])
+        order = np.lexsort([sources, (turns + 0.5) / self.shares[sources]])
+        self._sources, self._turns = sources[order], turns[order]
+
+    def sources(self, first: int, stop: int) -> tuple[Positions, Positions]:
+        """Return, for samples `first` to `stop` of the row, the source of each, and how many of it came before."""
+        rounds, places = np.divmod(np.arange(first, stop), len(self._sources))
+        sources = self._sources[places]
+        return sources, rounds * self.shares[sources] + self._turns[places]
+
+
+Rows = npt.NDArray[np.integer[Any]]
+
+
+class BufferRows(Buffer):
+    """The rows of a buffer that are given; it has no memory of its own."""
+
+    def __init__(self, buffer: Buffer, rows: npt.NDArray[np.int64]) -> None:
+        """Take a buffer and the rows of it, in the order in which they are filled."""
+        self.arrays, self.lengths, self.is_large = buffer.arrays, buffer.lengths, buffer.is_large
+        self.starts = [starts[rows] for starts in buffer.starts]
+        self._buffer, self._rows = buffer, rows
+
+    def views(self, rows: Rows) -> list[list[memoryview]]:
+        """Return the bytes of all fields of each row, to be written."""
+        return self._buffer.views(self._rows[rows])
+
+    def parts(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return the address and the length of each field of each row: int64 (n, fields, 2)."""
+        return self._buffer.parts(self._rows[rows])
+
+    def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where in the arrays rows are."""
+        return self._rows[rows]
+
+
+Array = npt.NDArray[Any]
+
+
+class MixedSamples:
+    """The samples of several datasets. An index counts the samples of all datasets, once for each epoch.
+
+    Index i is of the epoch i // n of a dataset, n samples in all, and there of the sample i % n.
+    """
+
+    def __init__(self, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder]) -> None:
+        first = datasets[0]
+        self._datasets, self._shared = datasets, [order.shared for order in orders]
+        self._ends = np.cumsum([len(dataset) for dataset in datasets])
+        self.names, self.manifest, self.buffer_pools = first.names, first.manifest, first.buffer_pools
+        self.record_fields = first.record_fields
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of the datasets' digests."""
+        return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
+
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> None:
+        """Read samples into the first rows of a buffer; epochs and chunks are those of each dataset."""
+        for at, rows, own, turn in self._parts(indices):
+            self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
+
+    def prepare(self, threads: int) -> None:
+        """Make reading ready, as CachedDataset does."""
+        for dataset in self._datasets:
+            dataset.prepare(threads)
+
+    def hint(self, indices: Array, epoch: int, chunk: int) -> None:
+        """Ask the kernel to have these samples in memory when they are read."""
+        for at, _, own, turn in self._parts(indices):
+            self._datasets[at].hint(own, turn, self._shared[at])
+
+    def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
+        """Return the batch of these samples, whose fields were read into `arrays`, as CachedDataset does."""
+        first = self._datasets[0]
+        values = {name: np.asarray(value) for name, value in first.values_of(np.arange(0)).items()}
+        joined = {name: np.empty((len(indices), *value.shape[1:]), value.dtype) for name, value in values.items()}
+        for at, rows, own, _ in self._parts(indices):
+            for name, value in self._datasets[at].values_of(own).items():
+                joined[name][rows] = np.asarray(value)
+        return first.join(arrays, {name: to_tensor(value) for name, value in joined.items()})
+
+    def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
+        """Yield the dataset, the rows, the dataset's own indices and its epoch, for each part that shares them."""
+        turns, places = np.divmod(indices, len(self))
+        sources = np.searchsorted(self._ends, places, "right")
+        for turn in np.unique(turns).tolist():
+            for at in range(len(self._datasets)):
+                rows = np.flatnonzero((turns == turn) & (sources == at))
+                if len(rows):
+                    yield at, rows, places[rows] - (self._ends[at] - len(self._datasets[at])), turn
+
+
+class MixedOrder:
+    """The order of a mixture's epochs: each dataset continues in its own order, epoch after epoch of its own."""
+
+    def __init__(
+        self, mixture: Mixture, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder], seeds: Sequence[int]
+    ) -> None:
+        self._mixture, self._orders, self._seeds = mixture, orders, seeds
+        self._sizes = [len(dataset) for dataset in datasets]
+        self._lengths = [order.length(size) for order, size in zip(orders, self._sizes, strict=True)]
+        each = [f"{order.text} {order.chunk} seed {seed}" for order, seed in zip(orders, seeds, strict=True)]
+        self.text = f"mixed {mixture.shares.tolist()} of {each}"
+
+    def __len__(self) -> int:
+        return sum(self._lengths)
+
+    def positions(self, seed: int, epoch: int) -> Positions:
+        """Return the indices of an epoch's samples among MixedSamples: int64 (n,). The seeds are the loaders' own."""
+        sources, turns = self._mixture.sources(epoch * len(self), (epoch + 1) * len(self))
+        found = np.empty(len(self), np.int64)
+        total, start = sum(self._sizes), 0
+        for at, (order, size, length) in enumerate(zip(self._orders, self._sizes, self._lengths, strict=True)):
+            rows = np.flatnonzero(sources == at)
+            epochs, places = np.divmod(turns[rows], length)
+            bounds = np.flatnonzero(np.diff(epochs, prepend=-1))
+            for first, stop in zip(bounds, [*bounds[1:], len(rows)], strict=True):
+                turn = int(epochs[first])
+                own = order.positions(size, self._seeds[at], turn)
+                found[rows[first:stop]] = turn * total + start + own[places[first:stop]]
+            start += size
+        return found
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return a SHA-256 of an epoch's order where a torch Sampler gives a part of it, else ""."""
+        if not any(order.digest(own, 0) for order, own in zip(self._orders, self._seeds, strict=True)):
+            return ""
+        return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()
+
+
+class MixedLoader(BatchLoader[MixedSamples]):
+    """Batches mixed from several loaders: `MixedLoader([loader_a, loader_b], shares=[3, 1])`.
+
+    Of 4 consecutive samples, 3 are of the first and 1 of the second, on any number of ranks. Each cache continues in
+    its loader's order (shuffle, seed, weights, …), through as many epochs of its own as its share asks for. An epoch
+    of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger share than
+    its size is seen more than once in it, and another less than once.
+
+    The first loader says how many threads read, and how far ahead. State, epochs and batches are as in CachedLoader.
+    """
+
+    def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:
+        """Take loaders of the same batch_size, rank, world_size, drop_last and finish, and a share, from 1, of each.
+
+        The places where the loaders are do not count, and do not move. Raises UsageError for loaders, fields, classes
+        or labels that do not fit.
+        """
+        loaders = list(loaders)
+        if not loaders or len(loaders) != len(shares):
+            raise UsageError(f"a mixture has one share for each loader, not {len(shares)} for {len(loaders)}")
+        for at, loader in enumerate(loaders):
+            _check(loaders[0], loader, at)
+        first = loaders[0]
+        datasets, orders = [loader.dataset for loader in loaders], [loader.order for loader in loaders]
+        seeds = [loader.seed for loader in loaders]
+        order = EpochOrder("drawn", sampling=MixedOrder(Mixture(shares), datasets, orders, seeds))
+        super().__init__(MixedSamples(datasets, orders), order, replace(first.options, seed=0))
+
+
+def _check(first: CachedLoader, loader: Any, at: int) -> None:
+    """Raise UsageError unless a loader's batches can be mixed with those of the first one."""
+    if not isinstance(loader, CachedLoader) or isinstance(loader, MixedLoader):
+        raise UsageError(f"a mixture is made of CachedLoaders, not of {type(loader).__name__}")
+    for name in ("batch_size", "rank", "world_size", "drop_last"):
+        if getattr(loader, name) != getattr(first, name):
+            raise UsageError(f"loader {at} has {name} {getattr(loader, name)}, loader 0 {getattr(first, name)}")
+    one, other = first.dataset, loader.dataset
+    if not len(other) or not loader.samples:
+        raise UsageError(f"loader {at} has no samples to mix")
+    if other.classes != one.classes:
+        raise UsageError(
+            f"{other.directory} has other classes than {one.directory}, so labels would mean two things: build it with "
+            f"`warmup SOURCE CACHE --classes {one.directory}`"
+        )
+    if _forms(other) != _forms(one):
+        raise UsageError(
+            f"{other.directory} has records of other fields, sizes or packed forms than {one.directory}: build it with "
+            f"`warmup SOURCE CACHE --like {one.directory}`, or leave finish out where only codecs differ"
+        )
+    if one.column_width != other.column_width:
+        raise UsageError(f"{other.directory} has {other.column_width} columns, {one.directory} {one.column_width}")
+    labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
+    if labels[0] != labels[1]:
+        raise UsageError(
+            f"{other.directory} has labels of another kind than {one.directory}: use --like {one.directory}"
+        )
+
+
+def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
+    """Return what must be equal: the arrays, and where a field is left packed, what it is decoded by."""
+
+    def form(stored: Field, read: Field) -> tuple[Any, ...]:
+        return read.name, read.dtype, read.shape, None if read.shape == stored.shape else replace(stored, packing=None)
+
+    return [form(*pair) for pair in zip(dataset.manifest.fields, dataset.record_fields, strict=True)]

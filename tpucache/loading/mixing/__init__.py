@@ -1,1 +1,0 @@
-"""Batches mixed of the samples of several caches, by shares."""

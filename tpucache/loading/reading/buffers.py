@@ -1,0 +1,201 @@
+"""Batch buffers, used again when the last tensor over them is freed.
+
+A fresh batch of 38 MB costs as much in page faults as the copy into it, so buffers are used again. A caller may keep
+a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.native import address, is_large, native
+from tpucache.store.fields import Field
+
+Array = npt.NDArray[Any]
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
+# A fresh buffer costs as much as several batches: what only some loops of a program need is kept from one to the next.
+_BATCHES: Final = 64
+_SECONDS: Final = 30.0
+_POOLS: Final = 2  # one to train with, one to validate with
+
+
+class Buffer:
+    """The memory of one batch: an array (batch, *shape) a field, and each row's bytes of all fields, made once."""
+
+    def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
+        """Allocate for `batch` rows. Raises UsageError when there is not as much memory."""
+        try:
+            self.arrays = [allocate((batch, *field.shape), np.dtype(field.dtype)) for field in fields]
+        except UsageError:  # an allocator's own
+            raise
+        except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
+            gigabytes = batch * sum(field.nbytes for field in fields) / 1e9
+            raise UsageError(
+                f"a batch of {batch:,} samples takes {gigabytes:,.1f} GB, more than there is: make batches smaller"
+            ) from error
+        flat = [
+            array.view(np.uint8).reshape(batch, field.nbytes) for array, field in zip(self.arrays, fields, strict=True)
+        ]
+        self._views = [[memoryview(part[row]) for part in flat] for row in range(batch)]
+        #: The bytes of a row of each field, and where each row of it begins: addresses, int64 (batch,).
+        self.lengths = [field.nbytes for field in fields]
+        self.starts = [
+            address(array) + length * np.arange(batch) for array, length in zip(self.arrays, self.lengths, strict=True)
+        ]
+        #: Whether it is filled faster past the processor's caches.
+        self.is_large = is_large(batch, batch * sum(self.lengths))
+
+    def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
+        """Return the bytes of all fields of each row, to be written."""
+        return [self._views[row] for row in rows.tolist()]
+
+    def parts(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        """Return the address and the length of each field of each row, as `preadv` takes them: int64 (n, fields, 2)."""
+        parts = np.empty((len(rows), len(self.lengths), 2), np.int64)
+        for at, (starts, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            parts[:, at, 0] = starts[rows]
+            parts[:, at, 1] = length
+        return parts
+
+    def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where in the arrays rows are."""
+        return rows
+
+
+class BufferPool:
+    """Lends buffers of one shape, and frees those that no batch of the last 64, and of the last 30 s, needed."""
+
+    def __init__(self, fields: Sequence[Field], batch: int) -> None:
+        """Begin empty: a buffer is made when none is free."""
+        self._fields = tuple(fields)
+        self._batch = batch
+        # A deque, because its append is atomic: a finalizer may run in any thread, inside any call, so it cannot lock.
+        self._free: deque[Buffer] = deque()
+        # Threads may lose an update of these two: a buffer is then freed a little early or late, which does no harm.
+        self._taken = 0
+        self._since = time.monotonic()
+        self._unused = 0  # buffers that were free all the time since they were last counted
+
+    def take(self) -> Buffer:
+        """Return a free buffer, or a new one. It is the caller's until `lend` or `give_back`."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = Buffer(self._fields, self._batch)
+        self._unused = min(self._unused, len(self._free))
+        self._taken += 1
+        if self._taken >= _BATCHES and time.monotonic() - self._since >= _SECONDS:
+            self._free_unused()
+        return buffer
+
+    def prepare(self, buffers: int, rows: int) -> None:
+        """Have so many buffers free, with memory for `rows` rows: that costs as much as copying into them does later.
+
+        What the system does not give is asked for again when it is needed, and refused then.
+        """
+        while len(self._free) < buffers and not self._taken:
+            try:
+                buffer = Buffer(self._fields, self._batch)
+            except UsageError:
+                return
+            for array in buffer.arrays:
+                array[:rows].reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
+            self._free.append(buffer)
+            if buffer.is_large:
+                native()
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Take a buffer back that nothing refers to."""
+        self._free.append(buffer)
+
+    def lend(self, buffer: Buffer, rows: int) -> list[Array]:
+        """Return the first rows of a buffer's arrays; it comes back when the last object over any of them is freed."""
+        loan = _Loan(buffer, self._free)
+        return [loan.view(array[:rows]) for array in buffer.arrays]
+
+    def _free_unused(self) -> None:
+        for _ in range(self._unused):
+            with contextlib.suppress(IndexError):  # other threads may have taken them just now
+                self._free.popleft()
+        self._taken, self._since, self._unused = 0, time.monotonic(), len(self._free)
+
+
+class AllocatedBuffers:
+    """Lends each batch memory of an allocator that itself uses memory again, such as torch's for page-locked memory."""
+
+    def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate) -> None:
+        """Begin with nothing allocated."""
+        self._fields, self._batch, self._allocate = tuple(fields), batch, allocate
+
+    def take(self) -> Buffer:
+        """Return a buffer of its own."""
+        return Buffer(self._fields, self._batch, self._allocate)
+
+    def prepare(self, buffers: int, _rows: int) -> None:
+        """Have the allocator keep memory for so many. Raises what it raises."""
+        kept = [self.take() for _ in range(buffers)]
+        if kept and kept[0].is_large:
+            native()
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Do nothing: its memory is free with the last reference to it."""
+
+    def lend(self, buffer: Buffer, rows: int) -> list[Array]:
+        """Return the first rows of a buffer's arrays."""
+        return [array[:rows] for array in buffer.arrays]
+
+
+class BufferPools:
+    """Pools by the rows of their buffers: loaders that follow one another use the same, so that memory is not new."""
+
+    def __init__(self, fields: Sequence[Field]) -> None:
+        """Begin empty: a pool is made when it is asked for."""
+        self._fields = tuple(fields)
+        self._pools: dict[int, BufferPool] = {}
+
+    def pool(self, batch: int, allocate: Allocate | None = None) -> BufferPool | AllocatedBuffers:
+        """Return the pool of buffers for `batch` rows, or those that `allocate` makes. Pools of two sizes are kept."""
+        if allocate is not None:
+            return AllocatedBuffers(self._fields, batch, allocate)
+        pool = self._pools.pop(batch, None) or BufferPool(self._fields, batch)
+        self._pools[batch] = pool
+        for size in list(self._pools)[:-_POOLS]:
+            self._pools.pop(size, None)  # another thread may have done so
+        return pool
+
+    def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
+        """Forget a pool: it is gone with its last loader."""
+        for batch, kept in list(self._pools.items()):
+            if kept is pool:
+                self._pools.pop(batch, None)
+
+
+class _Loan:
+    """What all arrays over one lent buffer have as their base.
+
+    It is freed once, with the last of them, in whichever thread: so the buffer is given back exactly once.
+    """
+
+    __array_interface__: dict[str, Any]
+
+    def __init__(self, buffer: Buffer, free: deque[Buffer]) -> None:
+        self._buffer = buffer
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self._buffer)
+
+    def view(self, array: Array) -> Array:
+        """Return an array over the memory of one of the buffer's, which keeps this loan alive."""
+        self.__array_interface__ = array.__array_interface__
+        return np.asarray(self)

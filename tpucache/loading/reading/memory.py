@@ -1,0 +1,203 @@
+"""Records kept in memory, and the one budget of memory that a process has for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.machine import available_memory
+from tpucache.native import Addresses, address
+from tpucache.store.files import ThreadLock
+
+_SHARE: Final = 2  # half of what is free at most: the page cache, batches and models need memory, too
+_RESERVE: Final = 8  # of what was free at first, an eighth stays free: other processes may take theirs at the same time
+
+
+@dataclass
+class _Claim:
+    """Bytes that somebody may use, and those in use that are therefore no longer free."""
+
+    promised: int = 0
+    used: int = 0
+
+
+class MemoryBudget:
+    """Gives memory to those who keep or map records, as long as they exist. Threads may share one."""
+
+    def __init__(self) -> None:
+        """Begin with nothing given."""
+        self._claims: weakref.WeakKeyDictionary[object, _Claim] = weakref.WeakKeyDictionary()
+        self._first = 0  # bytes that were free when somebody first asked
+        self._lock = ThreadLock()
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be taken without being asked for by the user."""
+        with self._lock:
+            return self._room()
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free and not promised to anybody."""
+        with self._lock:
+            return self._free()
+
+    def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
+        """Give an owner so many bytes more, where there is room; return whether there is.
+
+        `is_used` says that they are in use from now on, and will not be counted as free.
+        """
+        with self._lock:
+            if size > self._room():
+                return False
+            claim = self._claims.setdefault(owner, _Claim())
+            claim.promised += size
+            claim.used += size if is_used else 0
+            return True
+
+    def promise(self, owner: object, size: int) -> bool:
+        """Promise an owner as many bytes as are free at most, which `use` will take; return whether they are."""
+        with self._lock:
+            if size > self._free():
+                return False
+            self._claims.setdefault(owner, _Claim()).promised += size
+            return True
+
+    def use(self, owner: object, size: int) -> None:
+        """Note that so many of the bytes promised to an owner are in use from now on."""
+        with self._lock:
+            self._claims[owner].used += size
+
+    def forget_promises(self) -> None:
+        """Take back what is not in use: promises are to one process, and this is a copy of it."""
+        for claim in list(self._claims.values()):
+            claim.promised = claim.used
+
+    def _room(self) -> int:
+        available = available_memory()
+        self._first = self._first or available
+        claims = list(self._claims.values())
+        promised, used = sum(claim.promised for claim in claims), sum(claim.used for claim in claims)
+        return min((available + used) // _SHARE - promised, available - self._first // _RESERVE)
+
+    def _free(self) -> int:
+        return available_memory() - sum(claim.promised - claim.used for claim in list(self._claims.values()))
+
+
+BUDGET: Final = MemoryBudget()
+os.register_at_fork(after_in_child=BUDGET.forget_promises)
+
+
+Numbers = npt.NDArray[np.int64]
+
+_STEP: Final = 64 << 20  # bytes by which it grows: what is free is looked at again each time
+_BEING_WRITTEN: Final = -1
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class RecordMemory:
+    """Records by their numbers in the index, each kept once, in the order in which they are first read.
+
+    It grows while the process's budget allows it, and what it has no place for is not kept. Threads may share one. A
+    pickled copy begins empty.
+    """
+
+    def __init__(self, record_bytes: int, records: int, most: int) -> None:
+        """Take no memory yet; there are `records` in the index, of which at most `most` are ever kept."""
+        self._made_of = (record_bytes, records, most)
+        self._size = max(1, record_bytes)
+        self._places = np.zeros(records, np.int64)  # one more than a record's place; 0: it has none
+        self._rows: npt.NDArray[np.uint8] | None = None
+        self._base = 0  # the address of the first place
+        self._granted = 0  # places that the budget gave memory for
+        self._used = 0
+        self._is_promised = False
+        self._is_full = False
+        self._process = os.getpid()
+        self._lock = ThreadLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_made_of": self._made_of}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["_made_of"])  # type: ignore[misc]  # the copy in another process begins empty
+
+    @property
+    def wanted(self) -> int:
+        """Bytes that all records take."""
+        return self._size * self._made_of[2]
+
+    @property
+    def granted(self) -> int:
+        """Bytes that the budget has given so far."""
+        return self._granted * self._size
+
+    def promise(self) -> bool:
+        """Have the budget promise memory for all records; return whether as much is free."""
+        self._is_promised = self._reserve(self._made_of[2]) and BUDGET.promise(self, self.wanted)
+        self._granted = self._made_of[2] if self._is_promised else 0
+        return self._is_promised
+
+    def addresses(self, numbers: Numbers) -> Addresses:
+        """Return where records are kept: int64 (n,), 0 for those that are not."""
+        places = self._places[numbers]
+        found: Addresses = np.where(places > 0, self._base + (places - 1) * self._size, 0)
+        return found
+
+    def keep(self, numbers: Numbers, write: Callable[[npt.NDArray[np.intp], Addresses], None]) -> None:
+        """Keep records, as far as there is room and no other thread is doing so.
+
+        `write` is given which of them, by their place among the numbers, and the addresses to write them to.
+        """
+        with self._lock:
+            unique, first = np.unique(numbers, return_index=True)
+            first = first[self._places[unique] == 0]
+            first = first[: self._make_room(len(first))]
+            chosen = numbers[first]
+            places = np.arange(self._used, self._used + len(first))
+            self._used += len(first)
+            self._places[chosen] = _BEING_WRITTEN
+        if len(chosen):
+            if self._is_promised:
+                BUDGET.use(self, len(chosen) * self._size)
+            write(first, self._base + places * self._size)
+            self._places[chosen] = places + 1
+
+    def _make_room(self, records: int) -> int:
+        """Return for how many of so many more records there is room, after growing if need be."""
+        if self._process != os.getpid():  # a forked process shares what was written, and was promised nothing itself
+            self._process, self._granted, self._is_promised = os.getpid(), self._used, False
+        while self._granted < self._used + records and not self._is_full:
+            self._grow()
+        return min(records, self._granted - self._used)
+
+    def _grow(self) -> None:
+        """Take a step more from the budget, or note that there is no more."""
+        most = min(self._made_of[2], self._granted + max(0, BUDGET.room) // self._size)
+        if self._rows is None and self._reserve(most):
+            _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
+        capacity = 0 if self._rows is None else len(self._rows)
+        step = min(max(1, _STEP // self._size), capacity - self._granted)
+        self._is_full = step <= 0 or not BUDGET.take(self, step * self._size)
+        if not self._is_full:
+            self._granted += step
+        elif self._granted < self._made_of[2]:
+            kept = self.granted / 1e9
+            _log.info("%.1f of %.1f GB of records are kept, the others are read each time", kept, self.wanted / 1e9)
+
+    def _reserve(self, records: int) -> bool:
+        """Reserve addresses, which take no memory before they are written to; return whether the system allows it."""
+        try:
+            self._rows = np.empty((records, self._size), np.uint8)
+        except (MemoryError, ValueError):  # ValueError: more bytes than there are addresses
+            return False
+        self._base = address(self._rows)
+        return True

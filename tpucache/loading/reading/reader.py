@@ -1,0 +1,331 @@
+"""RecordReader: records into the buffers of batches, from memory, from maps of their files, or from the files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, FormatError, StoreError, UsageError
+from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
+from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
+from tpucache.loading.reading.memory import BUDGET, RecordMemory
+from tpucache.native import Addresses, FileRecords, address, copy_rows, native
+from tpucache.store.cache import Cache
+from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
+from tpucache.store.index import Numbers, Rows
+from tpucache.store.manifest import ShardEntry
+
+
+class ReadingPlan(NamedTuple):
+    """How records are read: kept in memory once they are read, from maps of the shards, or from files each time.
+
+    `planned_bytes` are those of the process's memory that they will take.
+    """
+
+    way: Literal["keep", "map", "stream"]
+    planned_bytes: int
+
+    @property
+    def text(self) -> str:
+        """The plan in words."""
+        size = f"{self.planned_bytes / 1e9:,.1f} GB"
+        if self.way == "keep":
+            return f"kept in memory, {size}"
+        if self.way == "map":
+            return f"mapped, {size}"
+        return f"from files, {size} of them kept in memory" if self.planned_bytes else "from files"
+
+
+_LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
+_MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
+_BATCH_BYTES: Final = 16 << 20
+_PROBES: Final = 4
+
+InMemory = bool | Literal["auto"]
+Indices = npt.NDArray[np.int64]
+Block = npt.NDArray[np.uint8]
+#: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
+Divide = Callable[[Callable[[int, int], None], int], None]
+
+
+def undivided(work: Callable[[int, int], None], rows: int) -> None:
+    """Do the work for all rows at once."""
+    work(0, rows)
+
+
+class RecordReader:
+    """Reads records of a cache, given by their rows of the index. Threads may share one.
+
+    All datasets that were selected from one another share one: its files, maps, buffers, and records in memory. A
+    pickled copy opens files and fills memory in the process that uses it.
+    """
+
+    def __init__(self, cache: Cache, most: int, in_memory: InMemory = False, *, is_packed: bool = False) -> None:
+        """Prepare to read at most `most` different records.
+
+        `in_memory` True keeps each record that is read, and raises UsageError where there is no room for all. "auto"
+        keeps those that a loader reads, as far as there is room, where their shards cannot be mapped.
+        `is_packed` leaves the fields that a device can finish as their codecs pack them. Raises FormatError for a field
+        whose length varies.
+        """
+        if not isinstance(in_memory, bool) and in_memory != "auto":
+            raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
+        if any(not field.shape and field.codec == "bytes" for field in cache.manifest.fields):
+            raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: it has no tensor")
+        self.cache = cache
+        self.in_memory: InMemory = in_memory
+        self._layout = cache.manifest.layout
+        stored = self._layout.fields
+        #: The fields as they are read: the arrays of a buffer.
+        self.fields = tuple(field.packed for field in stored) if is_packed else stored
+        self._is_plain = all(
+            field.is_plain if form == field else field.stored_bytes == form.nbytes
+            for field, form in zip(stored, self.fields, strict=True)
+        )
+        self._is_decoded = not self._is_plain and self.fields == stored
+        lengths = [field.nbytes for field in self.fields]
+        self._record_bytes = sum(lengths)
+        self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # of the fields in a decoded record
+        self._most = most
+        self._memory = RecordMemory(self._record_bytes, cache.manifest.records, most if in_memory else 0)
+        self._maps = ShardMaps(cache.reader, cache.manifest.records)
+        self._scratch = Scratch()
+        self.pools = BufferPools(self.fields)
+        self._packed: RecordReader | None = None
+        if in_memory is True:
+            self._promise_memory()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_scratch", "pools", "_packed")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._scratch = Scratch()
+        self.pools = BufferPools(self.fields)
+        self._packed = None
+
+    def packing(self) -> RecordReader:
+        """Return the reader of the same files that leaves fields packed, with memory of its own, or this one."""
+        if all(field.packed == form for field, form in zip(self._layout.fields, self.fields, strict=True)):
+            return self
+        if self._packed is None:
+            self._packed = RecordReader(self.cache, self._most, self.in_memory, is_packed=True)
+        return self._packed
+
+    def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
+        """Return how so many records of these shards will be read, as far as is known beforehand."""
+        needed = records * self._record_bytes
+        first = self.cache.manifest.shards.index(shards[0]) if shards else 0
+        if self.in_memory is True:
+            return ReadingPlan("keep", needed)
+        if self._is_plain and needed and self._maps.can_map(first) and needed <= BUDGET.room + self._maps.mapped:
+            return ReadingPlan("map", needed)
+        room = max(0, BUDGET.room) + self._memory.granted if self.in_memory else 0
+        return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
+
+    @property
+    def most_to_prepare(self) -> int:
+        """How many records `prepare` may keep: what Python decodes takes too long."""
+        return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
+
+    def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
+        """Map shards, or keep the `first` records, where so many records of these shards will be read in such a way.
+
+        Only what is in the page cache is read, for a moment. What is missing or damaged is an error when it is read,
+        and not here.
+        """
+        with contextlib.suppress(StoreError):
+            way, needed = self.plan(records, shards)
+            if way == "map":
+                manifest = self.cache.manifest
+                each = [manifest.variants.index(entry.variant) * manifest.samples + entry.first for entry in shards]
+                self._maps.prepare(self.cache.index[np.array(each, np.int64)], threads)
+            elif way == "keep" and needed >= _LEAST_PREPARED:
+                self._keep_present(first[self._memory.addresses(first) == 0], threads)
+
+    def _keep_present(self, rows: Numbers, threads: int) -> None:
+        """Keep those of some records that are in the page cache. Raises StoreError."""
+        end = time.monotonic() + PREPARE_SECONDS
+        batch = max(1, _BATCH_BYTES // max(1, self._record_bytes))
+        pool = BufferPool(self.fields, batch)
+
+        def keep(part: Numbers) -> None:
+            probes = self.cache.index[part[:: max(1, len(part) // _PROBES)]]
+            if time.monotonic() < end and self.cache.reader.are_in_memory(probes):
+                buffer = pool.take()
+                self.read_into(buffer, part, keep=True)
+                pool.give_back(buffer)
+
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as executor:  # it starts no thread before there is work
+            deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
+
+    def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> None:
+        """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.
+
+        `divide` may let several threads do it. Raises DamageError naming the shard.
+        """
+        places = self._find(rows)
+        divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
+
+    def hint(self, rows: Numbers) -> None:
+        """Ask the kernel to have these records in memory when they are read."""
+        is_here = self._maps.is_present(rows)
+        if self.in_memory:
+            is_here |= self._memory.addresses(rows) > 0
+        self.cache.reader.hint(self.cache.index[rows[~is_here]])
+
+    def _promise_memory(self) -> None:
+        """Set memory for all records aside. Raises UsageError where there is no room for them."""
+        if not self._memory.promise():
+            raise UsageError(
+                f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
+                f'{max(0, BUDGET.free) / 1e9:,.1f} GB are free: leave in_memory out, or say "auto"'
+            )
+
+    def _find(self, rows: Numbers) -> _Places:
+        """Look up where records are: in memory, in maps, or in files."""
+        decoded = self._memory.addresses(rows) if self.in_memory else np.zeros(len(rows), np.int64)
+        if decoded.all():
+            return _Places(decoded, decoded, None, is_complete=True)
+        missing = np.flatnonzero(decoded == 0)
+        encoded = np.zeros(len(rows), np.int64)
+        found = self.cache.index[rows]
+        if self.in_memory is not True:
+            encoded[missing] = self._maps.addresses(rows[missing], found[missing])
+        if self._is_plain:
+            is_whole = found["length"] == self._record_bytes  # one of another length is refused when it is read
+            decoded[missing] = np.where(is_whole, encoded, 0)[missing]
+        return _Places(decoded, encoded, found, is_complete=bool(decoded.all()))
+
+    def _read_part(self, buffer: Buffer, rows: Numbers, places: _Places, keep: bool, start: int, stop: int) -> None:
+        """Read the records of some rows of a batch."""
+        decoded = places.decoded[start:stop]
+        if places.is_complete:
+            self._copy(buffer, slice(start, stop), decoded)
+            return
+        present = np.flatnonzero(decoded)
+        if len(present):
+            self._copy(buffer, start + present, decoded[present])
+        missing = start + np.flatnonzero(decoded == 0)
+        if len(missing) and places.found is not None:
+            self._read(buffer, missing, places.found[missing], places.encoded[missing])
+            if keep and self.in_memory:
+                self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
+
+    def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
+        """Copy decoded records into rows of a buffer."""
+        for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
+            copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
+
+    def _copy_out(self, buffer: Buffer, rows: Indices, chosen: Indices, targets: Addresses) -> None:
+        """Copy some of the rows of a buffer to where they are kept."""
+        for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
+            copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
+
+    def _read(self, buffer: Buffer, places: Indices, found: Rows, mapped: Addresses) -> None:
+        """Read records from their files into rows of a buffer, or decode those that are mapped."""
+        if self._is_plain:
+            self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
+            return
+        unmapped = mapped == 0
+        for shard in np.unique(found["shard"][~unmapped]).tolist():
+            chosen = np.flatnonzero(~unmapped & (found["shard"] == shard))
+            starts, lengths = (found[name][chosen].astype(np.int64) for name in ("offset", "length"))
+            self._decode(buffer, places[chosen], self._maps.block(shard), starts, lengths)
+        places, found = places[unmapped], found[unmapped]
+        done = self._unpack(buffer, places, found) if len(found) else 0
+        if done < len(found):
+            self._read_encoded(buffer, places[done:], found[done:])
+
+    def _unpack(self, buffer: Buffer, places: Indices, found: Rows) -> int:
+        """Read records of one packed field, each unpacked before the next is read; return how many could be."""
+        (field, form), *others = zip(self._layout.fields, self.fields, strict=True)
+        if field == form or others:
+            return 0
+
+        def read(descriptors: Numbers, rows: Rows) -> int:
+            offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+            records = FileRecords(descriptors, offsets, lengths)
+            return unpack_files(field, records, buffer.arrays[0], buffer.places(places))
+
+        return self.cache.reader.read_by(found, read)
+
+    def _read_encoded(self, buffer: Buffer, places: Indices, found: Rows) -> None:
+        """Read encoded records, then decode them into rows of a buffer."""
+        lengths = found["length"].astype(np.int64)
+        block, starts = self._scratch.block(lengths)
+        data, ends = block.data, starts + lengths
+        views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        parts = np.stack([address(block) + starts, lengths], -1)[:, None]
+        self._scatter(found, views, parts, buffer.is_large)
+        self._decode(buffer, places, block, starts, lengths)
+
+    def _decode(self, buffer: Buffer, places: Indices, block: Block, starts: Numbers, lengths: Numbers) -> None:
+        """Decode records of a block of bytes, or unpack them, into rows of a buffer."""
+        spans = self._layout.spans_of(block, starts, lengths)
+        for at, (field, form) in enumerate(zip(self._layout.fields, self.fields, strict=True)):
+            to = field, block, spans[:, at], buffer.arrays[at], buffer.places(places)
+            if form == field:
+                decode_rows(*to)
+            else:
+                unpack_rows(*to)
+
+    def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
+        """Read whole records from their files."""
+        loops = native() if is_large else None
+        if loops is None:
+            self.cache.reader.scatter(rows, views)
+            return
+
+        def read(descriptors: Numbers, rows: Rows) -> int:
+            offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+            numbers = address(descriptors), address(offsets), address(parts), parts.shape[1], address(lengths)
+            return loops.read(*numbers, len(rows))
+
+        self.cache.reader.scatter(rows, views, read=read)
+
+
+class _Places(NamedTuple):
+    """Where the records of a batch are: addresses of them decoded, and encoded, 0 where there are none; index rows."""
+
+    decoded: Addresses
+    encoded: Addresses
+    found: Rows | None
+    is_complete: bool
+
+
+Array = npt.NDArray[Any]
+
+
+class Scratch(threading.local):
+    """Memory for the encoded records of a batch, kept from one to the next: new memory is cleared before it is read."""
+
+    def __init__(self) -> None:
+        self._block: Array = np.empty(0, np.uint8)
+
+    def block(self, lengths: Numbers) -> tuple[Array, Numbers]:
+        """Return a block of bytes, uint8, and where records of these lengths begin in it, side by side.
+
+        The next call of the same thread takes it back. Raises DamageError when there is not as much memory.
+        """
+        ends = np.cumsum(lengths)
+        size = int(ends[-1]) if len(ends) else 0
+        if size > len(self._block):
+            try:
+                self._block = np.empty(size + size // 4, np.uint8)
+            except MemoryError as error:
+                raise DamageError(
+                    f"{len(ends)} encoded records take {size / 1e9:,.1f} GB by the index, more than there is: "
+                    "it is damaged (`python -m tpucache verify`), or a batch is too large"
+                ) from error
+        return self._block, ends - lengths

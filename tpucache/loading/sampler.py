@@ -1,0 +1,216 @@
+"""The samples of an epoch and their order: functions of (seed, epoch) alone, and of weights or classes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.loading.indices import to_array
+
+Positions = npt.NDArray[np.int64]
+
+
+def full_order(samples: int, seed: int, epoch: int) -> Positions:
+    """Return all positions in random order: int64 (samples,). For caches that fit into memory."""
+    return epoch_random(seed, epoch).permutation(samples)
+
+
+def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int) -> Positions:
+    """Return all positions so that they read nearly in file order and still mix: int64 (samples,).
+
+    The samples are cut into chunks of `chunk` consecutive ones, the chunks shuffled, and the samples shuffled within
+    each `window` of the result. So what is read at any time is a window of whole chunks, and two samples can meet in a
+    batch when their chunks fall into one window, which any two chunks do in some epoch.
+    """
+    random = epoch_random(seed, epoch)
+    chunk = max(1, min(chunk, samples))
+    chunks = random.permutation(-(-samples // chunk))
+    order: Positions = (chunks[:, None] * chunk + np.arange(chunk)).reshape(-1)
+    if excess := len(order) - samples:  # of the last chunk; closed up in place, because an order may take gigabytes
+        end = (int(chunks.argmax()) + 1) * chunk
+        order[end - excess : samples] = order[end:]
+        order = order[:samples]
+    for start in range(0, samples, window):
+        random.shuffle(order[start : start + window])
+    return order
+
+
+def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
+    """Return numpy's legacy generator: its stream is frozen (NEP 19), so that an order survives an upgrade.
+
+    The seed sequence keeps neighbouring seeds and epochs independent.
+    """
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
+
+
+def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: bool) -> Iterator[tuple[int, int]]:
+    """Yield where each batch of all ranks together begins and ends in an epoch's order, from position `start`.
+
+    A last batch of fewer samples than `ranks` takes what it lacks from the one before, so that each rank has a sample.
+    """
+    while start < samples:
+        stop = min(start + size, samples)
+        if stop - start < size and drop_last:
+            return
+        left = samples - stop
+        if 0 < left < ranks and not drop_last:
+            stop -= ranks - left
+        yield start, stop
+        start = stop
+
+
+def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:
+    """Return the part of the global batch [start, stop) that is one rank's: contiguous, equal to within one sample."""
+    size = stop - start
+    return slice(start + size * rank // world_size, start + size * (rank + 1) // world_size)
+
+
+def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, world_size: int) -> Iterator[list[slice]]:
+    """Yield the parts of an epoch's order that one rank reads, those within the same `window` positions together."""
+
+    def parts() -> Iterator[slice]:
+        for start, stop in batches:
+            own = rank_slice(start, stop, rank, world_size)
+            cuts = [own.start, *range((own.start // window + 1) * window, own.stop, window), own.stop]
+            yield from map(slice, cuts, cuts[1:])
+
+    for _, found in itertools.groupby(parts(), lambda part: part.start // window):
+        yield list(found)
+
+
+def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
+    """Return which augmented variant, 1 to `variants`, each sample shows in an epoch: all of them in `variants` epochs.
+
+    Neighbouring samples differ, so that an epoch shows every variant.
+    """
+    return 1 + (positions + epoch) % variants
+
+
+_SHOWN: Final = 16  # hexadecimal digits of a digest
+
+
+class WeightedDraws:
+    """As many draws with replacement as there are samples, each sample in proportion to its weight.
+
+    Walker's alias method: every draw takes constant time. The tables are filled in one sweep over prefix sums
+    (Hübschle-Schneider and Sanders, Parallel Weighted Random Sampling, arXiv:1903.00227).
+    """
+
+    def __init__(self, weights: Any, samples: int) -> None:
+        """Take one weight a sample, a list or an array (samples,). Raises UsageError for weights that are none."""
+        array = _checked(weights, samples)
+        self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
+        self._kept, self._other = _alias_tables(array)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def positions(self, seed: int, epoch: int) -> Positions:
+        """Return the positions drawn: int64 (samples,)."""
+        samples = len(self)
+        places = epoch_random(seed, epoch).random_sample(samples) * samples
+        cells = places.astype(np.int64)
+        return np.where(places - cells < self._kept[cells], cells, self._other[cells])
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return "": `text` has a digest of the weights."""
+        return ""
+
+
+class BalancedDraws:
+    """As many draws as there are samples, each class equally often: to within one draw, and never none.
+
+    Within a class, samples are drawn with replacement. Classes without samples are left out.
+    """
+
+    text = "balance"
+
+    def __init__(self, labels: npt.NDArray[Any], classes: int) -> None:
+        """Take each sample's class number. Raises UsageError for labels that are no classes."""
+        numbers = _class_numbers(labels, classes)
+        self._members = np.argsort(numbers, kind="stable")  # class after class
+        counts = np.bincount(numbers, minlength=1)
+        self._counts = counts[counts > 0]
+        self._starts = np.cumsum(self._counts) - self._counts
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def positions(self, seed: int, epoch: int) -> Positions:
+        """Return the positions drawn: int64 (samples,)."""
+        random, samples, classes = epoch_random(seed, epoch), len(self), len(self._counts)
+        if not samples:
+            return np.empty(0, np.int64)
+        # A class of those that get one draw more is another one each epoch.
+        turns = (random.permutation(samples) + random.randint(classes)) % classes
+        chosen = (random.random_sample(samples) * self._counts[turns]).astype(np.int64)
+        positions: Positions = self._members[self._starts[turns] + chosen]
+        return positions
+
+    def digest(self, seed: int, epoch: int) -> str:
+        """Return "": the digest of the dataset counts the labels."""
+        return ""
+
+
+def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
+    """Return weights that can be drawn by: float64 (samples,)."""
+    array = to_array("weights", weights)
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"weights are numbers, one a sample, not {array.dtype}")
+    if array.shape != (samples,):
+        raise UsageError(f"weights are one number a sample, shape ({samples},), not {array.shape}")
+    array = array.astype(np.float64)
+    is_wrong = ~(np.isfinite(array) & (array >= 0))
+    if is_wrong.any():
+        at = int(is_wrong.argmax())
+        raise UsageError(f"weights are finite and at least 0; the one of sample {at} is {array[at]}")
+    if samples and not array.any():
+        raise UsageError("all weights are 0: there is nothing to draw")
+    return array
+
+
+def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Positions]:
+    """Return, for each of n equally likely cells, the chance that it gives its own sample, and which other it gives.
+
+    A light sample, of less than the mean weight, leaves a gap in its cell. Heavy ones fill the gaps in turn; a heavy
+    one that has given away more than its surplus has a gap itself, which the next one fills.
+    """
+    samples = len(weights)
+    if not samples:
+        return weights, np.empty(0, np.int64)
+    scaled = weights / weights.max()  # no sum of them is infinite
+    scaled *= samples / scaled.sum()
+    is_heavy = scaled >= 1
+    is_heavy[scaled.argmax()] = True  # also where rounding leaves none
+    light, heavy = np.flatnonzero(~is_heavy), np.flatnonzero(is_heavy)
+    gaps, surplus = np.cumsum(1 - scaled[light]), np.cumsum(scaled[heavy] - 1)
+    kept, other = scaled.copy(), np.arange(samples)
+    filled = np.concatenate([[0.0], gaps])  # filled[i]: before the gap i
+    last = len(heavy) - 1
+    other[light] = heavy[np.minimum(np.searchsorted(surplus, filled[:-1], "right"), last)]
+    given = filled[np.searchsorted(filled[:-1], surplus)]  # until a heavy sample is exhausted, its last gap included
+    kept[heavy] = 1 - np.maximum(given - surplus, 0)
+    other[heavy] = heavy[np.minimum(np.arange(len(heavy)) + 1, last)]
+    return kept, other
+
+
+def _class_numbers(labels: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
+    if labels.ndim > 1:
+        raise UsageError(
+            "balance needs one class a sample, and these have several (multilabel): give weights, one a sample"
+        )
+    if not classes or labels.dtype.kind not in "iu":
+        raise UsageError("balance needs classes, and this cache has none: give weights, one a sample")
+    is_missing = labels < 0
+    if is_missing.any():
+        raise UsageError(
+            f"balance needs a class for each sample, and {int(is_missing.sum()):,} have none, the first at "
+            f"{int(is_missing.argmax())}: select the others"
+        )
+    return labels.astype(np.int64)

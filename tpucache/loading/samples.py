@@ -1,0 +1,202 @@
+"""Samples: what a loader asks of them, and which of a cache they are, in which order and which of their variants."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.loading.indices import Positions, to_positions
+from tpucache.loading.reading.buffers import Buffer, BufferPools
+from tpucache.loading.reading.reader import Divide
+from tpucache.loading.sampler import epoch_variants
+from tpucache.store.cache import Cache
+from tpucache.store.fields import Field
+from tpucache.store.index import Numbers
+from tpucache.store.manifest import Manifest, ShardEntry
+
+Array = npt.NDArray[Any]
+Variant = int | Literal["epoch"]
+
+
+class Samples(Protocol):
+    """What a loader reads: samples by their indices from 0, and the records of each epoch.
+
+    `manifest` says of what classes and fields they are; of samples of several caches it is that of the first.
+    """
+
+    manifest: Manifest
+
+    @property
+    def names(self) -> list[str]:
+        """The names of a record's fields, in order."""
+        ...
+
+    @property
+    def record_fields(self) -> tuple[Field, ...]:
+        """The fields of a record as they are read: dtype and shape of each array of a sample."""
+        ...
+
+    @property
+    def buffer_pools(self) -> BufferPools:
+        """The buffers of batches, which all loaders of these samples share."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many samples there are."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of all that decides the samples and their order."""
+        ...
+
+    def prepare(self, threads: int) -> None:
+        """Make reading ready, for a loader of so many threads."""
+        ...
+
+    def hint(self, indices: Array, epoch: int, chunk: int) -> None:
+        """Ask the kernel to have these samples in memory when they are read."""
+        ...
+
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> None:
+        """Read samples into the first rows of a buffer; several threads may call this, with a buffer each.
+
+        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work.
+        """
+        ...
+
+    def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
+        """Return the batch that users see, of the samples whose fields were read into `arrays`."""
+        ...
+
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Samples of a cache in an order, each shown in one variant, or in another one each epoch.
+
+    `chosen` are the samples' positions in the cache; None means all of them, in its order.
+    """
+
+    manifest: Manifest
+    variant: Variant
+    chosen: Positions | None = None
+
+    def __len__(self) -> int:
+        return self.manifest.samples if self.chosen is None else len(self.chosen)
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """The variants in use, ascending."""
+        if self.variant == "epoch":
+            return tuple(variant for variant in self.manifest.variants if variant)
+        return (self.variant,)
+
+    @property
+    def shards(self) -> list[ShardEntry]:
+        """The shards of the variants in use, in the order of their names."""
+        used = self.variants
+        return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
+
+    @property
+    def mean_record_bytes(self) -> int:
+        """Bytes a record takes on disk, on average over the variants in use."""
+        shards = self.shards
+        return max(1, sum(entry.bytes for entry in shards) // max(1, sum(entry.records for entry in shards)))
+
+    @property
+    def positions(self) -> Positions:
+        """Where in the cache each sample is: int64 (n,)."""
+        return self.positions_of(np.arange(len(self)))
+
+    def positions_of(self, indices: Positions) -> Positions:
+        """Return where in the cache some of the samples are, given by whole numbers from 0: int64 (n,)."""
+        return indices if self.chosen is None else self.chosen[indices]
+
+    def select(self, indices: Any) -> Selection:
+        """Return a selection of these samples of this one, as `to_positions` takes them."""
+        return replace(self, chosen=self.positions_of(to_positions(indices, len(self))))
+
+    @property
+    def records(self) -> int:
+        """How many different records may be shown."""
+        samples = self.manifest.samples if self.chosen is None else len(np.unique(self.chosen))
+        return samples * len(self.variants)
+
+    def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
+        """Return the index's rows of the records that an epoch shows of some of the samples.
+
+        In "epoch", samples show variants by their position in the cache, or, with a `chunk` above 1, each `chunk` of
+        consecutive samples of the selection shows one.
+        """
+        positions = self.positions_of(indices)
+        if self.variant != "epoch":
+            return cache.rows(self.variant, positions)
+        variants = np.array(self.variants)
+        turns = positions if chunk == 1 else indices // chunk
+        return cache.rows(variants[epoch_variants(turns, epoch, len(variants)) - 1], positions)
+
+    def digest(self, labels: npt.NDArray[Any] | None) -> str:
+        """Return a SHA-256, in hexadecimal, of the records, the labels of the whole cache, and the order."""
+        return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
+
+
+@functools.cache
+def _say_only_clean(cache: Path) -> None:
+    _log.warning(
+        '%s has no augmented variants: variant="epoch" shows the clean images in every epoch. Augment on the device, '
+        "or warm up with --variants 4",
+        cache,
+    )
+
+
+def to_variant(variant: Any, cache: Cache) -> Variant:
+    """Return a variant of a cache, a whole number, or "epoch" where it has augmented ones. Raises UsageError.
+
+    "epoch" is the clean one where there are no others, and that is logged once.
+    """
+    has = cache.manifest.variants
+    if isinstance(variant, str) and variant == "epoch":
+        if cache.manifest.augmented:
+            return "epoch"
+        _say_only_clean(cache.directory)
+        return 0
+    if not isinstance(variant, (int, np.integer)) or isinstance(variant, bool) or variant not in has:
+        raise UsageError(f'{cache.directory} has variants {has} and "epoch", not {variant!r}')
+    return int(variant)
+
+
+def digest_of(
+    manifest: Manifest,
+    variant: int | str,
+    shards: Iterable[ShardEntry],
+    labels: npt.NDArray[Any] | None,
+    positions: npt.NDArray[np.int64],
+) -> str:
+    """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in their order.
+
+    Records count by their own hash, so that the page size of the machine that wrote a shard does not matter.
+    """
+    facts = {
+        "variant": variant,
+        "fields": [field.to_dict() for field in manifest.fields],
+        "classes": manifest.classes,
+        "shards": [(entry.name, entry.first, entry.records, entry.records_sha256) for entry in shards],
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for array in (np.empty(0) if labels is None else labels, positions):
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,1 +1,0 @@
-"""Which samples of a cache, in which order and in which variant. Needs numpy alone, and reads no record."""

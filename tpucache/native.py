@@ -1,0 +1,521 @@
+"""Compiled loops, which run without the interpreter's lock: they copy rows, read records and unpack them.
+
+Python's own loop holds the lock for a microsecond or two a record, in which no other thread gets on. llvmlite compiles
+these where it is installed, as it is wherever numba is; numpy does the same without it, slower. All memory is given by
+addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
+Addresses = npt.NDArray[np.int64]
+
+_LARGE: Final = 8 << 20  # of a smaller batch much is still in the cache when it is read: ordinary stores are as fast
+_LONG: Final = 1 << 10  # bytes of a row; shorter ones have too few whole lines
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap does not name
+
+_log: Final = logging.getLogger("tpucache")
+
+libc: Final = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+
+
+class LoopWork(NamedTuple):
+    """What a compiled loop is given: records to unpack, each to exactly `size` bytes. All memory is given by addresses.
+
+    Records are bytes in memory or, where there are `descriptors`, in files, each with its length in front as u32.
+    """
+
+    #: A library's function. With a context it is Zstandard's, (context, target, room, source, length); without one
+    #: LZ4's, (source, target, length, room), which counts bytes in C ints: more are refused.
+    function: int
+    #: The function's context, 0 where it takes none.
+    context: int
+    #: The files that records are in: int64 (records,), or 0 for records in memory.
+    descriptors: int
+    #: Where records are: addresses, or positions in the files; int64 (records,).
+    sources: int
+    #: How many bytes each takes, in a file with the length in front of it: int64 (records,).
+    lengths: int
+    #: Where each is unpacked to: addresses, int64 (records,).
+    targets: int
+    #: How many records there are.
+    records: int
+    #: Bytes of each unpacked.
+    size: int
+    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes; 0 for records without one.
+    sparse: int
+    sparse_bytes: int
+    #: Memory for the values of a sparse form that has them as nibbles (`store.codecs.dct.sparse`), 0 for others.
+    values: int
+    #: Memory for a record out of a file, and its bytes; longer ones are refused.
+    record: int
+    record_bytes: int
+
+
+class FileRecords(NamedTuple):
+    """Records in open files: file descriptors, positions in the files, and lengths; all int64 (n,)."""
+
+    descriptors: Numbers
+    offsets: Numbers
+    lengths: Numbers
+
+
+class Native(NamedTuple):
+    """Compiled loops; all arrays are given by their addresses."""
+
+    #: (targets, sources, count, length): copy rows past the processor's caches, each to and from an address of its own.
+    copy: Callable[[int, int, int, int], None]
+    #: (descriptors, offsets, parts, parts of a record, lengths, count): read records by `preadv`, each into its parts;
+    #: returns how many were read before the first that is not as long as it should be.
+    read: Callable[[int, int, int, int, int, int], int]
+    #: Unpack records until one does not become exactly `size` bytes; returns how many did.
+    unpack: Callable[[LoopWork], int]
+
+
+@functools.cache
+def native() -> Native | None:
+    """Return the compiled loops, or None where they cannot be compiled; that is logged once."""
+    try:
+        return compile_loops()
+    except (ImportError, OSError, RuntimeError) as error:
+        _log.warning("batches are copied and unpacked by numpy: with `pip install llvmlite` it is faster (%s)", error)
+        return None
+
+
+def populate(start: int, length: int) -> bool:
+    """Read pages of a map and enter them in the page table; return whether that is possible.
+
+    Pages that cannot be read are an answer here, and end the process when they are first touched otherwise.
+    """
+    done: int = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_READ)
+    return done == 0
+
+
+@functools.cache
+def can_populate() -> bool:
+    """Return whether the kernel has such a call: Linux has since 5.14."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    return populate(ctypes.addressof(ctypes.c_ubyte.from_buffer(page)), mmap.PAGESIZE)
+
+
+def is_large(rows: int, nbytes: int) -> bool:
+    """Return whether a batch of so many rows and bytes is copied faster past the caches."""
+    return nbytes >= max(_LARGE, rows * _LONG)
+
+
+def address(array: Array) -> int:
+    """Return where an array's memory begins."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_caches: bool) -> None:
+    """Copy `length` bytes from each source to its target, both given by their addresses: int64 (n,), contiguous.
+
+    Threads may do so at once. The caller keeps the memory alive, and checks that it is large enough.
+    """
+    loops = native() if past_caches else None
+    if loops is not None:
+        loops.copy(address(targets), address(sources), len(targets), length)
+        return
+    move = ctypes.memmove
+    for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+        move(target, source, length)
+
+
+def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
+    """Copy rows into `target`: target[i] = source[rows[i]]. Threads may do so at once.
+
+    `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError for a row that is not there,
+    ValueError where the target has another shape, TypeError where it has another dtype.
+    """
+    _check_fit(source, len(rows), target)
+    if len(rows) and not (rows.min() >= 0 and rows.max() < len(source)):
+        raise IndexError(f"rows reach from {rows.min()} to {rows.max()}, of {len(source)}")
+    large = is_large(len(rows), target.nbytes) and source.flags.c_contiguous and target.flags.c_contiguous
+    if not large or native() is None:
+        # "clip" is what lets numpy write into the target at once.
+        np.take(source, rows, axis=0, out=target, mode="clip")
+        return
+    length = target.nbytes // len(rows)
+    targets = address(target) + length * np.arange(len(rows))
+    copy_rows(targets, address(source) + length * rows.astype(np.int64), length, past_caches=True)
+
+
+def _check_fit(source: Array, rows: int, target: Array) -> None:
+    """Refuse another shape or dtype: the compiled loop looks at addresses alone, and numpy may cast silently."""
+    shape = (rows, *source.shape[1:])
+    if target.shape != shape:
+        raise ValueError(f"the target of {rows} rows should have shape {shape}, not {target.shape}")
+    if target.dtype != source.dtype:
+        raise TypeError(f"the target should have dtype {source.dtype}, not {target.dtype}")
+
+
+def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
+    """Compile the loops for this processor, or for one that can do less, by LLVM's names of what it can do.
+
+    Raises ImportError without llvmlite, OSError and RuntimeError where it cannot compile.
+    """
+    from llvmlite import binding, ir
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    here = binding.get_host_cpu_features()
+    processor = binding.get_process_triple().partition("-")[0]
+    written = ir.Module()
+    write_copy(ir, written)
+    write_read(ir, written)
+    UnpackWriter(ir, written, processor, here if features is None else features).write()
+    module = binding.parse_assembly(str(written))
+    module.verify()
+    machine = binding.Target.from_default_triple().create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=here.flatten(), opt=2
+    )
+    engine = binding.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+
+    def function(name: str, result: Any, arguments: int) -> Any:
+        prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)  # releases the lock
+        found = prototype(engine.get_function_address(name))
+        found.engine = engine  # type: ignore[attr-defined]  # it owns the memory of the compiled code
+        return found
+
+    read = function("read", ctypes.c_int64, 7)
+    preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
+    unpack = function("unpack", ctypes.c_int64, len(LoopWork._fields) + 1)
+    pread = ctypes.cast(libc.pread, ctypes.c_void_p).value
+    copy = function("copy", None, 4)
+    return Native(copy, lambda *arguments: read(*arguments, preadv), lambda work: unpack(*work, pread))
+
+
+_LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line
+_AHEAD: Final = 4096  # bytes; by itself a processor looks ahead within a page only
+_TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: to read; 2 is L2, 3 would be L1; data
+
+
+def write_copy(ir: Any, module: Any) -> None:
+    """Write copy(targets, sources, count, length), as `Native` has it.
+
+    An ordinary store reads from memory the line it is about to overwrite, and leaves it in the cache, where it
+    displaces another: of a batch larger than the cache, the first rows are gone when the last are written. A
+    non-temporal store does neither, and copies such a batch nearly twice as fast. numpy has none.
+    """
+    code = FunctionWriter(ir, module, "copy", 4, returns=False)
+    build, byte, word = code.build, code.byte, code.word
+    line = ir.VectorType(byte, _LINE)
+    targets, sources, count, length = code.arguments
+    prefetch = code.instruction("llvm.prefetch.p0i8", ir.VoidType(), [byte.as_pointer(), *[code.half] * 3])
+
+    def move(kind: Any, at: Any, size: int) -> Any:
+        return code.store(code.load(kind, build.add(row, at)), build.add(to, at), size)
+
+    def fetch_ahead(at: Any) -> None:
+        """Ask for what is copied so many bytes later, or, in a shorter row, for the same place of the next row."""
+        ahead = build.add(at, word(_AHEAD))
+        there = build.add(next_row, code.smaller(build.sub(ahead, length), at))
+        place = build.select(build.icmp_unsigned("<", ahead, length), build.add(row, ahead), there)
+        build.call(prefetch, [build.inttoptr(place, byte.as_pointer()), *map(code.half, _TO_READ_INTO_L2)])
+
+    last = build.sub(count, word(1))
+    with code.counting(word(0), count, 1) as turn:
+        row, to = code.item(sources, turn), code.item(targets, turn)
+        next_row = code.item(sources, code.smaller(build.add(turn, word(1)), last))
+        head = code.smaller(build.and_(build.neg(to), word(_LINE - 1)), length)  # bytes before the first whole line
+        lines = build.and_(build.sub(length, head), word(-_LINE))
+        tail = build.add(head, lines)
+        with code.counting(word(0), head, 1) as at:
+            move(byte, at, 1)
+        with code.counting(head, tail, _LINE) as at:
+            fetch_ahead(at)
+            move(line, at, _LINE).set_metadata("nontemporal", module.add_metadata([code.half(1)]))
+        with code.counting(tail, length, 1) as at:
+            move(byte, at, 1)
+    build.fence("seq_cst")  # stores past the cache are not in order with others
+    build.ret_void()
+
+
+def write_read(ir: Any, module: Any) -> None:
+    """Write read(descriptors, offsets, parts, width, lengths, count, preadv): as `Native` has it, by libc's preadv."""
+    code = FunctionWriter(ir, module, "read", 7)
+    build, half, word = code.build, code.half, code.word
+    descriptors, offsets, parts, width, lengths, count, preadv = code.arguments
+    call = code.pointer(preadv, word, [half, word, half, word])
+    with code.counting(word(0), count, 1) as turn:
+        descriptor = build.trunc(code.item(descriptors, turn), half)
+        part = build.add(parts, build.mul(build.mul(turn, width), word(16)))  # a struct iovec: address and length
+        found = build.call(call, [descriptor, part, build.trunc(width, half), code.item(offsets, turn)])
+        with build.if_then(build.icmp_signed("!=", found, code.item(lengths, turn))):
+            build.ret(turn)
+    build.ret(count)
+
+
+_GROUP: Final = 64  # bytes that a byte of the second mask is for
+_INT_MAX: Final = (1 << 31) - 1  # the longest record whose length a C int holds
+_PREFIX: Final = 4  # bytes of a record's length in front of it in a file
+# What moves the bytes of a vector to places, by their numbers: 128 or more gives 0. Of 16 bytes, eight are used.
+_SHUFFLES: Final = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aarch64.neon.tbl1.v16i8"}
+# What puts 64 bytes in place at once, where a processor has AVX-512 VBMI2: dct-lz4 is unpacked in half of the time.
+_EXPAND: Final = "llvm.x86.avx512.mask.expand.v64i8"
+
+
+class UnpackWriter:
+    """Writes the loop for a processor, given by LLVM's names of it and of what it can do.
+
+    `ir` is llvmlite's module of that name. Raises RuntimeError for a processor that there is no loop for.
+    """
+
+    def __init__(self, ir: Any, module: Any, processor: str, features: Mapping[str, bool]) -> None:
+        if processor not in _SHUFFLES:
+            raise RuntimeError(f"there are no loops for {processor}")
+        self._ir, self._module, self._shuffle = ir, module, _SHUFFLES[processor]
+        self._has_expand = features.get("avx512vbmi2", False)
+        self._step = 64 if self._has_expand else 16  # bytes put in place by one store
+
+    def write(self) -> None:
+        """Write unpack: the arguments are those of `LoopWork`, and libc's `pread`."""
+        spread = self._write_spread(self._write_widen())
+        names = (*LoopWork._fields, "pread")
+        code = FunctionWriter(self._ir, self._module, "unpack", len(names))
+        build, half, word = code.build, code.half, code.word
+        work = dict(zip(names, code.arguments, strict=True))
+        lz4 = code.pointer(work["function"], half, [word, word, half, half])
+        zstd = code.pointer(work["function"], word, [word] * 5)
+        pread = code.pointer(work["pread"], word, [half, word, word, word])
+        given = (work[name] for name in ("context", "sparse", "descriptors"))
+        has_context, is_sparse, in_files = (build.icmp_unsigned("!=", each, word(0)) for each in given)
+        most = build.select(is_sparse, work["sparse_bytes"], work["size"])
+        prefix = build.select(in_files, word(_PREFIX), word(0))
+        found = build.alloca(word)
+
+        def stop_if(comparison: str, one: Any, other: Any) -> None:
+            with build.if_then(build.icmp_unsigned(comparison, one, other)):
+                build.ret(turn)
+
+        with code.counting(word(0), work["records"], 1) as turn:
+            place, whole, target = (code.item(work[name], turn) for name in ("sources", "lengths", "targets"))
+            length = build.sub(whole, prefix)
+            with build.if_then(in_files):
+                stop_if(">", length, build.sub(work["record_bytes"], prefix))  # also where it is too short for one
+                file = build.trunc(code.item(work["descriptors"], turn), half)
+                stop_if("!=", build.call(pread, [file, work["record"], whole, place]), whole)
+                stop_if("!=", build.zext(code.load(half, work["record"]), word), length)
+            source = build.select(in_files, build.add(work["record"], prefix), place)
+            to = build.select(is_sparse, work["sparse"], target)
+            with build.if_else(has_context) as (by_zstd, by_lz4):
+                with by_zstd:
+                    build.store(build.call(zstd, [work["context"], to, most, source, length]), found)
+                with by_lz4:
+                    stop_if(">", build.or_(length, most), word(_INT_MAX))  # either of them
+                    written = build.call(lz4, [source, to, *(build.trunc(each, half) for each in (length, most))])
+                    build.store(build.sext(written, word), found)
+            plain = build.load(found)
+            stop_if(">", plain, most)  # an error is a negative number
+            with build.if_else(is_sparse) as (to_spread, in_place):
+                with to_spread:
+                    fits = build.call(spread, [work["sparse"], plain, target, work["size"], work["values"]])
+                    stop_if("==", fits, word(0))
+                with in_place:
+                    stop_if("!=", plain, work["size"])
+        build.ret(work["records"])
+
+    def _write_spread(self, widen: Any) -> Any:
+        """Write the decoder of a sparse form, `store.codecs.dct.sparse`: 1 where its length is right, else 0."""
+        code = FunctionWriter(self._ir, self._module, "spread", 5)
+        build, byte, word = code.build, code.byte, code.word
+        source, length, target, size, widened = code.arguments
+        tail = build.ptrtoint(build.alloca(self._ir.ArrayType(byte, _GROUP)), word)
+        end = build.alloca(word)
+        groups, whole = (build.lshr(each, word(6)) for each in (build.add(size, word(_GROUP - 1)), size))
+        masks = build.add(source, groups)
+        values = build.add(masks, _count_all(code, source, groups))
+        has_nibbles = build.icmp_unsigned("!=", widened, word(0))
+        with build.if_then(has_nibbles):
+            count = _count_all(code, masks, build.sub(values, masks))
+            build.store(build.call(widen, [values, count, widened]), end)  # where the form ends, by its nibbles
+        carried = [masks, build.select(has_nibbles, widened, values)]
+        with code.counting(word(0), groups, 1, carried) as group:
+            masks, values = carried
+            mask = build.zext(code.load(byte, build.add(source, group)), word)
+            inner = self._expand_eight(code, mask, masks)
+            place = build.add(target, build.shl(group, word(6)))
+            to = build.select(build.icmp_unsigned("<", group, whole), place, tail)
+            for at in range(0, _GROUP, self._step):
+                found, values = self._expand(code, build.lshr(inner, word(at)), values)
+                code.store(found, build.add(to, word(at)))
+            carried[:] = [build.add(masks, code.count_bits(mask)), values]
+        ends = build.shl(whole, word(6))
+        with code.counting(ends, size, 1) as at:
+            code.store(code.load(byte, build.add(tail, build.sub(at, ends))), build.add(target, at))
+        last = build.select(has_nibbles, build.load(end), carried[1])
+        build.ret(build.zext(build.icmp_unsigned("==", build.sub(last, source), length), word))
+        return code.function
+
+    def _write_widen(self) -> Any:
+        """Write the decoder of nibbles, `store.codecs.dct.sparse`: it returns where those of so many values end."""
+        ir, step = self._ir, self._step
+        code = FunctionWriter(ir, self._module, "widen", 3)
+        build, word = code.build, code.word
+        source, count, target = code.arguments
+        half_line, line = ir.VectorType(code.byte, step // 2), ir.VectorType(code.byte, step)
+        pairs = ir.VectorType(ir.IntType(16), step // 2)
+        four, low = (ir.Constant(pairs, [value] * pairs.count) for value in (4, 0x0F0F))
+        zero, sign = (ir.Constant(line, [value] * step) for value in (0, 8))
+        carried = [build.add(source, build.lshr(build.add(count, word(1)), word(1)))]
+        with code.counting(word(0), count, step, carried) as at:
+            found = build.zext(code.load(half_line, build.add(source, build.lshr(at, word(1)))), pairs)
+            found = build.and_(build.or_(found, build.shl(found, four)), low)
+            nibbles = build.bitcast(found, line)
+            mask = build.zext(build.bitcast(build.icmp_unsigned("==", nibbles, zero), ir.IntType(step)), word)
+            mask = build.and_(mask, code.lowest(build.sub(count, at)))
+            narrow = build.sub(build.xor(nibbles, sign), sign)
+            whole, carried[0] = self._expand(code, mask, carried[0])
+            code.store(build.or_(narrow, whole), build.add(target, at))
+        build.ret(carried[0])
+        return code.function
+
+    def _expand(self, code: FunctionWriter, mask: Any, values: Any) -> tuple[Any, Any]:
+        """Write the next value for each lowest bit of a mask that is set, else 0; return where the others are, too."""
+        build, word, size = code.build, code.word, self._step
+        line = self._ir.VectorType(code.byte, size)
+        if self._has_expand:
+            flags = self._ir.VectorType(self._ir.IntType(1), size)
+            expand = code.instruction(_EXPAND, line, [line, line, flags])
+            zero = self._ir.Constant(line, None)
+            found = build.call(expand, [code.load(line, values), zero, build.bitcast(mask, flags)])
+            return found, build.add(values, code.count_bits(mask))
+        words: Any = self._ir.Constant(self._ir.VectorType(word, size // 8), None)
+        for turn in range(size // 8):
+            each = build.and_(build.lshr(mask, word(8 * turn)), word(255))
+            words = build.insert_element(words, self._expand_eight(code, each, values), code.half(turn))
+            values = build.add(values, code.count_bits(each))
+        return build.bitcast(words, line), values
+
+    def _expand_eight(self, code: FunctionWriter, mask: Any, values: Any) -> Any:
+        """Write eight bytes as a word: the next value for each bit of a mask that is set, else 0."""
+        build, half, word = code.build, code.half, code.word
+        words, vector = self._ir.VectorType(word, 2), self._ir.VectorType(code.byte, 16)
+        shuffle = code.instruction(self._shuffle, vector, [vector, vector])
+        table = code.constant("places", _places(), align=64)
+
+        def as_bytes(at: Any) -> Any:
+            eight = build.insert_element(self._ir.Constant(words, None), code.load(word, at), half(0))
+            return build.bitcast(eight, vector)
+
+        found = build.call(shuffle, [as_bytes(values), as_bytes(build.add(table, build.shl(mask, word(3))))])
+        return build.extract_element(build.bitcast(found, words), half(0))
+
+
+def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
+    """Write the count of the bits of so many bytes, eight at a time."""
+    build, word = code.build, code.word
+    counted = [word(0)]
+    with code.counting(word(0), length, 8, counted) as at:
+        ours = code.lowest(build.shl(build.sub(length, at), word(3)))
+        bits = build.and_(code.load(word, build.add(start, at)), ours)
+        counted[0] = build.add(counted[0], code.count_bits(bits))
+    return counted[0]
+
+
+def _places() -> bytes:
+    """Return for each mask of eight bits which of the next values is the first to the eighth byte; 128 is none."""
+    masks = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    order = np.cumsum(masks, axis=1) - 1
+    return np.where(masks, order, 128).astype(np.uint8).tobytes()
+
+
+class FunctionWriter:
+    """Writes one function of a module, whose arguments are all 64-bit numbers; addresses are such numbers, too.
+
+    `build` is llvmlite's builder, for what has no method here. `ir` is llvmlite's module of that name.
+    """
+
+    def __init__(self, ir: Any, module: Any, name: str, arguments: int, *, returns: bool = True) -> None:
+        self.ir, self._module = ir, module
+        self.byte, self.half, self.word = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+        kind = ir.FunctionType(self.word if returns else ir.VoidType(), [self.word] * arguments)
+        self.function = ir.Function(module, kind, name)
+        self.arguments = self.function.args
+        self.build = ir.IRBuilder(self.function.append_basic_block())
+
+    def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
+        """Return an instruction of LLVM's by its name, to be called."""
+        if name not in self._module.globals:
+            self.ir.Function(self._module, self.ir.FunctionType(result, arguments), name)
+        return self._module.globals[name]
+
+    def constant(self, name: str, content: bytes, align: int) -> Any:
+        """Return the address of constant bytes."""
+        if name not in self._module.globals:
+            kind = self.ir.ArrayType(self.byte, len(content))
+            made = self.ir.GlobalVariable(self._module, kind, name)
+            made.global_constant, made.align, made.initializer = True, align, self.ir.Constant(kind, bytearray(content))
+        return self._module.globals[name].ptrtoint(self.word)
+
+    def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
+        """Return a function at an address, to be called."""
+        return self.build.inttoptr(address, self.ir.FunctionType(result, arguments).as_pointer())
+
+    def load(self, kind: Any, at: Any) -> Any:
+        """Write a load from any address."""
+        return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
+
+    def store(self, value: Any, at: Any, align: int = 1) -> Any:
+        """Write a store to an address, which may be any."""
+        return self.build.store(value, self.build.inttoptr(at, value.type.as_pointer()), align=align)
+
+    def item(self, array: Any, at: Any) -> Any:
+        """Write the load of one item of an array of 64-bit numbers."""
+        return self.load(self.word, self.build.add(array, self.build.shl(at, self.word(3))))
+
+    def smaller(self, one: Any, other: Any) -> Any:
+        """Write the choice of the smaller of two numbers."""
+        return self.build.select(self.build.icmp_unsigned("<", one, other), one, other)
+
+    def count_bits(self, bits: Any) -> Any:
+        """Write the count of the bits of a word that are set."""
+        return self.build.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), [bits])
+
+    def lowest(self, count: Any) -> Any:
+        """Write a word whose lowest bits are set: so many, or all."""
+        some = self.build.not_(self.build.shl(self.word(-1), count))
+        return self.build.select(self.build.icmp_unsigned("<", count, self.word(64)), some, self.word(-1))
+
+    @contextlib.contextmanager
+    def counting(self, start: Any, stop: Any, step: int, carried: list[Any] | None = None) -> Iterator[Any]:
+        """Write a loop around what is written inside, whose counter it gives.
+
+        `carried` holds values before the loop; inside it, those of a turn, which are replaced by those of the next
+        turn; after it, those after the last.
+        """
+        build = self.build
+        carried = [] if carried is None else carried
+        before, check = build.block, build.append_basic_block()
+        body, after = build.append_basic_block(), build.append_basic_block()
+        build.branch(check)
+        build.position_at_end(check)
+        nodes = [build.phi(value.type) for value in (start, *carried)]
+        for node, value in zip(nodes, (start, *carried), strict=True):
+            node.add_incoming(value, before)
+        counter, *carried[:] = nodes
+        build.cbranch(build.icmp_unsigned("<", counter, stop), body, after)
+        build.position_at_end(body)
+        yield counter
+        following = build.add(counter, counter.type(step))
+        for node, value in zip(nodes, (following, *carried), strict=True):
+            node.add_incoming(value, build.block)
+        build.branch(check)
+        build.position_at_end(after)
+        carried[:] = nodes[1:]

@@ -1,0 +1,173 @@
+"""The interface of a codec."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError, DependencyError, UsageError
+from tpucache.native import FileRecords
+
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
+
+
+_HEADERS: Final = 64 << 10
+
+
+class FieldSpec(Protocol):
+    """What a codec knows of the field whose arrays it encodes."""
+
+    @property
+    def name(self) -> str:
+        """The field's name, for messages."""
+        ...
+
+    @property
+    def codec(self) -> str:
+        """The codec's name."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The arrays' dtype as numpy's string, little-endian."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The arrays' shape."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a decoded array."""
+        ...
+
+    @property
+    def quality(self) -> int | None:
+        """The quality that the bytes are decoded by, where the codec needs it."""
+        ...
+
+    @property
+    def chroma(self) -> str | None:
+        """The resolution of the colours that the bytes are decoded by, where the codec needs it."""
+        ...
+
+    @property
+    def packing(self) -> str | None:
+        """Which of the codec's forms the bytes have, where it has had several; None is the oldest."""
+        ...
+
+
+class Codec(ABC):
+    """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
+
+    What the bytes depend on is in the field: every method is given it.
+    """
+
+    #: The name in manifests and options.
+    name: ClassVar[str]
+    #: The format version that brought it: readers of older ones refuse a manifest that names it.
+    since: ClassVar[int] = 2
+    #: Whether images may be stored so, when a user asks for it.
+    is_for_images: ClassVar[bool] = False
+    #: Whether the bytes are the array's own, so that they are read straight into place.
+    is_plain: ClassVar[bool] = False
+    #: The lowest and the highest quality or compression level; None where there is nothing to choose.
+    quality_range: ClassVar[tuple[int, int] | None] = None
+    #: Bytes of an encoded photograph over those of its pixels, near enough to size shards by.
+    typical_ratio: ClassVar[float] = 1.0
+    #: The quality that the field keeps when none is given; None where decoding does not depend on it.
+    default_quality: ClassVar[int | None] = None
+    #: The resolutions of colours to choose from, the default first.
+    chromas: ClassVar[tuple[str, ...]] = ()
+    #: The newest of its forms, which new fields have, where it has had several.
+    packing: ClassVar[str | None] = None
+    #: The optional package that encodes and decodes it, None where none is needed.
+    package: ClassVar[str | None] = None
+    #: The codec of masks whose images have this one: it keeps every value.
+    mask_codec: ClassVar[str] = "raw"
+
+    def check(self, field: FieldSpec) -> None:  # noqa: B027  # most codecs hold arrays of every dtype and shape
+        """Raise FormatError for a dtype or a shape that this codec cannot hold."""
+
+    def stored_bytes(self, field: FieldSpec) -> int | None:
+        """Return the length of every encoded array of the field, None where it differs from record to record."""
+        return field.nbytes if self.is_plain else None
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return a length that no encoded array of the field exceeds; what is longer is refused before it is read.
+
+        It need not be exact: no codec makes noise twice as long, but for the headers of files.
+        """
+        stored = self.stored_bytes(field)
+        return 2 * field.nbytes + _HEADERS if stored is None else stored
+
+    def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
+        """Return an array's bytes. Raises UsageError when it is not of the field's dtype and shape."""
+        if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
+            raise UsageError(
+                f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}"
+            )
+        return self._encode(field, np.ascontiguousarray(array), quality)
+
+    def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Decode bytes into `out`, a contiguous array of the field's dtype and shape. Raises DamageError."""
+        try:
+            self._decode_into(field, data, out)
+        except (ValueError, OSError, SyntaxError) as error:
+            raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
+
+    @abstractmethod
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        """Return the bytes of a contiguous array of the field's dtype and shape."""
+
+    @abstractmethod
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Decode bytes into `out`; ValueError, OSError and SyntaxError mean that they are damaged."""
+
+
+class PackedCodec(Codec):
+    """A codec with a packed form of fixed length, uint8 (n,): what a device is given to make pixels of."""
+
+    since = 3
+
+    @abstractmethod
+    def packed_bytes(self, field: FieldSpec) -> int:
+        """Return the length of every packed array of the field."""
+
+    def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+        """Decode records into their packed form: block[start:end] of each of `spans` into out[row] of each of `rows`.
+
+        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous.
+        Raises DamageError, IndexError.
+        """
+        try:
+            self._unpack_rows(field, block, spans, out, rows)
+        except (ValueError, OSError) as error:
+            raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
+
+    def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
+        """Decode records of this field alone into their packed form, read one by one from open files.
+
+        So each is decoded while the processor's cache has it. `out` and `rows` are those of `unpack_rows`. Returns how
+        many were decoded before the first that cannot be, or is to be read in another way. Raises IndexError.
+        """
+        return 0
+
+    @abstractmethod
+    def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+        """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""
+
+
+def missing_package(codec: str, package: str) -> DependencyError:
+    """Return the error of a codec whose optional package is not installed."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return DependencyError(
+        f"the codec {codec} needs `pip install {package}`; for a notebook without a network, `publish --wheels {tag}` "
+        "puts it beside the cache"
+    )

@@ -1,0 +1,103 @@
+"""Codecs of any array: raw (its own bytes), bytes (of any length, such as a text's tokens), zstd (compressed)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.errors import DamageError, FormatError, UsageError
+from tpucache.store.codecs.codec import Array, Codec, FieldSpec, missing_package
+from tpucache.store.format import MAX_RECORD_BYTES
+
+
+class Raw(Codec):
+    """The array in C order."""
+
+    name = "raw"
+    is_for_images = True
+    is_plain = True
+
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        return array.tobytes()
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        if len(data) != field.nbytes:
+            raise DamageError(f"field {field.name!r} has {len(data)} bytes, not {field.nbytes}")
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+
+class Bytes(Codec):
+    """A one-dimensional uint8 array of any length; the field's shape is empty."""
+
+    name = "bytes"
+
+    def check(self, field: FieldSpec) -> None:
+        """Raise FormatError for a field that has a shape, or another dtype than uint8."""
+        if field.dtype != "|u1" or field.shape:
+            raise FormatError("bytes are uint8 with no shape")
+
+    def largest_bytes(self, field: FieldSpec) -> int:
+        """Return the length of the longest record."""
+        return MAX_RECORD_BYTES
+
+    def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
+        """Return the array's bytes, whatever its length."""
+        return self._encode(field, array, quality)
+
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        return np.ascontiguousarray(array, np.uint8).tobytes()
+
+    def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        """Raise UsageError: there is no array of a fixed shape."""
+        self._decode_into(field, data, out)
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        raise UsageError(f"field {field.name!r} is bytes of any length: it has no array to decode into")
+
+
+_DEFAULT_LEVEL: Final = 3
+_LEAST_WINDOW: Final = 1 << 10
+
+
+class Zstd(Codec):
+    """Compressed without loss, by the optional library zstandard."""
+
+    name = "zstd"
+    is_for_images = True
+    quality_range = (1, 22)
+    typical_ratio = 0.85
+    package = "zstandard"
+    mask_codec = "zstd"
+
+    def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
+        compressor = load_zstandard(self.name).ZstdCompressor(level=quality or _DEFAULT_LEVEL)
+        return bytes(compressor.compress(array.tobytes()))
+
+    def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        plain = unpack_frame(self.name, data, field.nbytes, field.nbytes)
+        out[...] = np.frombuffer(plain, field.dtype).reshape(field.shape)
+
+
+def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
+    """Return the content of a frame that states a size from `least` to `most`, and needs no more memory than that.
+
+    Raises ValueError for any other, DependencyError without the library zstandard, naming the codec that needs it.
+    """
+    zstandard = load_zstandard(codec)
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if not least <= frame.content_size <= most or frame.window_size > max(most, _LEAST_WINDOW):
+            raise ValueError(f"a frame of {frame.content_size} bytes, not of {least} to {most}")
+        return bytes(zstandard.ZstdDecompressor().decompress(data))
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise ValueError(str(error)) from error
+
+
+def load_zstandard(codec: str) -> Any:
+    """Return the library zstandard. Raises DependencyError, naming the codec that needs it."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise missing_package(codec, "zstandard") from error
+    return zstandard

@@ -1,0 +1,380 @@
+"""Copies of a cache: into which folder one may be written, and how a cache is staged in a faster place.
+
+The rule: a command writes only into a folder that is empty or certainly its own, and never into what it reads. Names,
+sizes and counts prove nothing. Two things do: a manifest, which has an identity, and a claim, a small file that is
+written before anything else and names the command and the cache that a folder is being filled with. A command
+
+1. checks that source and target are different folders: `check_apart`,
+2. locks the target, so that no other process writes into it: `hold_folder`,
+3. checks that it is empty, or a copy of the same cache, finished or not: `check_ours` of `read_claims`,
+4. claims it: `claim_folder`,
+5. writes each file under another name and renames it, the manifest last, then removes the claim: `remove_claim`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.errors import DamageError, StoreError, UsageError
+from tpucache.store.cache import Cache
+from tpucache.store.fields import LABEL
+from tpucache.store.files import append_chunks, read_chunks, read_file, rename_durably, write_atomically
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.samples import SampleTable
+from tpucache.store.verify import is_whole
+from tpucache.strict_json import parse_json
+
+
+def folder_path(place: str | Path) -> Path:
+    """Return a local folder that is given as a path or a file:// URL. Raises UsageError for any other URL."""
+    text = os.fspath(place)
+    scheme, separator, rest = text.partition("://")
+    if not text.strip() or "\0" in text:
+        raise UsageError(f"{text!r} names no folder")
+    if not separator or "/" in scheme:
+        return Path(place)
+    if scheme != "file":
+        raise UsageError(f"a folder of this machine is needed, not a {scheme}:// URL")
+    return Path(rest.removeprefix("localhost"))
+
+
+def check_apart(source: Path, target: Path) -> None:
+    """Raise UsageError when a cache and the folder to write are the same one, or one is inside the other.
+
+    Symbolic links, relative paths and folders that are mounted twice are seen through; neither has to exist.
+    """
+    real_source, real_target = _resolve(source), _resolve(target)
+    if _is_same(real_source, real_target):
+        raise UsageError(f"{target} is the cache itself: give another folder")
+    if any(_is_same(real_source, parent) for parent in real_target.parents):
+        raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
+    if any(_is_same(real_target, parent) for parent in real_source.parents):
+        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
+
+
+def check_no_cache_file(path: Path) -> None:
+    """Raise UsageError where a path, to be written for somebody else, is a file of a finished cache."""
+    place = path.resolve()
+    try:
+        manifest = Manifest.load(place.parent)
+    except StoreError:
+        return
+    if place.name in (MANIFEST_NAME, *(entry.name for entry in manifest.files)):
+        raise UsageError(f"{path} is a file of the cache in {place.parent}: give another path to write to")
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one folder, through whatever links or mounts."""
+    return _is_same(_resolve(one), _resolve(other))
+
+
+@contextmanager
+def hold_folder(folder: Path, doing: str) -> Iterator[None]:
+    """Make a folder and lock it for this process; the kernel releases the lock however the process ends.
+
+    Raises StoreError when another process has locked it, OSError when it cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"another process is {doing} {folder}: wait for it or stop it") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _resolve(path: Path) -> Path:
+    try:
+        resolved = path.expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
+    # Up to Python 3.12 resolving a loop of links raises; later it leaves the link in the path.
+    if any(each.is_symlink() for each in (resolved, *resolved.parents)):
+        raise UsageError(f"{path} cannot be followed to a folder: its links lead in a loop")
+    return resolved
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one == other or one.samefile(other)
+    except OSError:  # one of them does not exist
+        return False
+
+
+CLAIM_NAME: Final = "tpucache-unfinished.json"
+FINISHED: Final = "finished"
+PART_SUFFIX: Final = ".part"
+MAX_CLAIM_BYTES: Final = 256 << 20
+_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # what `write_atomically` writes first
+_FORMAT: Final = "tpucache claim"
+_NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
+_NAMED: Final = 5
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a folder is filled with: by which command, the cache's identity, and the SHA-256 of each file by name.
+
+    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED.
+    """
+
+    command: str
+    identity: str
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, command: str, manifest: Manifest) -> Claim:
+        """Return the claim of a command that copies a cache."""
+        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in manifest.files})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Claim | None:
+        """Return the claim that a text holds, None for a text that no tpucache wrote."""
+        try:
+            content = parse_json(text)
+            claim = cls(content["command"], content["identity"], dict(content["files"]))
+        except (ValueError, TypeError, KeyError):
+            return None
+        texts = (claim.command, claim.identity, *claim.files, *claim.files.values())
+        is_ours = content.get("format") == _FORMAT and all(isinstance(text, str) for text in texts)
+        return claim if is_ours else None
+
+    def to_json(self) -> str:
+        """Return the claim as JSON text, with a note for people."""
+        return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
+
+    @property
+    def names(self) -> set[str]:
+        """The names that are this claim's: its files, and of a copy that is not finished what is begun of them."""
+        begun = set() if self.command == FINISHED else {f".{name}{PART_SUFFIX}" for name in self.files}
+        return begun | set(self.files)
+
+    def wrote_aside(self, name: str) -> bool:
+        """Return whether a name is that of one of these files while it is written."""
+        aside = _ASIDE.fullmatch(name)
+        return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
+
+    def precedes(self, other: Claim) -> bool:
+        """Return whether this is the other's cache, or one to which shards were added to make the other."""
+        if self.identity == other.identity:
+            return True
+        shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
+        tables = {name: digest for name, digest in self.files.items() if TABLE_NAME.fullmatch(name)}
+        kept = all(other.files.get(name, digest) == digest for name, digest in tables.items())
+        return bool(shards) and kept and all(other.files.get(name) == digest for name, digest in shards.items())
+
+
+def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
+    """Raise UsageError unless a place is empty, or holds the wanted cache or one it was made of by adding to it.
+
+    `names` are all that is there, `claims` what it says of itself: of its unfinished copy, its manifest, or both.
+    """
+    there = set(names) - {name for name in names if is_claim_aside(name)}
+    if not there:
+        return
+    if WORK_NAME in there:
+        raise UsageError(f"{where} holds an unfinished warmup: finish it, or use another folder")
+    if not claims:
+        raise UsageError(
+            f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove what is "
+            "there if nobody needs it, or use another folder"
+        )
+    if not all(claim.precedes(wanted) for claim in claims):
+        raise UsageError(f"{where} holds another cache: remove that one first, or use another place")
+    foreign = there & wanted.names - {name for claim in claims for name in claim.names}
+    if foreign:
+        raise UsageError(f"{where} holds {named(foreign)} of another origin: move that away, or use another folder")
+
+
+def is_claim_aside(name: str) -> bool:
+    """Return whether a name is that of a claim while it is written, in a folder that was empty before."""
+    aside = _ASIDE.fullmatch(name)
+    return aside is not None and aside[1] == CLAIM_NAME
+
+
+def read_claims(folder: Path) -> list[Claim]:
+    """Return what a folder says of itself: its unfinished copy's claim, its manifest's, both or neither.
+
+    Raises UsageError for a file called as a claim that is none, and what `Manifest.load` raises but NotACacheError.
+    """
+    claims = []
+    path = folder / CLAIM_NAME
+    if path.exists():
+        try:
+            text = read_file(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}. Move it away, or use another folder") from error
+        claims.append(parse_claim(text, str(path)))
+    if (folder / MANIFEST_NAME).exists():
+        claims.append(Claim.of(FINISHED, Manifest.load(folder)))
+    return claims
+
+
+def parse_claim(text: bytes, where: str) -> Claim:
+    """Return the claim that a file holds. Raises UsageError."""
+    claim = Claim.from_json(text)
+    if claim is None:
+        raise UsageError(f"{where} is not a file that tpucache wrote: move it away, or use another folder")
+    return claim
+
+
+def claim_folder(folder: Path, claim: Claim) -> None:
+    """Claim a folder that `check_ours` let pass. Raises OSError."""
+    write_atomically(folder / CLAIM_NAME, claim.to_json().encode())
+
+
+def remove_claim(folder: Path) -> None:
+    """End the claim of a folder whose manifest is written. Raises OSError."""
+    (folder / CLAIM_NAME).unlink(missing_ok=True)
+
+
+def named(names: Collection[str]) -> str:
+    """Name the first few of many names."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(sorted(names)[:_NAMED]) + more
+
+
+#: What relabelling leaves as it is.
+_KEPT: Final = ("number", "path", "source_bytes")
+
+
+def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
+    """Return the SHA-256 of each samples table that a cache had before it was relabelled, the oldest first."""
+    found = manifest.source.get("relabelled")
+    return tuple(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else ()
+
+
+def has_same_table(before: Manifest, after: Manifest) -> bool:
+    """Return whether two caches have one samples table, and the labels in it mean the same classes."""
+    return before.table == after.table and before.classes == after.classes
+
+
+def check_descends(old: Cache, new: Cache, where: str) -> None:
+    """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
+
+    Where the new one is the old one relabelled, labels and columns may differ. Of each cache only the samples table is
+    read, so its folder may hold nothing else, or nothing at all where `has_same_table`. Shards do not hold labels: two
+    caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that cannot be
+    read.
+    """
+    before, after = old.manifest, new.manifest
+    if has_same_table(before, after):
+        return
+    first, second = old.samples, new.samples
+    count = before.samples
+    names = _KEPT if before.table.sha256 in earlier_tables(after) else tuple(first)
+    kept = count <= after.samples and all(
+        name in second and _values(first, name, before, count) == _values(second, name, after, count)
+        for name in names
+        if name in first
+    )
+    if not kept:
+        raise UsageError(
+            f"{where} holds another cache, whose samples, labels or columns differ: remove that one first, or use "
+            "another place"
+        )
+
+
+def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
+    """Return the first values of a column as what compares, though classes may have been added between the others."""
+    column = table[name]
+    if not isinstance(column, np.ndarray):
+        return list(column[:count])
+    if name == LABEL and manifest.classes and column.dtype.kind in "iu":
+        classes = dict(enumerate(manifest.classes))
+        return [classes.get(label, label) for label in column[:count].tolist()]
+    if column.dtype.kind == "f":
+        return column[:count].tobytes()  # bytes, as a missing value, NaN, equals none
+    return list(column[:count].tolist())
+
+
+def stage_cache(
+    cache: str | Path, place: str | Path, report: Callable[[int, int], None] = lambda done, total: None
+) -> Path:
+    """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
+
+    The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
+    which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
+    `report` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when the
+    cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load` raises.
+    """
+    source, below = Path(cache), folder_path(place)
+    manifest = Manifest.load(source)
+    target = below / _folder_name(manifest)
+    if is_same_folder(source, target):
+        return target
+    check_apart(source, target)
+    try:
+        _copy_cache(source, manifest, target, report)
+    except OSError as error:
+        raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
+    return target
+
+
+def _folder_name(manifest: Manifest) -> str:
+    return f"tpucache-{manifest.identity[:16]}"
+
+
+def _copy_cache(source: Path, manifest: Manifest, target: Path, report: Callable[[int, int], None]) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    claim = Claim.of("stage", manifest)
+    check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
+    done, missing = 0, []
+    for entry in manifest.files:
+        if is_whole(target, entry):
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    if missing or not (target / MANIFEST_NAME).exists():
+        check_room(target, sum(entry.bytes for entry in missing))
+        report(done, manifest.total_bytes)
+        claim_folder(target, claim)
+        for entry in missing:
+            copy_file(source, target, entry)
+            done += entry.bytes
+            report(done, manifest.total_bytes)
+        write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
+    remove_claim(target)
+
+
+def check_room(target: Path, needed: int) -> None:
+    """Raise StoreError when the disk of a folder has fewer bytes free than are needed."""
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise StoreError(
+            f"{target} has {free / 1e6:,.0f} MB free, the cache needs {needed / 1e6:,.0f} MB: make room, use another "
+            "place, or read the cache from where it is"
+        )
+
+
+def copy_file(source: Path, target: Path, entry: FileEntry) -> None:
+    """Copy a file of a cache from folder to folder, checking its SHA-256. Raises DamageError, OSError."""
+    aside = target / f".{entry.name}.{os.getpid()}.tmp"
+    aside.unlink(missing_ok=True)  # a killed process of this number may have left one
+    digest = hashlib.sha256()
+    try:
+        append_chunks(aside, read_chunks(source / entry.name), digest)
+        if digest.hexdigest() != entry.sha256:
+            raise DamageError(
+                f"{source / entry.name} is not what the manifest says: run `python -m tpucache verify {source}`"
+            )
+        rename_durably(aside, target / entry.name)
+    finally:
+        aside.unlink(missing_ok=True)

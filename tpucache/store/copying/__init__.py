@@ -1,1 +1,0 @@
-"""Copies of a cache: which folders may be written, and what may take the place of what."""

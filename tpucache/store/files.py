@@ -1,0 +1,313 @@
+"""Files on disk: opened and read with clear errors, written whole or not at all, locked, and read as .npy."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import math
+import os
+import re
+import resource
+import shutil
+import stat
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
+from tpucache.redact import shown
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_CHUNK: Final = 1 << 20
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_ONE_SLASH: Final = re.compile(r":/(?!/)")
+#: What copies files from a URL of a scheme.
+_COPYING: Final = {
+    "gs": "`gcloud storage cp --recursive`",
+    "hf": "`hf download`",
+    "http": "`curl -LO`",
+    "https": "`curl -LO`",
+    "s3": "`aws s3 cp --recursive`",
+}
+
+
+class OpenFile:
+    """A file open for reading, which closes when nothing refers to it any more."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a regular file. Raises OSError, StoreError when too many files are open."""
+        try:
+            self.number = open_regular(path)
+        except OSError as error:
+            refuse_too_many_files(error)
+            raise
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the interpreter's end the names of modules may be gone; a default argument is still there.
+        if hasattr(self, "number"):
+            close(self.number)
+
+
+def refuse_too_many_files(error: BaseException) -> None:
+    """Raise StoreError when an error says that no more files can be opened: nothing is wrong with the file."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return
+    if error.errno == errno.ENFILE:
+        advice = "the whole machine has as many files open as it allows (sysctl fs.file-max): end what else runs"
+    else:
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        advice = (
+            f"this process may open {limit:,} files and has as many open: raise the limit (`ulimit -n {most}`, at most "
+            f"{most:,} here), or close datasets that are no longer used (`dataset.close()`)"
+        )
+    raise StoreError(f"{error.filename or 'a file'} cannot be opened, though it is not damaged: {advice}") from error
+
+
+def open_regular(path: str | Path) -> int:
+    """Open a regular file for reading, and return its descriptor. Raises OSError.
+
+    Anything else is refused: a pipe would let the reader wait for ever and can be read only once, a device never ends.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(number).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(mode):
+            kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
+            reason = f"is {kind}, not a regular file: write what it gives to a file first"
+            raise OSError(errno.EINVAL, reason, os.fspath(path))
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading, as `open_regular` does. Raises OSError."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
+    """Open a regular file of text for reading, as `open_regular` does. Raises OSError."""
+    return os.fdopen(open_regular(path), encoding=encoding, newline=newline)
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the bytes of a regular file. Raises OSError."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """Return the text of a regular file. Raises OSError, UnicodeDecodeError."""
+    with open_text(path, encoding) as file:
+        return file.read()
+
+
+def check_stored(file: BinaryIO) -> None:
+    """Raise ValueError unless a file is a zip archive of stored members, as numpy and torch write theirs.
+
+    So what is read of it is no longer than the file. Raises zipfile.BadZipFile for what is no archive.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
+        raise ValueError("it has compressed members, and is never written so")
+    if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
+        raise ValueError("its members are longer than the file")
+    file.seek(0)
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield a regular file's bytes, 1 MiB at a time. Raises OSError."""
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    digest = hashlib.sha256()
+    for chunk in read_chunks(path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def refuse_url(folder: str | Path) -> None:
+    """Raise NotACacheError for a URL where a cache's folder belongs, before a system error shows its password."""
+    if url := _find_url(folder):
+        raise NotACacheError(
+            f"{url} is a URL, and a cache is read from a folder: copy it to one first, by "
+            "`python -m tpucache fetch URL DIR`"
+        )
+
+
+def check_is_local(path: str | Path) -> None:
+    """Raise UsageError for a URL where a path of this machine belongs, of a file or folder that is read or written."""
+    if url := _find_url(path):
+        copy = _COPYING.get(url.partition(":")[0].lower(), "the tool of its storage")
+        raise UsageError(
+            f"{url} is a URL, and files are read and written by their paths on this machine: copy what is there to a "
+            f"folder first ({copy}) or mount it, and give its path; `python -m tpucache push` brings a finished cache "
+            "to a URL"
+        )
+
+
+def _find_url(path: str | Path) -> str | None:
+    """Return a URL as it may be shown, with the slashes that a Path has lost; None for the path of a file."""
+    text = os.fspath(path)
+    if not _URL.match(text) or Path(text).exists():
+        return None
+    return _ONE_SLASH.sub("://", shown(text), count=1)
+
+
+def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
+    """Write `data` to `path` so that the path holds either what it held before or all of `data`.
+
+    `aside` is where the bytes are gathered first (default: beside `path`); it must be on the same filesystem.
+    Raises OSError.
+    """
+    aside = aside or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        rename_durably(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Rename a synced file and sync the directory that now names it."""
+    source.replace(target)
+    sync_directory(target.parent)
+
+
+def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
+    """Give a file a second name in place of what has that name; return whether it is a hard link, and not a copy.
+
+    A copy, where the filesystem has no links, is gathered in `aside` on the same filesystem. Raises OSError.
+    """
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        try:
+            shutil.copyfile(source, aside)
+            sync_file(aside)
+            rename_durably(aside, target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        return False
+    return True
+
+
+def sync_file(path: Path) -> None:
+    """Make what any process has written to a file survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
+    """Write bytes to the end of a file and into a digest, and sync the file; what came before an error stays."""
+    with path.open("ab") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class ThreadLock:
+    """A lock among the threads of one process: `with lock: ...`.
+
+    A process that is forked while a thread holds an ordinary lock gets it locked, without the thread that would unlock
+    it, and waits for ever. Here each process has a lock of its own. It guards what stays consistent at any moment.
+    """
+
+    def __init__(self) -> None:
+        self._by_process: dict[int, threading.Lock] = {}
+
+    def __enter__(self) -> None:
+        self._by_process.setdefault(os.getpid(), threading.Lock()).acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._by_process[os.getpid()].release()
+
+
+_NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
+#: A header as numpy writes it. It is a Python literal, but nothing of it is evaluated.
+_NPY_HEADER: Final = re.compile(
+    r"\{'descr': (?P<descr>'[^'\\]{2,8}'|\[[^]]{0,1000}\]), 'fortran_order': (?P<fortran>True|False), "
+    r"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n"
+)
+_NUMBERS: Final = re.compile(r"'(\|b1|[|<>=][iuf]1|[<>=][iuf][248])'")
+_MAX_DIMENSIONS: Final = 32
+
+
+class NpyHeader(NamedTuple):
+    """An array's dtype and shape, and the byte of the file where its data start."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHeader:
+    """Read the header of a version 1.0 .npy file in C order, of numbers, or of these `rows`. Raises FormatError."""
+    start = file.read(len(_NPY_MAGIC) + 2)
+    length = int.from_bytes(start[len(_NPY_MAGIC) :], "little")
+    text = file.read(length).decode("latin-1")
+    found = _NPY_HEADER.fullmatch(text)
+    if not start.startswith(_NPY_MAGIC) or len(text) != length or found is None:
+        raise FormatError("it has no header of a .npy file of version 1.0")
+    shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
+    if len(shape) > _MAX_DIMENSIONS:
+        raise FormatError(f"an array of {len(shape)} dimensions is none")
+    if found["fortran"] == "True" and len(shape) > 1:
+        raise FormatError("the array is in Fortran order")
+    dtype = rows if rows is not None and found["descr"] == repr(rows.descr) else _dtype_of(found["descr"])
+    return NpyHeader(dtype, shape, len(start) + length)
+
+
+def parse_npy(data: bytes) -> npt.NDArray[Any]:
+    """Return the array in a .npy file's bytes, read-only. Raises FormatError."""
+    header = read_npy_header(io.BytesIO(data))
+    if math.prod(header.shape) * header.dtype.itemsize != len(data) - header.offset:
+        raise FormatError(f"{len(data) - header.offset} bytes are no {header.dtype} {header.shape}")
+    try:
+        return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
+    except (ValueError, OverflowError) as error:  # of an array without items, whose sides numpy cannot hold
+        raise FormatError(f"no array has shape {header.shape}") from error
+
+
+def _dtype_of(text: str) -> np.dtype[Any]:
+    """Return the dtype that a header names. Raises FormatError for any but plain numbers."""
+    found = _NUMBERS.fullmatch(text)
+    if found is None or "f1" in text:
+        raise FormatError(f"it does not hold plain numbers, but {text:.100}")
+    return np.dtype(found[1])

@@ -1,0 +1,230 @@
+"""Samples -> blocks -> chunks. Blocks depend on samples and recipe alone, never on the number of workers.
+
+The skipped samples of a finished cache become blocks, too, when they are tried again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SourceError, UsageError
+from tpucache.progress import Progress
+from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.store.codecs import CODECS
+from tpucache.store.copying import earlier_tables
+from tpucache.store.fields import Field
+from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.warmup.check import content_digests
+from tpucache.warmup.sources.source import Listing, Sample, Source, content_sha256
+from tpucache.warmup.versions import version_differences
+
+# A cache below the shard size is still cut, so that several workers seal at its end.
+_MIN_BLOCKS: Final = 8
+MIN_BLOCK_SAMPLES: Final = 64
+# What one task makes or reads at most: a second or two of work, little to lose by a kill.
+_CHUNK_BYTES: Final = 16 << 20
+MIN_CHUNKS: Final = 64
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive samples that share one shard a variant; `variants` are those to be built.
+
+    `clean` has the CRC-32 of the clean record by sample number, where a cache has it already.
+    """
+
+    number: int
+    samples: tuple[Sample, ...]
+    variants: tuple[int, ...]
+    clean: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive samples of a block that one task decodes, once for all variants; `clean` is as of a block."""
+
+    block: int
+    number: int
+    samples: tuple[Sample, ...]
+    variants: tuple[int, ...]
+    clean: Mapping[int, int] = field(default_factory=dict)
+
+
+def record_bytes(fields: Sequence[Field]) -> int:
+    """Return the bytes a record will have: exact for raw fields, typical for the other codecs."""
+    return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
+
+
+def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
+    """Cut samples into blocks, numbered from `first`, that differ by at most one sample.
+
+    Their shards have at most about `shard_mb`, unless the recipe wants fewer blocks than that makes.
+    """
+    if not samples:
+        return []
+    by_bytes = max(1, (recipe.shard_mb << 20) // record_bytes(fields))
+    by_count = max(MIN_BLOCK_SAMPLES, -(-len(samples) // _MIN_BLOCKS))
+    count = -(-len(samples) // min(by_bytes, by_count))
+    count = min(count, recipe.max_blocks or count)
+    bounds = [len(samples) * number // count for number in range(count + 1)]
+    variants = tuple(range(recipe.variants + 1))
+    return [
+        Block(first + number, tuple(samples[start:stop]), variants)
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds))
+    ]
+
+
+def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block]:
+    """Return what a finished cache lacks: the new variants of its blocks, and all variants of new samples' blocks.
+
+    The listing is numbered as in the cache.
+    """
+    manifest = cache.manifest
+    variants = tuple(variant for variant in range(recipe.variants + 1) if variant not in manifest.variants)
+    blocks = _blocks_of(cache, listing, variants) if variants else []
+    known = manifest.samples + len(manifest.skipped)
+    first = 1 + max((entry.block for entry in manifest.shards), default=-1)
+    return [*blocks, *plan_blocks(listing.samples[known:], manifest.fields, recipe, first)]
+
+
+def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
+    """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
+    numbers = cache.samples.numbers.tolist()
+    blocks = []
+    for entry in sorted(cache.manifest.shards, key=lambda entry: entry.block):
+        if entry.variant == cache.manifest.variants[0]:
+            part = numbers[entry.first : entry.first + entry.records]
+            samples = tuple(listing.samples[number] for number in part)
+            checksums = [] if entry.variant else cache.index_of(entry)["crc32"].tolist()
+            blocks.append(Block(entry.block, samples, variants, dict(zip(part, checksums, strict=False))))
+    return blocks
+
+
+def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
+    """Cut a block of a cache of `samples` samples into chunks: no part of the layout, they only share out the work."""
+    size = record_bytes(fields) * len(block.variants)
+    most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
+    parts: list[list[Sample]] = []
+    weight = 0
+    for sample in block.samples:
+        if not parts or len(parts[-1]) == most or weight + sample.bytes > _CHUNK_BYTES:
+            parts.append([])
+            weight = 0
+        parts[-1].append(sample)
+        weight += sample.bytes
+    return [
+        Chunk(block.number, number, tuple(part), block.variants, _of_samples(block.clean, part))
+        for number, part in enumerate(parts)
+    ]
+
+
+def _of_samples(clean: Mapping[int, int], samples: Sequence[Sample]) -> dict[int, int]:
+    return {sample.number: clean[sample.number] for sample in samples if sample.number in clean}
+
+
+def listing_sha256(listing: Listing) -> str:
+    """Return a hash of a source's samples in order: all that is known of them unread, but for their sizes."""
+    digest = hashlib.sha256(json.dumps(listing.classes).encode())
+    for sample in listing.samples:
+        digest.update(json.dumps([sample.number, sample.path, sample.label]).encode())
+    for name, column in listing.columns.items():
+        digest.update(json.dumps([name, [str(value) for value in column]]).encode())
+    return digest.hexdigest()
+
+
+Numbers = npt.NDArray[np.int64]
+
+
+def check_can_retry(cache: Cache, is_growing: bool) -> None:
+    """Raise UsageError when samples or variants are to be added as well, SourceError when labels were changed."""
+    if is_growing:
+        raise UsageError(
+            f"the source or the options have more samples or variants than {cache.directory}: add them first, by the "
+            "same command without --retry"
+        )
+    if earlier_tables(cache.manifest):
+        raise SourceError(
+            f"{cache.directory} was relabelled, and the new labels of its skipped samples are not known: build the "
+            "cache anew in another folder, and relabel that"
+        )
+
+
+def new_block_numbers(manifest: Manifest) -> dict[int, int]:
+    """Return another number for each block of a cache, in the same order; no shard of the cache has one of them."""
+    blocks = sorted({entry.block for entry in manifest.shards})
+    first = 0 if blocks[0] >= len(blocks) else blocks[-1] + 1
+    return {block: first + at for at, block in enumerate(blocks)}
+
+
+def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
+    """Return the bytes of the shards of a cache to which retried blocks may add samples."""
+    numbers, grown = new_block_numbers(manifest), {block.number for block in blocks}
+    return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
+
+
+def is_read_as_before(manifest: Manifest, recipe: Recipe) -> bool:
+    """Return whether a sample that a cache skipped would fail again, unless its content has changed."""
+    return not version_differences(manifest.created_by) and manifest.recipe.get("max_pixels") == recipe.max_pixels
+
+
+def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Recipe) -> frozenset[int]:
+    """Return the numbers of the skipped samples that would fail again: those that are read as they were.
+
+    None where libraries or limits are others, nor where it is not known how a sample was read. The listing is numbered
+    as in the cache.
+    """
+    manifest = cache.manifest
+    if not is_read_as_before(manifest, recipe):
+        return frozenset()
+    digests = content_digests(manifest)
+    found = []
+    with Progress(len(manifest.skipped), "compare", "skipped samples", is_brief=True) as progress:
+        for skip in manifest.skipped:
+            sample = listing.samples[skip.number]
+            if skip.number in digests and content_sha256(source, sample) == digests[skip.number]:
+                found.append(skip.number)
+            progress.advance(1)
+    return frozenset(found)
+
+
+def retried_blocks(
+    cache: Cache, listing: Listing, recipe: Recipe, unchanged: frozenset[int] = frozenset()
+) -> list[Block]:
+    """Return the skipped samples as blocks, each with the new number of the block of the cache that it belongs to.
+
+    Those that are `unchanged` are left out. The listing is numbered as in the cache.
+    """
+    manifest = cache.manifest
+    entries = [entry for entry in manifest.shards if entry.variant == manifest.variants[0]]
+    entries.sort(key=lambda entry: entry.block)
+    skipped = sorted({skip.number for skip in manifest.skipped} - unchanged)
+    places = _places(cache, entries, np.array(skipped, np.int64), listing, recipe)
+    parts: dict[int, list[Sample]] = {}
+    for number, place in zip(skipped, places.tolist(), strict=True):
+        parts.setdefault(entries[place].block, []).append(listing.samples[number])
+    numbers = new_block_numbers(manifest)
+    return [Block(numbers[block], tuple(samples), manifest.variants) for block, samples in parts.items()]
+
+
+def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listing: Listing, recipe: Recipe) -> Numbers:
+    """Return which of a cache's blocks each skipped sample belongs to: int64 (n,).
+
+    Where the cache was built at once, these are the blocks that it was planned with. Where it has grown, a sample
+    between two blocks belongs to the later one, because where one ended is no longer known.
+    """
+    kept = cache.samples.numbers.astype(np.int64)
+    starts = [block.samples[0].number for block in plan_blocks(listing.samples, cache.manifest.fields, recipe)]
+    own = np.repeat(np.arange(len(entries)), [entry.records for entry in entries])
+    if len(starts) == len(entries) and np.array_equal(np.searchsorted(starts, kept, side="right") - 1, own):
+        return np.searchsorted(starts, skipped, side="right") - 1
+    firsts = [entry.first for entry in entries]
+    return np.searchsorted(firsts, np.searchsorted(kept, skipped), side="right") - 1

@@ -1,0 +1,93 @@
+"""How a cache is built, as opposed to what is in it: the options of a warmup that are no part of its recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tpucache.errors import UsageError
+from tpucache.options import check_options, option
+
+#: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
+LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
+Backend = Literal["loky", "dask", "ray", "spark"]
+OnError = Literal["fail", "skip"]
+Target = Literal["kaggle"] | None
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How samples are read, what a bad one does, and when to stop. Raises UsageError."""
+
+    labels: LabelKind = option(
+        "auto", "what the labels are; auto: whole numbers and text are classes, other numbers are numbers"
+    )
+    time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
+    target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
+    on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
+    retry: bool = option(False, "try the skipped samples of a finished cache again, if their source has changed")
+    retry_all: bool = option(False, "try all skipped samples of a finished cache again")
+    classes: str | Path | None = option(
+        None,
+        "the classes in their order: a text file with one name on each line, or a cache that has them",
+        metavar="FILE|CACHE",
+    )
+    like: str | Path | None = option(
+        None,
+        "the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",
+        metavar="CACHE",
+    )
+    pad: int | None = option(
+        None,
+        "length of every sequence, with zeros at its end; the longest one's if not given",
+        metavar="N",
+        minimum=1,
+    )
+    truncate: bool = option(False, "cut longer sequences to the length of --pad")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Which samples of a source are used, as `select_source` takes them. Raises UsageError."""
+
+    limit: int | None = option(
+        None, "samples to use at most, spread over the source; a larger limit adds to them", metavar="N", minimum=1
+    )
+    include: tuple[str, ...] = option(
+        (), "paths to use, such as 'cats/*'; `*` is any text, / too; can be repeated", metavar="PATTERN"
+    )
+    exclude: tuple[str, ...] = option((), "paths to leave out; can be repeated", metavar="PATTERN")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class BoxOptions:
+    """Where boxes are that lie beside a source, as `box_source` takes them."""
+
+    boxes: str | Path | None = option(
+        None, "a COCO JSON file with boxes; images that it does not list are left out", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Who does the work: joblib's "loky" (`jobs` processes here; None: all cores), "dask", "ray" or "spark".
+
+    `scheduler` is the address of a Dask scheduler or a Ray cluster; every worker must see source and cache under the
+    same paths. `jobs` is then how many tasks run at once; None: as many as there are workers. Raises UsageError.
+    """
+
+    backend: Backend = option("loky", "which library runs the work")
+    jobs: int | None = option(None, "worker processes; all cores if not given", metavar="N", minimum=1)
+    scheduler: str | None = option(None, "address of a Dask scheduler or a Ray cluster", metavar="ADDRESS")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.scheduler and self.backend not in ("dask", "ray"):
+            raise UsageError(f"a scheduler's address is for dask and ray, not for {self.backend}")

@@ -1,0 +1,227 @@
+"""What is checked before anything is built: the source and the recipe against a cache, and the values of masks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import RecipeError, SampleError, SourceError
+from tpucache.recipe import Recipe, differences
+from tpucache.store.cache import Cache
+from tpucache.store.fields import MASK
+from tpucache.store.manifest import Manifest
+from tpucache.warmup.code_digest import code_changes
+from tpucache.warmup.numbering import OWN_COLUMNS
+from tpucache.warmup.records.masks import decode_mask
+from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.source import Item, Label, Listing, Source
+
+_TRIED: Final = 8
+_LONGEST: Final = 20  # of the decimal digits of a number
+#: Seconds after which no other sample is read, as a finished cache is to be found finished at once.
+_SECONDS: Final = 0.5
+_ADVICE: Final = (
+    "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
+    "changes them), or another folder to build anew"
+)
+
+
+def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
+    """Raise SourceError when labels, classes, folds or other columns are not what a finished cache has.
+
+    The listing is numbered as in the cache, by `number_samples`, which compares labels where both have them.
+    """
+    table, folder = cache.samples, cache.directory
+    numbers = table.numbers.tolist()
+    position, item = _first_item(source, listing, numbers)
+    _check_labels(listing, cache, position, item)
+    for name, column in listing.columns.items():
+        if name not in table:
+            raise SourceError(f"{folder} has no column {name!r}, and the source has one now. {_ADVICE}")
+        old, new = table[name], [column[number] for number in numbers]
+        changed = [at for at, pair in enumerate(zip(old, new, strict=True)) if not _is_equal(*pair)]
+        if changed:
+            raise SourceError(
+                f"column {name!r} of {folder} has other values in the source now: {len(changed):,} samples differ, "
+                f"such as {table.paths[changed[0]]!r}, {old[changed[0]]} before and {new[changed[0]]} now. {_ADVICE}"
+            )
+    gone = [name for name in table if name not in OWN_COLUMNS and name not in listing.columns]
+    if gone and not (item is not None and item.columns):  # samples do not have any of their own
+        raise SourceError(f"{folder} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
+
+
+def compared_numbers(listing: Listing) -> frozenset[int]:
+    """Return the numbers of a few samples, in equal distances: those by which another source is noticed."""
+    count = len(listing.samples)
+    return frozenset(number * count // _TRIED for number in range(min(count, _TRIED)))
+
+
+def content_digests(manifest: Manifest) -> dict[int, str]:
+    """Return the hashes of content that a cache keeps, by the number of a sample: of skipped ones and of a few others.
+
+    Nothing where the content of a sample is not known.
+    """
+    saved = manifest.source.get("digests")
+    pairs = saved.items() if isinstance(saved, dict) else ()
+    return {
+        int(number): digest
+        for number, digest in pairs
+        if isinstance(digest, str) and number.isdecimal() and len(number) < _LONGEST
+    }
+
+
+def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
+    """Raise SourceError when a few samples have another content than when a finished cache was made of them.
+
+    Samples that cannot be read do not count. The listing is numbered as in the cache.
+    """
+    skipped = {skip.number for skip in cache.manifest.skipped}
+    began = time.monotonic()
+    for number, digest in sorted(content_digests(cache.manifest).items()):
+        if number in skipped or number >= len(listing.samples):
+            continue
+        with contextlib.suppress(SampleError):
+            if source.load(listing.samples[number]).sha256() != digest:
+                raise SourceError(
+                    f"{listing.samples[number].path!r} has another content than when {cache.directory} was made of it, "
+                    "though its name and size are the same. Give the source that the cache was made of, or another "
+                    "folder to build anew"
+                )
+        if time.monotonic() - began > _SECONDS:
+            break
+
+
+def _first_item(source: Source, listing: Listing, numbers: Sequence[int]) -> tuple[int, Item | None]:
+    """Return the position and the item of a cache's first sample that can be read, None where none of a few can."""
+    for position, number in enumerate(numbers[:_TRIED]):
+        with contextlib.suppress(SampleError):
+            return position, source.load(listing.samples[number])
+    return 0, None
+
+
+def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | None) -> None:
+    table, folder, classes = cache.samples, cache.directory, cache.manifest.classes
+    numbers = table.numbers.tolist()
+    listed = next((label for number in numbers if (label := listing.samples[number].label) is not None), None)
+    now = listed if listed is not None or item is None else item.label
+    if table.labels is None and now is not None:
+        raise SourceError(f"{folder} was made without labels, and the source has some now. {_ADVICE}")
+    if table.labels is None or listed is not None or item is None:
+        return
+    if now is None:
+        raise SourceError(f"{folder} was made with labels, and the source has none now. {_ADVICE}")
+    before = table.labels[position].tolist()
+    if not _is_label(now, before):
+        raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
+    # The samples' own labels are numbers: a class must keep its own.
+    known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
+    if isinstance(now, int) and known != classes:
+        raise SourceError(f"{folder} has the classes {classes}, and the source now has {known}. {_ADVICE}")
+
+
+def _is_label(label: Label, before: Any) -> bool:
+    if isinstance(label, int) or isinstance(before, int):
+        return bool(label == before)
+    return bool(np.array_equal(np.array(label, np.float32), np.array(before, np.float32), equal_nan=True))
+
+
+def _is_equal(old: Any, new: Any) -> bool:
+    """Return whether two cells hold the same value, whether as a number or as the text of one."""
+    if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
+        return str(old) == str(new)
+    first, second = _number(old), _number(new)
+    return first is not None and second is not None and (first == second or (math.isnan(first) and math.isnan(second)))
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, str):
+        return to_number(value)
+    return value.item() if isinstance(value, np.generic) else value  # type: ignore[no-any-return]  # a number
+
+
+def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> None:
+    """Raise RecipeError when a recipe, with its augmentation in full, makes other records than a finished cache has."""
+    old = {**manifest.recipe}
+    if not manifest.augmented:  # nothing was augmented yet, so any augmentation fits
+        old.update(augmentation=recipe["augmentation"], augment=recipe["augment"])
+    changed = recipe_differences(old, recipe)
+    if recipe["variants"] < manifest.augmented:
+        changed.append(f"variants {manifest.augmented}, now {recipe['variants']}")
+    if changed:
+        raise RecipeError(
+            f"{cache} was made with another recipe: {'; '.join(changed)}. "
+            "Give the same options, or another folder to build anew."
+        )
+
+
+def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name each part in which two recipes differ; of a callable's code, the modules that changed."""
+    old, new = before.get("augmentation", {}), now.get("augmentation", {})
+    if not old.get("callable") or old.get("callable") != new.get("callable"):
+        return differences(before, now)
+    modules = code_changes(old, new)
+    code = [f"the code of the augmentation {new['callable']} changed, in {', '.join(modules)}"] if modules else []
+    return [*differences({**before, "augmentation": new}, now), *code]
+
+
+Array = npt.NDArray[Any]
+
+_LOOKED_AT: Final = 32  # masks, evenly over all samples: the same ones whatever the workers
+_WHITE: Final = 255
+_MOST_CLASSES: Final = 150  # in one mask: as many as ADE20K has in all
+_FAR: Final = 16  # between neighbours among levels of grey
+_BRIGHT: Final = 200  # the least that is the brightest level of grey
+_JPEG: Final = b"\xff\xd8\xff"
+_JPEG_ADVICE: Final = (
+    "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
+    "--mask-values scale where they are black and white"
+)
+
+_log: Final = logging.getLogger("tpucache")
+
+
+def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
+    """Raise RecipeError where masks, as they are stored, are pictures in black and white or grey, not class numbers.
+
+    Some masks are looked at, and what all of them hold together decides: a mask of 0 and 255 among others of 1 and 2 is
+    one of class 0 and of pixels without a class. Masks that cannot be used are reported when they are built.
+    """
+    samples, found, most, looked_at = listing.samples, set[int](), 0, 0
+    for position in sorted({*np.linspace(0, len(samples) - 1, _LOOKED_AT).round().astype(int).tolist()}):
+        try:
+            mask = source.load(samples[position]).fields.get(MASK)
+            if mask is None:
+                continue
+            if not looked_at and isinstance(mask, bytes) and mask.startswith(_JPEG):
+                _log.warning(_JPEG_ADVICE)
+                return
+            values = np.unique(decode_mask(mask, "", recipe)).tolist()
+        except SampleError:
+            continue
+        found |= {*values}
+        most, looked_at = max(most, len(values)), looked_at + 1
+    if (fault := _fault(sorted(found), most)) is not None:
+        masks = "the mask that was looked at holds" if looked_at == 1 else f"{looked_at} masks that were looked at hold"
+        raise RecipeError(
+            f"{masks} {fault}, not numbers of classes: give --mask-values scale where they are black and white, and "
+            "white becomes class 1, or --mask-values keep where they are numbers of classes and 255 is a pixel without "
+            "a class, which training ignores"
+        )
+
+
+def _fault(values: list[int], most: int) -> str | None:
+    """Return what speaks against class numbers, given all values in order and the most that one mask has."""
+    if _WHITE in values and {*values} <= {0, _WHITE}:
+        return "0 and 255 alone" if len(values) > 1 else "255 alone"
+    gaps = np.diff(values)
+    if len(values) > 2 and gaps.min() >= _FAR and values[-1] >= _BRIGHT:
+        return f"levels of grey, {', '.join(map(str, values))}"
+    return f"up to {most} different numbers each" if most > _MOST_CLASSES else None

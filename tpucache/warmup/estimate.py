@@ -1,0 +1,208 @@
+"""The time and space that a warmup will need, estimated from a few samples, and what there is room for."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from tpucache import kaggle
+from tpucache.errors import BuildError, SampleError
+from tpucache.store.fields import RecordLayout
+from tpucache.store.pages import PAGE_HEADER_BYTES
+from tpucache.warmup.blocks import Chunk
+from tpucache.warmup.deadline import NEVER, Deadline
+from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
+from tpucache.warmup.sources.source import Sample
+
+_Item = TypeVar("_Item")
+
+_AHEAD: Final = 3  # tasks under way or waiting for each worker
+_NODE_BYTES: Final = 18  # LMDB's header, key and pointer of a record
+_PAGE_NUMBER_BYTES: Final = 8  # in the place of a record that has pages of its own
+#: Bytes of the tables and receipts for each record, and for each sample beside its path, which they hold twice.
+_RECORD_BYTES: Final = 64
+_SAMPLE_BYTES: Final = 128
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is still to be done: chunks to be built, blocks with unfinished shards, and bytes of chunks on disk.
+
+    `unsealed` has (records, records a chunk at most) of each such block.
+    """
+
+    chunks: Sequence[Chunk]
+    unsealed: Sequence[tuple[int, int]]
+    spooled: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is still to be done: records, their bytes on disk, bytes of working space beside them at most, seconds of
+    one process, and bytes free on the disk."""
+
+    records: int
+    bytes: int
+    spooled: int
+    process_seconds: float
+    free: int
+
+
+class _Trial(NamedTuple):
+    """A sample that was tried: mean bytes of its records, their mean bytes on disk, and seconds."""
+
+    bytes: float
+    on_disk: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How samples are tried: how many at most, for how long, and what is called with each result.
+
+    `margin` is by how many standard errors the estimate is above the mean of those that were tried.
+    """
+
+    samples: int = 8
+    seconds: float = 2.0
+    margin: float = 2.0
+    look: Callable[[Sample, EncodedSample | SampleError], None] = lambda sample, result: None
+
+
+def estimate(
+    encoder: SampleEncoder,
+    remaining: Remaining,
+    folder: Path,
+    jobs: int | None = None,
+    deadline: Deadline = NEVER,
+    trials: Trials = Trials(),  # it is frozen
+) -> Estimate:
+    """Encode a few samples, spread over the chunks, in this process; samples that fail do not count.
+
+    `folder` is on the disk that is written to.
+    """
+    samples = [(sample, chunk.variants) for chunk in remaining.chunks for sample in chunk.samples]
+    done = _try_samples(encoder, samples, deadline, trials)
+    timed = [trial.seconds for trial in done[1:] or done]  # the first one also warms libraries up
+    to_build = sum(len(variants) for _, variants in samples)
+    to_write = sum(records for records, _ in remaining.unsealed)
+    sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
+    if not done:  # from the chunks on disk, or as large as records can be
+        mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
+        sizes, on_disk = [mean], [_on_disk(round(mean))]
+    return Estimate(
+        records=to_build,
+        bytes=round(_upper(on_disk, trials.margin) * to_write),
+        spooled=_working_bytes(remaining, _upper(sizes, trials.margin), jobs or os.cpu_count() or 1)
+        + _table_bytes(remaining),
+        process_seconds=sum(timed) / len(timed) * len(samples) if timed else 0.0,
+        free=shutil.disk_usage(folder).free,
+    )
+
+
+def _try_samples(
+    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[int]]], deadline: Deadline, trials: Trials
+) -> list[_Trial]:
+    done: list[_Trial] = []
+    began = time.monotonic()
+    for sample, variants in _spread(samples, trials.samples):
+        start = time.monotonic()
+        if deadline.is_past or start - began > trials.seconds:
+            break
+        try:
+            encoded = encoder.encode(sample, variants)
+        except SampleError as error:
+            trials.look(sample, error)
+            continue
+        seconds = time.monotonic() - start
+        lengths = [len(record) for record in encoded.records]
+        done.append(_Trial(statistics.mean(lengths), statistics.mean(map(_on_disk, lengths)), seconds))
+        trials.look(sample, encoded)
+    return done
+
+
+def _spread(samples: Sequence[_Item], count: int) -> list[_Item]:
+    """Return as many samples, in equal distances."""
+    count = min(count, len(samples))
+    return [samples[number * len(samples) // count] for number in range(count)]
+
+
+def _upper(sizes: Sequence[float], margin: float) -> float:
+    """Return what the mean of all sizes will hardly exceed, judged by a few of them."""
+    spread: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
+    return statistics.fmean(sizes) + margin * spread / math.sqrt(len(sizes))
+
+
+def _on_disk(length: int) -> float:
+    """Return what LMDB takes for a record of this length: pages of its own, or its share of a leaf."""
+    page: int = os.sysconf("SC_PAGE_SIZE")
+    in_leaf = page - PAGE_HEADER_BYTES
+    node = length + length % 2 + _NODE_BYTES
+    if node <= in_leaf // 2:
+        return page / (in_leaf // node)
+    pages = -(-(length + PAGE_HEADER_BYTES) // page)
+    return float(pages * page + _NODE_BYTES + _PAGE_NUMBER_BYTES)
+
+
+def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
+    """Return what is spooled at most at a time, beside what is already: one block is sealed while the next is built,
+    and the tasks that wait may be of the one after them."""
+    blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
+    ahead = _AHEAD * jobs * max((most for _, most in remaining.unsealed), default=0)
+    records = min(sum(blocks), sum(blocks[:2]) + ahead)
+    return max(0, round(records * size) - remaining.spooled)
+
+
+def _table_bytes(remaining: Remaining) -> int:
+    paths = sum(2 * len(sample.path) + _SAMPLE_BYTES for chunk in remaining.chunks for sample in chunk.samples)
+    return paths + _RECORD_BYTES * sum(records for records, _ in remaining.unsealed)
+
+
+_MEGABYTE: Final = 1e6
+
+
+def check_room(expected: Estimate, cache: Path, advice: str) -> None:
+    """Raise BuildError with this advice when the disk does not hold what is to be written, working space included."""
+    needed = expected.bytes + expected.spooled
+    if needed > expected.free:
+        raise BuildError(
+            f"{cache} needs about {expected.bytes / _MEGABYTE:,.1f} MB more and {expected.spooled / _MEGABYTE:,.1f} MB "
+            f"to work in, and {expected.free / _MEGABYTE:,.1f} MB are free: {advice}"
+        )
+
+
+def kaggle_blocks(variants: int) -> int:
+    """Return how many blocks a cache of so many variants may have, to stay within Kaggle's files. Raises BuildError."""
+    blocks = kaggle.TARGET_SHARDS // (variants + 1)
+    if not blocks:
+        raise BuildError(
+            f"{variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} shards: use at most "
+            f"{kaggle.TARGET_SHARDS - 1} --variants with --target kaggle"
+        )
+    return blocks
+
+
+def check_kaggle_files(shards: int) -> None:
+    """Raise BuildError when a cache of so many shards is not one that Kaggle publishes file by file."""
+    if shards > kaggle.TARGET_SHARDS:
+        raise BuildError(
+            f"the cache has or would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: a "
+            "larger --shard-mb makes fewer, in another folder where it is finished"
+        )
+
+
+def check_kaggle_bytes(expected: Estimate, cache: Path) -> None:
+    """Raise BuildError when a cache, with what is still to be done, is larger than what Kaggle keeps."""
+    total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
+    if total > kaggle.WORKING_BYTES:
+        raise BuildError(
+            f"the cache would take about {total / 1e9:,.1f} GB, and /kaggle/working keeps "
+            f"{kaggle.WORKING_BYTES / 1e9:.0f}: use --codec jpeg, a smaller --size or fewer --variants"
+        )

@@ -1,0 +1,390 @@
+"""Plan: what a run is to build, either a new cache or what is added to a finished one.
+
+It says in full what the augmentation means and where labels come from, as they are written into the manifest.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import RecipeError, SampleError, SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.store.fields import BOXES, IMAGE, MASK, Field
+from tpucache.store.files import read_text
+from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
+from tpucache.warmup.blocks import (
+    Block,
+    check_can_retry,
+    listing_sha256,
+    missing_blocks,
+    plan_blocks,
+    retried_blocks,
+    unchanged_samples,
+)
+from tpucache.warmup.build_options import BuildOptions, LabelKind
+from tpucache.warmup.check import check_contents, check_listing, check_masks, check_recipe
+from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.numbering import check_given_classes, number_samples, order_of
+from tpucache.warmup.records.arrays import ARRAY_CODECS, image_fields, record_fields
+from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
+from tpucache.warmup.records.encode import MOST_CLASSES, LabelRule, class_range
+from tpucache.warmup.sources.folder import left_out_text
+from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, source_name
+from tpucache.warmup.versions import version_differences, versions
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to build.
+
+    `augmentation` is in full, as JSON values. `listing` is numbered as in the cache, and `order` states where its
+    samples are in the source's own listing. `labels` is what the user wants labels read as, `label_rule` what labels in
+    the samples must be, `unused_labels` names what could have been labels. `existing` is the cache that is added to.
+    With `is_retry`, `blocks` are of its skipped samples, and have the numbers that its blocks will have; `unchanged` is
+    how many are not tried again, because they are as they were.
+    """
+
+    recipe: Recipe
+    augmentation: Mapping[str, Any]
+    fields: tuple[Field, ...]
+    listing: Listing
+    order: str
+    blocks: Sequence[Block]
+    labels: LabelKind
+    label_rule: LabelRule | None
+    unused_labels: Sequence[str]
+    existing: Cache | None = None
+    is_retry: bool = False
+    unchanged: int = 0
+
+    @property
+    def full_recipe(self) -> dict[str, Any]:
+        """The recipe with its augmentation in full, as a manifest has it: JSON values."""
+        return full_recipe(self.recipe, self.augmentation)
+
+    @functools.cached_property
+    def source(self) -> dict[str, Any]:
+        """The source's samples as a manifest describes them: JSON values."""
+        listing = self.listing
+        return {"samples": len(listing.samples), "sha256": listing_sha256(listing), "order": self.order}
+
+
+def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
+    """Plan a new cache. Raises RecipeError, SourceError."""
+    check_labels(listing)
+    first, fields = _first_item(source, listing, recipe)
+    if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
+        check_masks(source, listing, recipe)
+    unused = find_unused_labels(listing, first)
+    _check_variants(source, recipe, fields)
+    _check_codec(source, recipe, fields)
+    _warn_of_left_out(listing)
+    return Plan(
+        recipe=recipe,
+        augmentation=full_augmentation(recipe, fields),
+        fields=fields,
+        listing=listing,
+        order=order_of(listing, listing),
+        blocks=plan_blocks(listing.samples, fields, recipe),
+        labels=labels,
+        label_rule=label_rule(listing, first.label),
+        unused_labels=unused,
+    )
+
+
+def plan_addition(
+    source: Source,
+    listing: Listing,
+    recipe: Recipe,
+    cache: Cache,
+    labels: LabelKind = BuildOptions.labels,
+    retry: bool = BuildOptions.retry,
+    retry_all: bool = BuildOptions.retry_all,
+) -> Plan:
+    """Plan what a finished cache lacks of a recipe and a source, or to try again what it skipped.
+
+    Raises RecipeError, SourceError, and UsageError for both at once.
+    """
+    check_labels(listing)
+    manifest = cache.manifest
+    is_retry = (retry or retry_all) and bool(manifest.skipped)
+    unchanged: frozenset[int] = frozenset()
+    # Before an augmentation of another size is tried on this cache's records.
+    check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
+    rule = label_rule(listing, first_label(cache))
+    _check_variants(source, recipe, manifest.fields)
+    _warn_of_left_out(listing)
+    augmentation = full_augmentation(recipe, manifest.fields, manifest)
+    check_recipe(cache.directory, manifest, full_recipe(recipe, augmentation))
+    numbered = number_samples(listing, cache)
+    check_given_classes(manifest, numbered, cache.directory)
+    check_listing(source, numbered, cache)
+    blocks = missing_blocks(cache, numbered, recipe)
+    if is_retry:
+        check_can_retry(cache, is_growing=bool(blocks))
+        unchanged = frozenset() if retry_all else unchanged_samples(source, numbered, cache, recipe)
+        blocks = retried_blocks(cache, numbered, recipe, unchanged)
+        _warn_of_unchanged(cache, len(unchanged))
+    if not blocks:
+        check_contents(source, numbered, cache)
+    if blocks and (other := version_differences(manifest.created_by)):
+        _log.warning(
+            "%s was made with other versions, and what is added may differ: %s", cache.directory, "; ".join(other)
+        )
+    return Plan(
+        recipe=recipe,
+        augmentation=augmentation,
+        fields=manifest.fields,
+        listing=numbered,
+        order=order_of(numbered, listing),
+        blocks=blocks,
+        labels=labels,
+        label_rule=rule,
+        unused_labels=saved_unused_labels(manifest.source),
+        existing=cache,
+        is_retry=is_retry,
+        unchanged=len(unchanged),
+    )
+
+
+def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe with its augmentation in full, as a manifest has it: JSON values."""
+    return {**recipe.to_dict(), "augmentation": dict(augmentation)}
+
+
+def _first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
+    """Return the first sample that can be used, and its fields: it decides what all records and labels are like."""
+    errors: list[SampleError] = []
+    for sample in listing.samples:
+        try:
+            item = source.load(sample)
+            return item, record_fields(item, recipe, sample.path)
+        except SampleError as error:
+            errors.append(error)
+    raise SourceError(f"none of the {len(errors)} samples could be used; {errors[0]}")
+
+
+def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
+    if recipe.variants and fields[0].name != IMAGE:
+        raise RecipeError(f"variants are of images, and {source_name(source)} has none: leave --variants out")
+
+
+def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
+    if fields[0].name != IMAGE and recipe.codec not in ARRAY_CODECS:
+        raise RecipeError(
+            f"--codec {recipe.codec} is of images, and {source_name(source)} has none: arrays are stored as "
+            f"{' or '.join(ARRAY_CODECS)}. Give one of these"
+        )
+
+
+def _warn_of_unchanged(cache: Cache, count: int) -> None:
+    if count:
+        _log.warning(
+            "%d of %d skipped samples are as they were and are not tried again: --retry-all tries them, too",
+            count,
+            len(cache.manifest.skipped),
+        )
+
+
+def _warn_of_left_out(listing: Listing) -> None:
+    if listing.left_out:
+        _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
+
+
+_LABEL_NAMES: Final = frozenset(
+    ("label", "labels", "target", "targets", "class", "classes", "class_id", "class_name", "category", "diagnosis", "y")
+)
+_LABEL_SUFFIXES: Final = ("_label", "_labels", "_target", "_class")
+
+
+def label_rule(listing: Listing, first: Label) -> LabelRule | None:
+    """Return what labels in the samples must be, like the `first`; None where the listing has labels."""
+    if any(sample.label is not None for sample in listing.samples):
+        return None
+    return LabelRule(first, len(listing.classes))
+
+
+def check_labels(listing: Listing) -> None:
+    """Raise SourceError for the number of no class in a listing: found only at the end, all would be built in vain."""
+    most = len(listing.classes) or MOST_CLASSES
+    for sample in listing.samples:
+        if isinstance(sample.label, int) and not 0 <= sample.label < most:
+            raise SourceError(
+                f"{sample.path!r} has the label {sample.label!r:.40}: {class_range(len(listing.classes))}"
+            )
+
+
+def first_label(cache: Cache) -> Label:
+    """Return the label of a finished cache's first sample."""
+    labels = cache.samples.labels
+    if labels is None or not len(labels):
+        return None
+    label = labels[0].tolist()
+    return label if isinstance(label, int) else tuple(label)
+
+
+def find_unused_labels(listing: Listing, first: Item) -> list[str]:
+    """Return, and warn of, the names of what could be labels where there are none."""
+    if first.label is not None or any(sample.label is not None for sample in listing.samples):
+        return []
+    unused = _label_candidates(listing.columns, first)
+    if unused:
+        _log.warning(
+            "the samples have no labels, and %s could be: name a column or feature with --label-col, and call a "
+            "dataset's key 'label'",
+            ", ".join(map(repr, unused)),
+        )
+    return unused
+
+
+def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
+    """Return what could have been labels of a cache without any, from the `source` part of its manifest."""
+    read = source.get("labels")
+    unused = read.get("unused") if isinstance(read, dict) else None
+    return [name for name in unused if isinstance(name, str)] if isinstance(unused, list) else []
+
+
+def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
+    """Return the columns and keys that could hold labels: those with such names, or else likely columns."""
+    names = [name for name in (*columns, *{**item.columns, **item.fields}) if _sounds_like_label(name)]
+    likely = [name for name, column in columns.items() if name != "fold" and _repeats(column)]
+    return names or [*likely, *(name for name, value in item.columns.items() if isinstance(value, int))]
+
+
+def _sounds_like_label(name: str) -> bool:
+    return name.lower() in _LABEL_NAMES or name.lower().endswith(_LABEL_SUFFIXES)
+
+
+def _repeats(column: Column) -> bool:
+    """Return whether a column has few values, each often, or numbers that are not whole."""
+    if isinstance(column, np.ndarray) and column.dtype.kind == "f":
+        return True
+    values = list(map(str, column))
+    return 1 < len(set(values)) <= len(values) / 2
+
+
+#: The libraries whose versions decide what a preset means.
+_PRESET_LIBRARIES: Final = ("tpucache", "albumentations")
+_TRIALS: Final = 4
+
+Array = npt.NDArray[Any]
+
+
+def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
+    """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
+
+    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
+    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
+    (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
+    """
+    if name in PRESETS:
+        definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
+    elif name.endswith((".json", ".yaml", ".yml")):
+        definition = _read_file(Path(name))
+    elif ":" in name:
+        definition = {"callable": name, **code_digests(name)}
+    else:
+        raise RecipeError(
+            f"there is no augmentation {name!r}: use one of {', '.join(PRESETS)}, a .yaml or .json file of "
+            "albumentations.to_dict, or module:name of a callable"
+        )
+    fields = fields or (Field(IMAGE, "raw", "|u1", (height, width, 3)),)
+    blank = {field.name: np.full(field.shape, -(field.name == BOXES), field.dtype) for field in fields}
+    augment_fields(blank, definition, 0, 0, 1)
+    if name not in PRESETS:
+        _check_reproducible(name, blank, definition)
+    return definition
+
+
+def _has_colours(fields: Sequence[Field]) -> bool:
+    """Return whether the images of records are 8-bit grey or RGB, whose colours albumentations can change."""
+    return all(field.dtype == "|u1" and field.shape[2] in (1, 3) for field in fields if field.name == IMAGE)
+
+
+def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
+    """Return a recipe's augmentation in full, as JSON values: that of the finished cache where it cannot differ."""
+    if not recipe.variants:
+        return dict(before.recipe["augmentation"]) if before else {}
+    if before is not None and before.augmented and recipe.augment in PRESETS:
+        used = versions()
+        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(used[name] for name in _PRESET_LIBRARIES))
+        made = (before.recipe.get("augment"), before.recipe.get("size"))
+        if asked == (*made, *(before.created_by.get(name) for name in _PRESET_LIBRARIES)):
+            found = dict(before.recipe["augmentation"])
+            if "callable" in found:  # code that the user did not name
+                raise RecipeError(
+                    f"the manifest says that the preset {recipe.augment} is the code {found['callable']!r}, which no "
+                    "tpucache writes: build the cache anew"
+                )
+            return found
+    old = before.recipe["augmentation"] if before is not None else {}
+    if old.get("callable") == recipe.augment:
+        now = {"callable": recipe.augment, **code_digests(recipe.augment)}
+        return (
+            now if code_changes(old, now) else dict(old)
+        )  # an earlier version may have recorded less of the same code
+    return resolve(recipe.augment, recipe.height, recipe.width, fields)
+
+
+def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
+    """Raise RecipeError when a few calls on the same samples do not return the same arrays."""
+    if not image_fields(record):
+        return
+    noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8).astype(record[IMAGE].dtype)
+    passes = [
+        [augment_fields({**record, IMAGE: noise}, definition, 0, number, 1) for number in range(_TRIALS)]
+        for _ in range(2)
+    ]
+    for first, second in zip(*passes, strict=True):
+        if not all(np.array_equal(first[field], second[field]) for field in first):
+            raise RecipeError(
+                f"the augmentation {name} makes something else of the same image each time it is called: draw all "
+                "random numbers from the generator that it is given, and keep nothing from one call to the next"
+            )
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the augmentation file {path} cannot be read: {error}") from error
+    try:
+        content = _plain(parse_json(text) if path.suffix == ".json" else _parse_yaml(text))
+    except Exception as error:  # yaml's errors share no base with json's
+        raise RecipeError(f"{path} is no {path.suffix[1:]}: {error}") from error
+    if not isinstance(content, dict) or "transform" not in content:
+        raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
+    return content
+
+
+def _parse_yaml(text: str) -> Any:
+    """Return what a YAML text says. Raises ValueError where a key is there twice, of which yaml takes the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if twice := [key for key, times in keys.items() if times > 1]:
+                raise ValueError(f"the key {twice[0]!r:.60} is there twice in one mapping: leave one of the two")
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader
+
+
+def _plain(content: Any) -> Any:
+    """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
+    return json.loads(json.dumps(content))

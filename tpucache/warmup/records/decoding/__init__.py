@@ -1,1 +1,0 @@
-"""Files and arrays -> the pixels that they hold, as they are stored."""

@@ -1,0 +1,128 @@
+"""Encoded bytes or arrays -> masks, a class number a pixel.
+
+A mask is numbers, not colours: 8-bit grey is kept, a palette image gives its indices whatever their colours, grey of
+1, 2 or 4 bits is spread over 0..255 (1 bit: 0 and 255), 16-bit grey is kept where no number is above 255. A mask's
+transparency counts for nothing. With `mask_values` "scale", black is 0 and white (255, or 65535 of 16 bits) is 1. With
+`mask_colours`, the colours of an RGB mask are numbers in the order of the table. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.warmup.records.decoding import opened, orientation, stored_pixels
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.uint8]
+
+_WHAT: Final = "the mask: "
+_LOSSY: Final = ("JPEG", "MPO")
+_NO_CLASS: Final = -1
+
+
+class _Numbers(NamedTuple):
+    """A mask's pixels as stored, its EXIF orientation, the number that is white, and whether they are only near it."""
+
+    values: Array
+    orientation: int
+    white: int
+    is_lossy: bool = False
+
+
+def decode_mask(data: bytes | Array, path: str, recipe: Recipe | None = None) -> Mask:
+    """Return a mask as it is stored, uint8 (height, width). Raises SampleError when it cannot be one."""
+    return decode_turned_mask(data, path, recipe or Recipe())[0]
+
+
+def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[Mask, int]:
+    """Return a mask as it is stored, uint8 (height, width), and its EXIF orientation, 1 to 8. Raises SampleError."""
+    if isinstance(data, np.ndarray):
+        return _from_array(data, path, recipe), 1
+    with opened(data, path, _WHAT, recipe.max_pixels) as image:
+        turned = orientation(image)
+        if image.mode == "P":
+            return stored_pixels(image), turned
+        if image.mode in ("RGB", "RGBA") and recipe.mask_colours:
+            return _by_colours(stored_pixels(image)[..., :3], recipe, path), turned
+        if image.mode == "1":
+            numbers = _Numbers(stored_pixels(image) * np.uint8(255), turned, 255)
+        elif image.mode == "L":
+            numbers = _Numbers(stored_pixels(image), turned, 255, image.format in _LOSSY)
+        elif image.mode.startswith("I"):
+            numbers = _Numbers(stored_pixels(image), turned, 65535)
+        else:
+            advice = "save it as grey or palette, a number a pixel"
+            if image.mode == "RGB":
+                advice += ", or give --mask-colours, the colour of each class"
+            raise SampleError(path, f"the mask is a {image.mode} image: {advice}")
+    return _to_classes(numbers, recipe, path), turned
+
+
+def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
+    """Return the mask of an image of this (width, height): uint8 (height, width), 0 outside of all runs.
+
+    `runs` are rows of class, first pixel and length, int64 (n, 3), counted down the columns. Later ones lie over
+    earlier ones. Raises SampleError for a run that ends after the last pixel.
+    """
+    width, height = size
+    pixels = np.zeros(width * height, np.uint8)
+    ends = runs[:, 1] + runs[:, 2]
+    if len(ends) and ends.max() > len(pixels):
+        raise SampleError(
+            path, f"its run lengths end at pixel {ends.max()}, and the image has {width} x {height} = {len(pixels)}"
+        )
+    for number, start, end in zip(runs[:, 0].tolist(), runs[:, 1].tolist(), ends.tolist(), strict=True):
+        pixels[start:end] = number
+    return np.ascontiguousarray(pixels.reshape(width, height).T)
+
+
+def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
+    plain = data[..., 0] if data.ndim == 3 and data.shape[2] == 1 else data
+    if plain.ndim == 3 and plain.dtype == np.uint8 and plain.shape[2] == 3 and recipe.mask_colours:
+        return _by_colours(plain, recipe, path)
+    scaled = recipe.mask_values == "scale" and plain.dtype in (np.bool_, np.uint16)
+    if plain.ndim != 2 or not (plain.dtype == np.uint8 or scaled):
+        raise SampleError(path, f"the mask is uint8 (height, width), not {data.dtype} {data.shape}")
+    if plain.dtype == np.bool_:
+        return plain.astype(np.uint8)
+    return _to_classes(_Numbers(plain, 1, np.iinfo(plain.dtype).max), recipe, path)
+
+
+def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
+    """Return whole numbers as class numbers: as they are, or scaled."""
+    values, white = numbers.values, numbers.white
+    low, high = int(values.min()), int(values.max())
+    if recipe.mask_values == "scale":
+        if low < 0 or high > white:
+            raise SampleError(path, f"the mask holds {low} to {high}, not 0 to {white}")
+        if not numbers.is_lossy and not ((values == 0) | (values == white)).all():
+            between = int(values[(values != 0) & (values != white)][0])
+            raise SampleError(
+                path,
+                f"the mask holds {between}, and --mask-values scale takes 0 and {white} alone: save it with these two, "
+                "or leave the option out for class numbers",
+            )
+        return np.asarray(values > white // 2, np.uint8)
+    if low < 0 or high > 255:
+        advice = "; --mask-values scale makes 0 and 65535 into 0 and 1" if high == white else ""
+        raise SampleError(path, f"the mask holds {low} to {high}, but numbers are kept from 0 to 255{advice}")
+    return values.astype(np.uint8)
+
+
+def _by_colours(pixels: Array, recipe: Recipe, path: str) -> Mask:
+    """Return the number of each pixel's colour in the recipe's table."""
+    codes = (pixels[..., 0].astype(np.int32) << 16) | (pixels[..., 1].astype(np.int32) << 8) | pixels[..., 2]
+    known = np.array([int(colour, 16) for colour in recipe.mask_colours or ()], np.int32)
+    order = np.argsort(known)
+    places = np.minimum(np.searchsorted(known, codes, sorter=order), len(known) - 1)
+    numbers = np.where(known[order][places] == codes, order[places], _NO_CLASS)
+    if (numbers == _NO_CLASS).any():
+        other = int(codes[numbers == _NO_CLASS][0])
+        rgb = ", ".join(map(str, other.to_bytes(3, "big")))
+        raise SampleError(path, f"the mask has the colour {rgb}, which --mask-colours does not list: add it")
+    return numbers.astype(np.uint8)

@@ -1,0 +1,221 @@
+"""Chunks and receipts on disk: what is finished of a build, kept so that a rerun does not do it again.
+
+A chunk is one file of records for each variant and, written last, a JSON file of metadata. A chunk that a time limit
+cut short has its metadata under another name, so that it is never taken for a complete one. Nothing here is synced:
+what a power cut tore is noticed (the metadata is no JSON, the sizes differ, or the CRC of a record does when its shard
+is sealed) and made again. Once a shard is in its place, a receipt says so, and the chunks of its block are removed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.store.files import write_atomically
+from tpucache.store.manifest import ShardEntry, Skipped
+from tpucache.store.samples import encode_columns
+from tpucache.warmup.run.folder import disk_failure
+from tpucache.warmup.sources.source import Item, Sample
+
+#: Where annotations are counted beside the variants, which are called by their numbers.
+IN_SOURCE: Final = "source"
+
+
+@dataclass(frozen=True)
+class ChunkInfo:
+    """What is known of the kept samples of a chunk, or of a block, beside their records.
+
+    `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
+    one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images. `annotations`
+    are how many boxes, keypoints or masks there are, by field: in the source, and in the records of each variant.
+    `digests` are hashes of the content of some samples, by number: of all that are skipped, and of a few others.
+    """
+
+    numbers: list[int] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    sums: list[int] = field(default_factory=list)
+    squares: list[int] = field(default_factory=list)
+    annotations: dict[str, dict[str, int]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def add(self, number: int, item: Item) -> None:
+        """Add a sample that is kept, with the label and columns that only its content states."""
+        for name in {*self.columns, *item.columns}:
+            column = self.columns.setdefault(name, [None] * len(self.numbers))
+            column.append(item.columns.get(name))
+        self.numbers.append(number)
+        self.labels.append(item.label)
+
+    def count(self, place: str, counts: Mapping[str, int]) -> None:
+        """Count the annotations of a sample that is kept."""
+        for name, count in counts.items():
+            places = self.annotations.setdefault(name, {})
+            places[place] = places.get(place, 0) + count
+
+    def covers(self, samples: Sequence[Sample]) -> bool:
+        """Return whether these are all samples, kept or skipped."""
+        numbers = sorted([*self.numbers, *(skip.number for skip in self.skipped)])
+        return numbers == [sample.number for sample in samples]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return this as JSON values."""
+        return {**vars(self), "skipped": [dataclasses.asdict(skipped) for skipped in self.skipped]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> ChunkInfo:
+        """Read what `to_dict` returned."""
+        return cls(**{**content, "skipped": [Skipped(**skipped) for skipped in content["skipped"]]})
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """The metadata of a chunk on disk: its info, and the length and CRC-32 of each record by variant."""
+
+    info: ChunkInfo
+    lengths: dict[int, list[int]]
+    crcs: dict[int, list[int]]
+
+
+def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
+    """Return one info for several, in their order."""
+    names = sorted({name for info in infos for name in info.columns})
+    return ChunkInfo(
+        numbers=[number for info in infos for number in info.numbers],
+        skipped=[skipped for info in infos for skipped in info.skipped],
+        labels=[label for info in infos for label in info.labels],
+        columns={
+            name: [v for info in infos for v in info.columns.get(name, [None] * len(info.numbers))] for name in names
+        },
+        sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
+        squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
+        annotations=add_annotations([info.annotations for info in infos if info.numbers]),
+        digests={number: digest for info in infos for number, digest in info.digests.items()},
+    )
+
+
+def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Return the annotations of all parts; what a part made by an earlier version does not say is not known."""
+    names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
+    return {
+        name: {
+            place: sum(part[name].get(place, 0) for part in parts)
+            for place in dict.fromkeys(place for part in parts for place in part[name])
+        }
+        for name in names
+    }
+
+
+def save_chunk(
+    work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[int, Sequence[bytes]], whole: bool = True
+) -> None:
+    """Write a chunk, or the beginning of one, its metadata last. Raises OSError."""
+    # A worker that outlived a killed run may be writing the same chunk.
+    temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
+    try:
+        for variant, parts in records.items():
+            with temporary.open("wb") as file:
+                file.writelines(parts)
+            temporary.replace(_records_path(work, block, chunk, variant))
+        content = {"note": stored.info.to_dict(), "lengths": stored.lengths, "crcs": stored.crcs}
+        temporary.write_text(json.dumps(content))
+        temporary.replace(_metadata_path(work, block, chunk, whole))
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whole: bool = True) -> StoredChunk | None:
+    """Return the metadata of a chunk, or of the beginning of one, that exists with all these variants, or None."""
+    try:
+        content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
+        if not whole and "annotations" not in content["note"]:
+            return None  # an earlier version made it, and only those of its other samples would be counted
+        lengths = {int(variant): values for variant, values in content["lengths"].items()}
+        crcs = {int(variant): values for variant, values in content["crcs"].items()}
+        if any(_records_path(work, block, chunk, v).stat().st_size != sum(lengths[v]) for v in variants):
+            return None
+        return StoredChunk(ChunkInfo.from_dict(content["note"]), lengths, crcs)
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # not made, or torn by a power cut
+        return None
+
+
+def read_records(
+    work: Path, block: int, chunk: int, variant: int, stored: StoredChunk
+) -> Iterator[tuple[int, bytes, int]]:
+    """Yield (sample number, record, CRC-32) of a chunk's variant. Raises OSError."""
+    rows = zip(stored.info.numbers, stored.lengths[variant], stored.crcs[variant], strict=True)
+    with _records_path(work, block, chunk, variant).open("rb") as file:
+        for number, length, crc in rows:
+            yield number, file.read(length), crc
+
+
+def stored_bytes(work: Path) -> int:
+    """Return the bytes of the records of all chunks on disk."""
+    return sum(path.stat().st_size for path in work.glob("chunk-*.bin"))
+
+
+def remove_chunks(work: Path, block: int) -> None:
+    """Remove what is left of a block's chunks."""
+    for path in work.glob(f"chunk-{block:05d}-*"):
+        path.unlink(missing_ok=True)
+
+
+def _metadata_path(work: Path, block: int, chunk: int, whole: bool = True) -> Path:
+    return work / f"chunk-{block:05d}-{chunk:06d}{'' if whole else '-begun'}.json"
+
+
+def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:
+    return work / f"chunk-{block:05d}-{chunk:06d}-v{variant:04d}.bin"
+
+
+Rows = npt.NDArray[Any]
+
+#: The array of a receipt that holds its JSON; interrupted builds of earlier versions have it under this name.
+_METADATA: Final = "told"
+
+
+@dataclass(frozen=True)
+class BuiltShard:
+    """A finished shard: its manifest entry (whose `first` is not known yet), its index rows, and its block's info."""
+
+    entry: ShardEntry
+    rows: Rows
+    info: ChunkInfo
+
+
+def save_receipt(work: Path, shard: BuiltShard) -> None:
+    """Record durably that a shard is finished. Raises BuildError."""
+    metadata = json.dumps({"entry": asdict(shard.entry), "note": shard.info.to_dict()})
+    columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
+    path = _path(work, shard.entry.block, shard.entry.variant)
+    try:
+        write_atomically(path, encode_columns(columns))
+    except OSError as error:
+        raise disk_failure(path, error) from error
+
+
+def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
+    """Return a finished shard, or None when it has to be built: no receipt, or no such shard."""
+    try:
+        with np.load(_path(work, block, variant), allow_pickle=False) as archive:
+            metadata = json.loads(archive[_METADATA].tobytes())
+            entry = ShardEntry(**metadata["entry"])
+            if (cache / entry.name).stat().st_size != entry.bytes:
+                return None
+            return BuiltShard(entry, archive["rows"], ChunkInfo.from_dict(metadata["note"]))
+    except FileNotFoundError:
+        return None
+
+
+def _path(work: Path, block: int, variant: int) -> Path:
+    return work / f"shard-{block:05d}-v{variant:04d}.npz"

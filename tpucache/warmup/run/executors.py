@@ -1,0 +1,225 @@
+"""Executor: who runs the tasks. joblib's own workers here, or a cluster of Dask, Ray or Spark.
+
+Clusters are used directly: through joblib 1.6, a run waits for ever for a task whose worker died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tpucache.errors import BuildError, DependencyError, TpucacheError
+from tpucache.warmup.build_options import WorkerOptions
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
+
+#: Tasks for each worker in a job of Spark, which gives no result before all of them are done.
+_ROUND: Final = 4
+#: Tasks under way for each worker of Dask or Ray, so that it need not wait for the next.
+_AHEAD: Final = 2
+_PATIENCE_SECONDS: Final = 60
+_WATCH_SECONDS: Final = 1.0
+#: How long few tasks run in this process before workers are started for those left: about what starting them takes.
+_ALONE_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run was started: its process, working folder and the folders that modules are imported from."""
+
+    process: int
+    folder: Path | None
+    modules: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> _Place:
+        try:
+            folder: Path | None = Path.cwd()
+        except FileNotFoundError:  # it was removed
+            folder = None
+        return cls(os.getpid(), folder, tuple(sys.path))
+
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Run a task there: joblib keeps workers for later runs, which may be started elsewhere."""
+        if os.getpid() != self.process:
+            _end_with(self.process)
+            if self.folder is not None:
+                os.chdir(self.folder)
+            sys.path[:] = self.modules
+        return function(*arguments)
+
+
+class Executor(WorkerOptions):
+    """Runs the tasks with the workers of its options."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether tasks run on other machines, which have to sync what they write themselves."""
+        return self.backend != "loky"
+
+    @property
+    def workers(self) -> int:
+        """The worker processes on this machine: `jobs`, or all cores that this process may use."""
+        if self.jobs is not None:
+            return self.jobs
+        import joblib
+
+        return int(joblib.cpu_count())
+
+    def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
+        """Yield each task's result as it comes, taking tasks as workers become free.
+
+        Of `few` tasks, as many as are done before workers could start run in this process; on a cluster, none. Raises
+        what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
+        """
+        if self.backend == "loky":
+            if few or self.jobs == 1:
+                yield from _run_here(tasks, None if self.jobs == 1 else _ALONE_SECONDS)
+            for task in tasks:  # there is one left, so workers are worth their start
+                yield from self._run_local(itertools.chain([task], tasks))
+            return
+        try:
+            yield from {"dask": self._run_dask, "ray": self._run_ray, "spark": self._run_spark}[self.backend](tasks)
+        except TpucacheError:
+            raise
+        except Exception as error:  # a cluster's library raises whatever it raises
+            what = " ".join(str(error).split("\n")[:2])  # Spark adds a page of where it was in Java
+            raise BuildError(
+                f"the {self.backend} cluster failed: {type(error).__name__}: {what}. What it had finished is kept: "
+                "repair the cluster and run it again."
+            ) from error
+
+    def _run_local(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Give tasks to worker processes on this machine."""
+        import joblib
+        from joblib.externals.loky.process_executor import BrokenProcessPool
+
+        workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
+        place = _Place.here()
+        results = workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
+        try:
+            for result in results:  # noqa: UP028  # `yield from` would close `results` before what follows does
+                yield result
+        except BrokenProcessPool as error:
+            raise BuildError(
+                "A worker process died, most likely for want of memory. What it had finished is kept: "
+                "run the same command again, with fewer --jobs."
+            ) from error
+        finally:
+            with warnings.catch_warnings():  # of tasks under way when an error ends the run: they are tried again later
+                warnings.simplefilter("ignore", UserWarning)
+                results.close()
+
+    def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Keep a few tasks a worker under way. Dask gives a dead worker's tasks to others, a few times."""
+        with self._reaching_cluster():
+            from distributed import Client, as_completed
+
+            client = Client(self.scheduler)
+        with client:
+            client.wait_for_workers(1, timeout=_PATIENCE_SECONDS)
+            submitted = (client.submit(function, *arguments, pure=False) for function, arguments in tasks)
+            running = as_completed(itertools.islice(submitted, _AHEAD * self._jobs_of(client)))
+            for future in running:
+                yield future.result()
+                room = _AHEAD * self._jobs_of(client) - running.count()  # workers come and go
+                running.update(itertools.islice(submitted, max(1, room)))
+
+    def _jobs_of(self, client: Client) -> int:
+        """Return how many tasks a cluster of Dask is to run at once."""
+        return self.jobs or sum(client.ncores().values())
+
+    def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Keep a few tasks a worker under way. Ray gives a dead worker's tasks to others, a few times."""
+        with contextlib.ExitStack() as stack:
+            with self._reaching_cluster():
+                import ray
+
+                if not ray.is_initialized():
+                    ray.init(address=self.scheduler)
+                    stack.callback(ray.shutdown)
+            jobs = self.jobs or int(ray.cluster_resources().get("CPU", 1))
+            submit = ray.remote(_outcome).remote
+            submitted = (submit(function, arguments) for function, arguments in tasks)
+            running = list(itertools.islice(submitted, _AHEAD * jobs))
+            while running:
+                done, running = ray.wait(running)
+                yield from map(_result, ray.get(done))
+                running += itertools.islice(submitted, len(done))
+
+    def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
+        """Run a job for each round of tasks. Spark gives a dead worker's tasks to others, as often as it is set to."""
+        with self._reaching_cluster():
+            from pyspark.sql import SparkSession
+
+        context = SparkSession.builder.getOrCreate().sparkContext
+        size = _ROUND * (self.jobs or context.defaultParallelism)
+        while part := list(itertools.islice(tasks, size)):
+            yield from map(_result, context.parallelize(part, len(part)).map(lambda task: _outcome(*task)).collect())
+
+    @contextlib.contextmanager
+    def _reaching_cluster(self) -> Iterator[None]:
+        """Raise what is missing where a cluster cannot be reached."""
+        try:
+            yield
+        except ImportError as error:
+            package = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}[self.backend]
+            raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
+        except (OSError, ConnectionError, ValueError) as error:
+            raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
+
+
+@functools.cache
+def _end_with(parent: int) -> None:
+    """End this worker soon after its parent was killed; joblib's would wait for five minutes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a task raised: a cluster's library would raise something else in its place."""
+
+    error: Exception
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a task in a cluster's worker; return its result or its failure."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001  # it is raised again where the run was started
+        return _Failure(error)
+
+
+def _result(outcome: Any) -> Any:
+    """Return a task's result. Raises what the task raised."""
+    if isinstance(outcome, _Failure):
+        raise outcome.error
+    return outcome
+
+
+def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:
+    """Run tasks in this process, one after the other, and start none after so many seconds."""
+    began = time.monotonic()
+    for function, arguments in tasks:
+        yield function(*arguments)
+        if seconds is not None and time.monotonic() - began > seconds:
+            return

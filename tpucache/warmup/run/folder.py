@@ -1,0 +1,177 @@
+"""The folders of a build: the cache and, until it is finished, the work folder inside it, with its lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
+from tpucache.store.cache import Cache
+from tpucache.store.copying import CLAIM_NAME, check_apart
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.manifest import Manifest
+
+_REMOVALS: Final = 10
+
+
+@contextlib.contextmanager
+def cache_folder(cache: Path) -> Iterator[None]:
+    """Make a cache's folder, or refuse one that holds something else; a disk that fails inside is a BuildError.
+
+    Folders that were made for it, and in which an error leaves nothing, are removed again.
+    """
+    made: list[Path] = []
+    try:
+        made = _make_folders(cache)
+        if (cache / CLAIM_NAME).exists():
+            raise BuildError(
+                f"{cache} is being copied, or was not copied to its end: finish that, or give another folder"
+            )
+        if not _is_cache(cache) and any(cache.iterdir()):
+            raise BuildError(
+                f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
+            )
+        yield
+    except OSError as error:
+        raise disk_failure(cache, error) from error
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):  # it is not empty: something was kept
+                folder.rmdir()
+
+
+def check_source(source: str | Path, cache: Path) -> None:
+    """Raise UsageError when a source folder and the folder of a cache to be made are the same, or one holds the other.
+
+    What was made there by an earlier version may be finished and added to.
+    """
+    if not Path(source).is_dir() or _is_cache(cache):
+        return
+    try:
+        check_apart(Path(source), cache)
+    except UsageError as error:
+        raise UsageError(
+            f"the cache {cache} and its source {source} are the same folder, or one is inside the other: give another "
+            "folder for the cache"
+        ) from error
+
+
+def _is_cache(cache: Path) -> bool:
+    return (cache / MANIFEST_NAME).exists() or (cache / WORK_NAME).exists()
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it; return those that were not there, the innermost first. Raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def finished_cache(cache: Path) -> Cache | None:
+    """Return the finished cache in a folder, None where there is none.
+
+    Raises DamageError when a file is missing or has another size than the manifest says.
+    """
+    try:
+        opened = Cache.open(cache)
+    except NotACacheError:
+        return None
+    _check_files(opened)
+    return opened
+
+
+def _check_files(cache: Cache) -> None:
+    folder, wrong = cache.directory, []
+    for entry in cache.manifest.files:
+        try:
+            size = (folder / entry.name).stat().st_size
+        except FileNotFoundError:
+            wrong.append(f"{entry.name} is missing")
+            continue
+        if size != entry.bytes:
+            wrong.append(f"{entry.name} is {size:,} bytes, the manifest says {entry.bytes:,}")
+    if wrong:
+        more = f" and {len(wrong) - 1:,} other files are damaged" if len(wrong) > 1 else ""
+        raise DamageError(
+            f"{folder} is damaged: {wrong[0]}{more}. Run `python -m tpucache verify {folder} --repair SOURCE`, or "
+            "copy it again"
+        )
+
+
+def disk_failure(place: Path, error: OSError) -> BuildError:
+    """Return the error of a disk that is full or fails."""
+    return BuildError(
+        f"{place} cannot be written: {error}. What is finished is kept; make room or repair the disk, then run the "
+        "same command again to continue."
+    )
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, although a worker that outlived its run may still write a file there. Raises OSError."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def remove_leftovers(work: Path) -> None:
+    """Remove the half-written files of an interrupted run."""
+    for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
+        leftover.unlink(missing_ok=True)
+
+
+def remove_old_files(cache: Path, manifest: Manifest) -> None:
+    """Remove tables and shards that a cache's manifest does not name; nothing is being added to the cache."""
+    listed = {entry.name for entry in manifest.files}
+    for path in cache.iterdir():
+        if (TABLE_NAME.fullmatch(path.name) or SHARD_NAME.fullmatch(path.name)) and path.name not in listed:
+            path.unlink(missing_ok=True)
+
+
+_NAME: Final = "lock"
+# A worker that was orphaned by a kill may be looking at the lock just now.
+_PATIENCE_SECONDS: Final = 2.0
+
+
+@contextmanager
+def hold(work: Path) -> Iterator[str]:
+    """Hold a work folder for this process alone, and yield the run's name for its workers.
+
+    The kernel lets go of the lock in whatever way the process ends. Raises BuildError when another run holds it.
+    """
+    with (work / _NAME).open("a+") as file:
+        waited = time.monotonic() + _PATIENCE_SECONDS
+        while not _take(file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() > waited:
+                raise BuildError(f"another warmup is writing {work.parent}: wait for it or stop it")
+            time.sleep(0.05)
+        run = uuid.uuid4().hex
+        file.truncate(0)
+        file.write(run)
+        file.flush()
+        yield run
+
+
+def is_held(work: Path, run: str) -> bool:
+    """Return whether a run still holds its work folder: not when it was killed, nor when another one continues it."""
+    try:
+        with io.FileIO(work / _NAME) as file:
+            return file.readall() == run.encode() and not _take(file.fileno(), fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+
+
+def _take(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

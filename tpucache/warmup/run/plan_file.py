@@ -1,0 +1,134 @@
+"""The plan of an unfinished build, in its work folder: a rerun continues only what it would have started itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import BuildError, RecipeError, SourceError
+from tpucache.recipe import EXTENT
+from tpucache.store.files import read_file, write_atomically
+from tpucache.store.manifest import Manifest
+from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.strict_json import parse_json
+from tpucache.warmup.check import recipe_differences
+from tpucache.warmup.numbering import SIZE_COLUMN, check_asked, sample_difference, sizes_of
+from tpucache.warmup.plan import Plan
+from tpucache.warmup.run.folder import hold
+from tpucache.warmup.sources.source import Sample
+from tpucache.warmup.versions import version_differences, versions
+
+_PLAN_NAME: Final = "plan.json"
+_LISTING_NAME: Final = "listing.npz"
+
+_log: Final = logging.getLogger("tpucache")
+
+
+def has_plan(work: Path) -> bool:
+    """Return whether a build was started in a work folder."""
+    return (work / _PLAN_NAME).exists()
+
+
+def is_adding_to(work: Path, manifest: Manifest) -> bool:
+    """Return whether a work folder holds an addition to this finished cache, which another run must not remove.
+
+    Raises BuildError when another run is just starting.
+    """
+    with hold(work):
+        try:
+            saved = _read_plan(work)
+        except FileNotFoundError:
+            return False
+        return bool(saved["before"] == manifest.identity)
+
+
+def save_or_compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
+    """Write a plan and what its source is like, or compare it with the plan that an interrupted run wrote.
+
+    Returns the samples whose size has changed since, the versions that differ, of which it warns, and whether these or
+    `max_pixels` do, so that other samples might be skipped. Raises RecipeError for another recipe, SourceError for
+    another source, BuildError when the cache is another one.
+    """
+    if has_plan(work):
+        return _compare_plan(work, plan)
+    save_listing(work, plan)
+    write_atomically(work / _PLAN_NAME, _encode(plan))
+    return [], (), False
+
+
+def save_listing(work: Path, plan: Plan) -> None:
+    """Write what the source is like, so that a rerun can report how it differs."""
+    samples = plan.listing.samples
+    paths: Column = Strings.pack([sample.path for sample in samples])
+    write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
+
+
+def _read_plan(work: Path) -> dict[str, Any]:
+    """Return the plan in a work folder. Raises FileNotFoundError, BuildError."""
+    path = work / _PLAN_NAME
+    try:
+        content = parse_json(read_file(path))
+        if not isinstance(content, dict):
+            raise ValueError(f"it is a {type(content).__name__}, not an object")
+    except ValueError as error:
+        raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up what was started") from error
+    return content
+
+
+def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
+    saved, now = _read_plan(work), json.loads(_encode(plan))
+    cache, samples = work.parent, plan.listing.samples
+    _check_recipe(work, saved["recipe"], now["recipe"])
+    check_asked(cache, saved.get("asked", {}), now["asked"])
+    table = SampleTable(work / _LISTING_NAME, saved["source"]["samples"])
+    if saved["source"] != now["source"]:
+        raise SourceError(
+            f"{cache} was started from {saved['source']['samples']} samples, the source now has {len(samples)}; "
+            f"{sample_difference(table, samples)}. "
+            "Bring the source back as it was to continue, or give another folder to build anew."
+        )
+    labels = saved.get("labels", {}).get("asked", "auto")
+    if labels != plan.labels:
+        raise SourceError(
+            f"{cache} was started with --labels {labels}, now {plan.labels}: give the same options to continue"
+        )
+    if (saved["before"], saved["fields"], saved.get("retry", False)) != (now["before"], now["fields"], now["retry"]):
+        raise BuildError(
+            f"{cache} is another cache than when this was started, or --retry was given only once: remove {work} to "
+            "give up what was started"
+        )
+    if other := version_differences(saved["versions"]):
+        _log.warning("%s was started with other versions, whose records may differ: %s", cache, "; ".join(other))
+    sizes: Any = table[SIZE_COLUMN]
+    changed = [s for s, size in zip(samples, sizes.tolist(), strict=True) if 0 < size != s.bytes > 0]
+    limits = {recipe.get("max_pixels") for recipe in (saved["recipe"], now["recipe"])}
+    return changed, tuple(other), bool(other) or len(limits) > 1
+
+
+def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = recipe_differences(saved, now)
+    changed += [f"{name} {saved[name]}, now {now[name]}" for name in EXTENT if saved[name] != now[name]]
+    if changed:
+        raise RecipeError(
+            f"{work.parent} was started with another recipe: {'; '.join(changed)}. Give the same options to continue, "
+            f"another folder to build anew, or remove {work} to give up what was started."
+        )
+
+
+def _encode(plan: Plan) -> bytes:
+    """Return a plan as JSON; `before` is the identity of the cache that is added to, "" for a new one."""
+    content = {
+        "recipe": plan.full_recipe,
+        "source": plan.source,
+        "labels": {"asked": plan.labels, "unused": list(plan.unused_labels)},
+        "left_out": dict(plan.listing.left_out),
+        "asked": dict(plan.listing.asked),
+        "fields": [field.to_dict() for field in plan.fields],
+        "before": plan.existing.manifest.identity if plan.existing else "",
+        "retry": plan.is_retry,
+        "versions": versions(),
+    }
+    return json.dumps(content).encode()

@@ -1,0 +1,273 @@
+"""Scheduler: which chunks and shards of a build exist, which tasks are left, and the progress."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
+from tpucache.warmup.blocks import Block, Chunk, cut_block
+from tpucache.warmup.estimate import Remaining
+from tpucache.warmup.run.chunks import (
+    BuiltShard,
+    ChunkInfo,
+    StoredChunk,
+    load_chunk,
+    load_receipt,
+    remove_chunks,
+    stored_bytes,
+)
+from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.run.tasks import (
+    BuildContext,
+    ChunkResult,
+    WrittenShard,
+    build_block,
+    build_chunk,
+    find_partial_chunk,
+    install_shard,
+    seal_shard,
+    write_shard,
+)
+from tpucache.warmup.sources.source import Sample
+
+#: Of a small block's source, at most: it takes some seconds, so that little is lost by a kill.
+SMALL_BYTES: Final = 48 << 20
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """The progress of a build: samples kept or skipped so far, all of them, those skipped, and bytes of this run."""
+
+    samples: int
+    total: int
+    skipped: int
+    bytes: int
+
+
+class Scheduler:
+    """Builds the shards of blocks, continuing from what an earlier run left of them."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        blocks: Sequence[Block],
+        report: Callable[[BuildProgress], None] = lambda progress: None,
+    ) -> None:
+        """Look for what exists already. `report` is called with the progress; no task starts after the deadline."""
+        self._context, self._blocks, self._report = context, blocks, report
+        self._total = sum(len(block.samples) for block in blocks)
+        self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
+        self._sealed: dict[tuple[int, int], BuiltShard] = {}
+        self._done: dict[tuple[int, int], ChunkResult] = {}
+        self._partial: dict[tuple[int, int], ChunkResult] = {}  # chunks that a deadline cut short
+        self._kept: set[int] = set()  # by earlier runs
+        self.known: dict[int, dict[int, int]] = {}  # checksums of one of each chunk's or shard's samples
+        self._made = 0
+        self._stopped = False  # a worker saw the deadline pass
+        for block in blocks:
+            self._find_shards(block)
+
+    def check_unchanged(self, changed: Sequence[Sample]) -> None:
+        """Raise SourceError when one of these samples, whose size has changed, has records already."""
+        if found := [sample for sample in changed if sample.number in self._kept]:
+            raise SourceError(
+                f"{len(found):,} samples have another size than when their records were made, such as "
+                f"{found[0].path!r}. Bring them back as they were, or give another folder to build anew."
+            )
+
+    def remaining(self) -> Remaining:
+        """Return what is still to be done, by its amount."""
+        chunks = [chunk for block in self._blocks for chunk in self._chunks[block.number]]
+        unsealed = []
+        for block in self._blocks:
+            variants = [variant for variant in block.variants if (block.number, variant) not in self._sealed]
+            if variants:
+                most = max(len(chunk.samples) for chunk in self._chunks[block.number])
+                unsealed.append((len(block.samples) * len(variants), most * len(block.variants)))
+        left = [chunk for chunk in chunks if (chunk.block, chunk.number) not in self._done]
+        return Remaining(left, unsealed, stored_bytes(self._context.work))
+
+    def build(self, executor: Executor) -> list[BuiltShard]:
+        """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
+        self._report(self._progress())
+        while missing := [block for block in self._blocks if not self._is_built(block)]:
+            before = len(self._done), len(self._sealed)
+            self._run_tasks(executor, missing)
+            if self._stopped or self._context.deadline.is_past:
+                break
+            if (len(self._done), len(self._sealed)) == before:
+                raise BuildError(f"the shards of {self._context.shards} cannot be sealed: run the same command again")
+        if not all(map(self._is_built, self._blocks)):
+            progress = self._progress()
+            raise UnfinishedError(
+                f"the time limit is near: {progress.samples:,} of {progress.total:,} samples are finished in "
+                f"{self._context.shards}. Run the same command again to continue."
+            )
+        return [self._sealed[block.number, variant] for block in self._blocks for variant in block.variants]
+
+    def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
+        try:
+            for result in executor.run(self._tasks(blocks, executor), few=len(blocks) == 1):
+                self._take(*result)
+        except SampleError as error:
+            if not self._context.skip_errors:
+                raise
+            raise SampleError(
+                error.path, f"{error.reason}; the cache has it already, so that it cannot be skipped any more"
+            ) from error
+
+    def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
+        """Yield what is missing: small blocks whole, the chunks of each other one, and, behind those of the next, its
+        shards."""
+        small = self._small_blocks(blocks, executor)
+        for block in small:
+            if self._context.deadline.is_past:
+                return
+            yield _run_block, (self._context_for(block), _bare(block), self._chunks[block.number])
+        seal = _run_seal if executor.is_cluster else _run_write
+        behind: list[Task] = []
+        whole = {block.number for block in small}
+        for block in blocks:
+            if block.number in whole:
+                continue
+            for chunk in self._chunks[block.number]:
+                if (block.number, chunk.number) not in self._done:
+                    if self._context.deadline.is_past:
+                        return
+                    yield _run_chunk, (self._context_for(block), chunk)
+            yield from behind
+            chunks = len(self._chunks[block.number])
+            behind = [
+                (seal, (self._context, _bare(block), variant, chunks))
+                for variant in block.variants
+                if (block.number, variant) not in self._sealed
+            ]
+        for task in behind:
+            if self._context.deadline.is_past:
+                return
+            yield task
+
+    def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
+        """Return the blocks that a worker is to build whole: small ones of which nothing exists, as many for each."""
+        if executor.is_cluster:
+            return []
+        begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
+        small = [
+            block
+            for block in blocks
+            if block.variants == (0,)
+            and block.number not in begun
+            and all(sample.bytes for sample in block.samples)  # else the size is not known
+            and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
+        ]
+        return small[: len(small) // executor.workers * executor.workers]
+
+    def _context_for(self, block: Block) -> BuildContext:
+        """Return the context of a block's tasks: a sample with records in other variants must not be skipped."""
+        added = 0 not in block.variants
+        return dataclasses.replace(self._context, skip_errors=False) if added else self._context
+
+    def _find_shards(self, block: Block) -> None:
+        """Find what an earlier run left of a block."""
+        context = self._context
+        receipts = [load_receipt(context.shards, context.work, block.number, variant) for variant in block.variants]
+        # What an earlier run was allowed to skip, this one may have to fail at; and it may have retried other samples.
+        sealed = [
+            shard
+            for shard in receipts
+            if shard and (context.skip_errors or not shard.info.skipped) and shard.info.covers(block.samples)
+        ]
+        self._sealed.update({(block.number, shard.entry.variant): shard for shard in sealed})
+        for chunk in self._chunks[block.number]:
+            self._find_chunk(block, chunk)
+        if self._is_built(block):
+            info = sealed[0].info
+            self._remember(info.numbers, {s.entry.variant: s.rows["crc32"].tolist() for s in sealed})
+            self._count_built(block.number, info)
+            remove_chunks(context.work, block.number)
+
+    def _count_built(self, block: int, info: ChunkInfo) -> None:
+        """Count the samples of a block whose shards are all there."""
+        for chunk in self._chunks[block]:
+            self._done[block, chunk.number] = ChunkResult(0, 0, 0)
+        self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
+
+    def _find_chunk(self, block: Block, chunk: Chunk) -> None:
+        """Find what an earlier run left of a chunk: all of it, or its beginning."""
+        context = self._context
+        stored = load_chunk(context.work, block.number, chunk.number, block.variants)
+        if stored is None or (stored.info.skipped and not context.skip_errors):
+            if partial := find_partial_chunk(context, chunk):
+                self._remember(partial.info.numbers, partial.crcs)
+                self._partial[block.number, chunk.number] = _found(partial, whole=False)
+            return
+        if stored.info.covers(chunk.samples):
+            self._remember(stored.info.numbers, stored.crcs)
+            self._done[block.number, chunk.number] = _found(stored)
+
+    def _remember(self, numbers: Sequence[int], checksums: Mapping[int, Sequence[int]]) -> None:
+        self._kept.update(numbers)
+        if numbers:
+            self.known[numbers[0]] = {variant: values[0] for variant, values in checksums.items()}
+
+    def _take(self, task: Block | Chunk, result: Any) -> None:
+        """Note the result of a chunk's or a shard's task, and report the progress.
+
+        A shard that a worker on this machine wrote is synced here, while the worker makes the next chunk.
+        """
+        if isinstance(result, WrittenShard):
+            result = install_shard(self._context, result)
+        if isinstance(task, Chunk):
+            (self._done if result.whole else self._partial)[task.block, task.number] = result
+            self._stopped |= not result.whole
+            self._made += result.bytes
+        elif isinstance(result, BuiltShard):
+            self._sealed[task.number, result.entry.variant] = result
+            if (task.number, 0) not in self._done:  # it was built whole
+                self._made += int(result.rows["length"].sum())
+            if self._is_built(task):
+                self._count_built(task.number, result.info)
+                remove_chunks(self._context.work, task.number)
+        else:  # a chunk was missing, or the deadline stopped a block: look which chunks exist
+            for chunk in self._chunks[task.number]:
+                self._done.pop((task.number, chunk.number), None)
+                self._find_chunk(task, chunk)
+        self._report(self._progress())
+
+    def _is_built(self, block: Block) -> bool:
+        return all((block.number, variant) in self._sealed for variant in block.variants)
+
+    def _progress(self) -> BuildProgress:
+        results = {**self._partial, **self._done}.values()
+        kept = sum(result.kept for result in results)
+        skipped = sum(result.skipped for result in results)
+        return BuildProgress(kept + skipped, self._total, skipped, self._made)
+
+
+def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
+    """Return the result of a chunk that an earlier run built."""
+    return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
+
+
+def _bare(block: Block) -> Block:
+    """Return a block without its samples, so that workers are sent little."""
+    return dataclasses.replace(block, samples=())
+
+
+def _run_chunk(context: BuildContext, chunk: Chunk) -> tuple[Chunk, ChunkResult]:
+    return dataclasses.replace(chunk, samples=()), build_chunk(context, chunk)
+
+
+def _run_block(context: BuildContext, block: Block, chunks: Sequence[Chunk]) -> tuple[Block, WrittenShard | None]:
+    return block, build_block(context, chunks)
+
+
+def _run_seal(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, BuiltShard | None]:
+    return block, seal_shard(context, block, variant, chunks)
+
+
+def _run_write(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, WrittenShard | None]:
+    return block, write_shard(context, block, variant, chunks)

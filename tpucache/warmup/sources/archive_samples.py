@@ -1,0 +1,270 @@
+"""Samples in archives: images by folders, as on disk, or files by keys, as in WebDataset's shards.
+
+A key is a file's path up to the first dot of its name: `0001.jpg`, `0001.cls` and `0001.json` are one sample. What
+follows the dot says what the file holds: an image by its usual suffixes; a mask where that begins with mask or seg;
+`cls` a class number or name; `json` an object of columns, and the label where there is no `cls`; `txt` a text; `npy` an
+array. Other files are left out, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from types import NoneType
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.progress import Progress
+from tpucache.store.fields import IMAGE, MASK
+from tpucache.strict_json import parse_json
+from tpucache.warmup.sources.archives import ArchiveFiles, find_archive
+from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.folder import JUNK, SUFFIXES, FoundFile, list_images
+from tpucache.warmup.sources.labels import LABEL_NAMES, columns_of_values, labels_of_columns, labels_of_values
+from tpucache.warmup.sources.source import Array, Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
+from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
+
+_TABLE: Final = ".csv"
+
+
+class ArchiveSource:
+    """The samples in one archive or several.
+
+    Where an image has a `.cls` beside it, or JSON or text and no folder that could be its class, files of one key are a
+    sample, as in WebDataset. Else images are listed as `FolderSource` does; folders that hold all of them are no class.
+    """
+
+    def __init__(self, files: ArchiveFiles, options: TableOptions | None = None) -> None:
+        """Take the files of archives, and which keys of their JSON are labels; nothing is read yet."""
+        self._files = files
+        self._options = options or TableOptions()
+
+    def __repr__(self) -> str:
+        return str(self._files)
+
+    def list(self) -> Listing:
+        """Return all samples. Raises SourceError for archives that are broken or hold none."""
+        files = _visible(self._files.list())
+        folders = _places(files, self._files.is_several)
+        if self._options.label_cols or are_groups([folders[name].as_posix() for name in files]):
+            return list_groups(files, self._files.read, self._options, str(self._files))
+        found = [FoundFile(PurePosixPath(name), folders[name], files[name].bytes, (files[name],)) for name in files]
+        return list_images(self._files, found)
+
+    def load(self, sample: Sample) -> Item:
+        """Return a sample's fields. Raises SampleError when one of its files cannot be read."""
+        return read_group(sample, self._files.read)
+
+
+def _visible(files: Mapping[str, Member]) -> dict[str, Member]:
+    """Return the files that are neither hidden nor what systems add to archives."""
+    return {
+        name: member
+        for name, member in files.items()
+        if not any(part.startswith(".") or part.lower() in JUNK for part in name.split("/"))
+    }
+
+
+def _places(files: Mapping[str, Member], is_several: bool) -> dict[str, PurePosixPath]:
+    """Return each file's path without its archive's, and without the folders that hold all files."""
+    places = {name: PurePosixPath(name) for name in files}
+    if is_several:
+        places = {name: place.relative_to(files[name].archive) for name, place in places.items()}
+    shared = 0
+    for parts in zip(*(place.parts[:-1] for place in places.values()), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared += 1
+    return {name: PurePosixPath(*place.parts[shared:]) for name, place in places.items()}
+
+
+def _is_archive(source: str | Path) -> bool:
+    return find_archive(source) is not None
+
+
+def _open(source: str | Path, options: TableOptions | None) -> Source:
+    files = find_archive(source)
+    if files is None or files.inside.lower().endswith(_TABLE):
+        return TableSource(source, options)
+    wanted = options or TableOptions()
+    if wanted == TableOptions() or files.is_several:
+        return ArchiveSource(files, options)
+    tables = [name for name in files.list() if name.lower().endswith(_TABLE)]
+    if len(tables) > 1:
+        raise UsageError(f"{files} holds {', '.join(tables)}: name one, as {Path(source) / tables[0]}")
+    if tables:
+        return TableSource(Path(source) / tables[0], options)
+    return ArchiveSource(files, options)
+
+
+KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files", _is_archive, _open, OPTIONS)
+
+
+#: Reads a member; the text names the sample in errors.
+Read = Callable[[Member, str], bytes]
+
+_CLASS, _JSON, _TEXT, _ARRAY = "cls", "json", "txt", "npy"
+_MASKS: Final = ("mask", "seg")
+
+
+def are_groups(names: Sequence[str]) -> bool:
+    """Return whether files are to be grouped by key: an image has a class beside it.
+
+    Where images are not in folders, which would be their classes, JSON or a text is enough.
+    """
+    kinds: dict[str, set[str]] = {}
+    for name in names:
+        key, ending = _split(name)
+        kinds.setdefault(key, set()).add(_kind(ending))
+    wanted = {_CLASS} if any("/" in name for name in names) else {_CLASS, _JSON, _TEXT}
+    return any(IMAGE in found and found & wanted for found in kinds.values())
+
+
+def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
+    """Return a sample for each key, in the order of the files. `options` are about the keys of its JSON.
+
+    Raises SourceError when there are none, or labels are of several kinds.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    left_out: Counter[str] = Counter()
+    for name in files:
+        key, ending = _split(name)
+        if _kind(ending):
+            groups.setdefault(key, {})[ending] = name
+        else:
+            left_out[f".{ending}" if ending else "(no suffix)"] += 1
+    if not groups:
+        raise SourceError(f"{where} holds no samples")
+    samples = [_sample(number, group, files) for number, group in enumerate(groups.values())]
+    found = []
+    with Progress(len(samples), "list", "samples", is_brief=True) as progress:
+        for sample in samples:
+            found.append(_listed_metadata(sample, read))
+            progress.advance(1)
+    names = list(dict.fromkeys(name for metadata in found for name in metadata))
+    columns: dict[str, Sequence[Any]] = {name: [metadata.get(name) for metadata in found] for name in names}
+    kinds = {_kind(_split(member.name)[1]) for sample in samples for member in sample.members}
+    if _CLASS in kinds and _CLASS in columns:
+        columns[_CLASS] = _class_column(columns[_CLASS])
+    labels, classes, used = _labels(columns, options.label_cols, where)
+    kept = {
+        name: values
+        for name, values in columns.items()
+        if name not in used
+        and options.is_kept(name)
+        and all(isinstance(value, (str, int, float, NoneType)) for value in values)
+    }
+    if labels:
+        samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
+    return Listing(samples, classes, columns_of_values(kept), dict(sorted(left_out.items())))
+
+
+def read_group(sample: Sample, read: Read) -> Item:
+    """Return the fields of a sample. Raises SampleError when a file cannot be read or is not what its name says."""
+    fields: dict[str, bytes | Array] = {}
+    arrays: dict[str, Array] = {}
+    for member in sample.members:
+        ending = _split(member.name)[1]
+        kind = _kind(ending)
+        if kind in (IMAGE, MASK):
+            if kind in fields:
+                raise SampleError(sample.path, f"has more than one {kind}: give each a key of its own")
+            fields[kind] = read(member, sample.path)
+        elif kind == _ARRAY:
+            arrays[ending.removesuffix(_ARRAY).rstrip(".") or "array"] = _array(read(member, sample.path), sample.path)
+        else:
+            _metadata(kind, read(member, sample.path), sample.path)  # what is broken is an error here
+    safe = field_names(arrays)
+    fields |= {safe[name]: array for name, array in arrays.items()}
+    if not fields:
+        raise SampleError(sample.path, "has no image and no array beside it")
+    return Item(fields)
+
+
+def _sample(number: int, group: Mapping[str, str], files: Mapping[str, Member]) -> Sample:
+    members = tuple(files[name] for name in group.values())
+    named = next((name for ending, name in group.items() if _kind(ending) == IMAGE), next(iter(group.values())))
+    return Sample(number, named, None, sum(member.bytes for member in members), members)
+
+
+def _listed_metadata(sample: Sample, read: Read) -> dict[str, Any]:
+    """Return what is known of a sample beside its fields; what cannot be read is an error only when it is loaded."""
+    known: dict[str, Any] = {}
+    for member in sample.members:
+        kind = _kind(_split(member.name)[1])
+        if kind in (_CLASS, _JSON, _TEXT):
+            with contextlib.suppress(SampleError):
+                known |= _metadata(kind, read(member, sample.path), sample.path)
+    return known
+
+
+def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
+    try:
+        text = data.decode()
+        if kind == _JSON:
+            content = parse_json(text)
+            if not isinstance(content, dict):
+                raise SampleError(path, f"its JSON is a {type(content).__name__}: give an object")
+            return content
+    except ValueError as error:
+        raise SampleError(path, f"its .{kind} cannot be read: {error}") from error
+    if kind == _CLASS:
+        return {_CLASS: text.strip()}
+    return {_TEXT: text}
+
+
+def _class_column(texts: Sequence[Any]) -> Sequence[Any]:
+    """Return what .cls files hold as numbers, or as texts where one is a name: the same rule as in a table.
+
+    An empty one holds no class.
+    """
+    texts = [text or None if isinstance(text, str) else text for text in texts]
+    known = {text for text in texts if isinstance(text, str)}
+    if are_names(known) or not all(isinstance(to_number(text), int) for text in known):
+        return texts
+    return [to_number(text) if isinstance(text, str) else text for text in texts]
+
+
+def _labels(
+    columns: Mapping[str, Sequence[Any]], label_names: Sequence[str], where: str
+) -> tuple[Sequence[Label], tuple[str, ...], tuple[str, ...]]:
+    """Return labels, classes, and the columns that they come from."""
+    missing = [name for name in label_names if name not in columns]
+    if missing:
+        raise SourceError(f"{where} has no {missing[0]!r} in its JSON: there are {', '.join(map(repr, columns))}")
+    used = tuple(label_names) or tuple(name for name in (_CLASS, *LABEL_NAMES) if name in columns)[:1]
+    if len(used) > 1:
+        return *labels_of_columns({name: columns[name] for name in used}, where), used
+    if used:
+        return *labels_of_values(columns[used[0]], where), used
+    return (), (), ()
+
+
+def _array(data: bytes, path: str) -> Array:
+    try:
+        array: Array = np.load(io.BytesIO(data), allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, TypeError, OverflowError) as error:
+        raise SampleError(path, f"its .npy cannot be read: {error}") from error
+    return array
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return a file's key, and what follows the first dot of its name, in small letters."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, ending = base.partition(".")
+    return folder + slash + stem, ending.lower()
+
+
+def _kind(ending: str) -> str:
+    """Return what a file holds by its ending: image, mask, cls, json, txt or npy; "" for what is not read."""
+    if f".{ending.rpartition('.')[2]}" in SUFFIXES:
+        return MASK if ending.startswith(_MASKS) else IMAGE
+    if ending == _ARRAY or ending.endswith(f".{_ARRAY}"):
+        return _ARRAY
+    return ending if ending in (_CLASS, _JSON, _TEXT) else ""

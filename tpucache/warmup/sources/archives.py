@@ -1,0 +1,293 @@
+"""ArchiveFiles: the files in .zip and .tar archives, listed once, and each read by the offset of its header.
+
+Nothing is unpacked to disk. What a worker needs to read a file is in its `Member`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import posixpath
+import re
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.progress import Progress
+from tpucache.store.files import open_file, open_regular
+from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
+
+_ZIP: Final = ".zip"
+#: What an archive is called. Compressed ones are named here so that they are refused by what they are.
+_NAMES: Final = re.compile(r"\.(zip|tar|tgz|tbz2|txz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
+#: What is read of one file at most. Whatever claims more, such as a zip bomb, is no photograph.
+_LARGEST: Final = 1 << 30
+
+
+@dataclass(frozen=True)
+class ArchiveFiles:
+    """The files below the folder `inside` ("": all) of the archives that a pattern below `root` matches."""
+
+    root: Path
+    pattern: str
+    inside: str = ""
+
+    def __str__(self) -> str:
+        return str(self.root / self.pattern / self.inside)
+
+    @property
+    def is_several(self) -> bool:
+        """Whether a pattern may match several archives, so that names begin with their archive's."""
+        return has_wildcard(self.pattern) and not (self.root / self.pattern).is_file()
+
+    def list(self) -> dict[str, Member]:
+        """Return all files by name: archive by archive, in the order in which each has them.
+
+        Names are relative to `inside`; those from several archives begin with the archive's path. Raises SourceError
+        for an archive that is broken, has a name twice or one that leads out of it, or has nothing inside.
+        """
+        files: dict[str, Member] = {}
+        with Progress(None, "list", "files", is_brief=True) as progress:
+            for archive in find_files(self.root, self.pattern):
+                files |= self._files_of(archive.as_posix(), progress.advance)
+        if not files:
+            raise SourceError(f"{self} holds no files")
+        return files
+
+    def _files_of(self, name: str, advance: Callable[[int], None]) -> dict[str, Member]:
+        path = self.root / name
+        _check_name(path)
+        members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name, advance)
+        prefix = f"{name}/" if self.is_several else ""
+        plain = [_plain(member.name, path) for member in members]
+        twice = [text for text, count in Counter(plain).items() if count > 1]
+        if twice:
+            raise SourceError(f"{path} has {twice[0]!r} more than once: make the archive anew, with each file once")
+        start = f"{self.inside}/" if self.inside else ""
+        return {
+            prefix + text[len(start) :]: member
+            for text, member in zip(plain, members, strict=True)
+            if text.startswith(start)
+        }
+
+    def read(self, member: Member, path: str) -> bytes:
+        """Return a file's content. Raises SampleError, with `path`, when it is not read as it was listed."""
+        if member.bytes > _LARGEST:
+            raise SampleError(
+                path, f"has {member.bytes:,} bytes: of a file in an archive, at most {_LARGEST:,} are read"
+            )
+        archive = self.root / member.archive
+        try:
+            descriptor = open_regular(archive)
+            try:
+                return (read_zip if archive.suffix.lower() == _ZIP else read_tar)(descriptor, member, path)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise SampleError(path, f"cannot be read: {archive}: {error.strerror}") from error
+
+
+def find_archive(source: str | Path) -> ArchiveFiles | None:
+    """Return the archive files that a path means: `a.zip`, `a.zip/folder`, `'part-*.tar'`; None for any other path."""
+    path = Path(source)
+    for end in (path, *path.parents):
+        if _NAMES.search(end.name) and (end.is_file() or (has_wildcard(str(end)) and not end.exists())):
+            inside = PurePosixPath(path.relative_to(end)).as_posix()
+            return ArchiveFiles(*split_pattern(end), "" if inside == "." else inside)
+    return None
+
+
+def _check_name(path: Path) -> None:
+    if not _NAMES.search(path.name):
+        raise SourceError(f"{path} is not called .zip or .tar: give a pattern of archives alone")
+
+
+def _plain(name: str, path: Path) -> str:
+    """Return an entry's name without `./` and a first slash. Raises SourceError where it leads out of the archive."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in name or not parts:
+        raise SourceError(f"{path}: entry {name!r} leads out of the archive: it is damaged, or made to do harm")
+    return "/".join(parts)
+
+
+_BLOCK: Final = tarfile.BLOCKSIZE
+_READ: Final = 1 << 20
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_BROKEN_TAR: Final = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, RecursionError)
+_AGAIN: Final = "copy it again"
+
+
+def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
+    """Return all files of a tar in their order; `archive` is what its members call it. Links are the files they name.
+
+    `advance` is called with the number of entries found.
+
+    Raises SourceError when it is compressed, broken or cut short, or has sparse files or links out of it.
+    """
+    try:
+        with open_file(path) as file:
+            start = file.read(_BLOCK)
+            kind = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
+            if kind is not None:
+                raise SourceError(
+                    f"{path} is compressed as a whole ({kind}), so that single files cannot be read: decompress "
+                    "it to a .tar, or make a .zip of it"
+                )
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                entries = _entries(tar, advance)
+                end = tar.offset
+            _check_end(path, end)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except _BROKEN_TAR as error:
+        raise SourceError(f"{path} is no whole .tar file: {error or type(error).__name__}; {_AGAIN}") from error
+    regular = {entry.name: entry for entry in entries if entry.isreg()}
+    return [_member(path, archive, entry, regular) for entry in entries if entry.isreg() or _is_link(entry)]
+
+
+def read_tar(descriptor: int, member: Member, path: str) -> bytes:
+    """Return a file's content from an open tar. Raises SampleError, with `path`, when it is not what was listed."""
+    whole = os.pread(descriptor, _BLOCK + member.bytes, member.offset)
+    try:
+        header = tarfile.TarInfo.frombuf(whole[:_BLOCK], "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        header = None
+    if header is None or (header.chksum, len(whole)) != (member.checksum, _BLOCK + member.bytes):
+        raise SampleError(path, "is no longer where the archive had it: the archive changed. Run warmup again")
+    return whole[_BLOCK:]
+
+
+def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tarfile.TarInfo]:
+    entries = []
+    end = -1
+    while (entry := tar.next()) is not None:
+        if tar.offset <= end:  # a negative size, with which some versions of Python never end
+            raise tarfile.ReadError(f"the size of {entry.name!r} is wrong")
+        end = tar.offset
+        entries.append(entry)
+        advance(1)
+        tar.members.clear()  # type: ignore[attr-defined]  # no entry is kept twice; typeshed lacks the attribute
+    return entries
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Raise SourceError unless nothing but zeros follows the last file: tarfile takes a damaged header for the end."""
+    with open_file(path) as file:
+        file.seek(end)
+        first = file.read(_BLOCK)
+        if len(first) < _BLOCK:
+            raise SourceError(f"{path} is cut short: it has no end mark; {_AGAIN}")
+        if any(first):
+            raise SourceError(f"{path}, offset {end}: no file begins here, and the archive does not end; {_AGAIN}")
+        while block := file.read(_READ):
+            if any(block):
+                raise SourceError(
+                    f"{path} has more after its end, at offset {end}: it is several archives put together, or damaged. "
+                    "Give them as separate files"
+                )
+
+
+def _is_link(entry: tarfile.TarInfo) -> bool:
+    return entry.islnk() or entry.issym()
+
+
+def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[str, tarfile.TarInfo]) -> Member:
+    target = entry
+    if _is_link(entry):
+        folder = posixpath.dirname(entry.name) if entry.issym() else ""
+        name = posixpath.normpath(posixpath.join(folder, entry.linkname))
+        found = regular.get(entry.linkname) if entry.islnk() else None
+        target = found or regular.get(name, entry)
+        if _is_link(target):
+            raise SourceError(
+                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is no file of it: make it with "
+                "`tar --dereference`"
+            )
+    if target.issparse():
+        raise SourceError(f"{path}: {entry.name!r} is a sparse file: make the archive without `--sparse`")
+    return Member(archive, entry.name, target.offset_data - _BLOCK, target.size, target.size, target.chksum)
+
+
+# Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
+_HEADER: Final = struct.Struct("<4s5H3I2H")
+_SIGNATURE: Final = b"PK\x03\x04"
+_ENCRYPTED: Final = 1
+#: Deflate makes at most 258 bytes of two bits.
+_MOST_EXPANSION: Final = 1032
+_BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
+
+
+def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
+    """Return all files of a zip in the order of its directory; `archive` is what its members call it.
+
+    `advance` is called with their number.
+
+    Raises SourceError when it is broken, or when an entry is encrypted, packed otherwise than by deflate, lies over
+    another one, or claims to be larger than it can be.
+    """
+    try:
+        with open_file(path) as opened, zipfile.ZipFile(opened) as file:
+            entries = [entry for entry in file.infolist() if not entry.is_dir()]
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    except _BROKEN_ZIP as error:
+        raise SourceError(f"{path} is no whole .zip file: {error}. Copy it again") from error
+    advance(len(entries))
+    for entry in entries:
+        if problem := _problem(entry):
+            raise SourceError(f"{path}: entry {entry.filename!r} {problem}")
+    ends = sorted((entry.header_offset, entry.header_offset + _HEADER.size + entry.compress_size) for entry in entries)
+    if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
+        raise SourceError(f"{path}: entries lie over one another: it is damaged, or made to do harm")
+    return [
+        Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
+        for entry in entries
+    ]
+
+
+def read_zip(descriptor: int, member: Member, path: str) -> bytes:
+    """Return a file's content from an open zip. Raises SampleError, with `path`, when it is not what was listed."""
+    header = os.pread(descriptor, _HEADER.size, member.offset)
+    if len(header) < _HEADER.size or not header.startswith(_SIGNATURE):
+        raise SampleError(path, "is no longer where the archive had it: the archive changed. Run warmup again")
+    _, _, _, method, _, _, _, _, _, name_length, extra_length = _HEADER.unpack(header)
+    data = os.pread(descriptor, member.packed, member.offset + _HEADER.size + name_length + extra_length)
+    if method == zipfile.ZIP_DEFLATED:
+        data = _inflate(data, member.bytes, path)
+    if len(data) != member.bytes or zlib.crc32(data) != member.checksum:
+        raise SampleError(path, "is damaged: it does not match the checksum in its archive")
+    return data
+
+
+def _inflate(data: bytes, size: int, path: str) -> bytes:
+    """Unpack deflated data up to one byte more than its size, whatever it claims to become."""
+    try:
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
+    except zlib.error as error:
+        raise SampleError(path, f"is damaged: {error}") from error
+
+
+def _problem(entry: zipfile.ZipInfo) -> str:
+    """Return why an entry cannot be read, as the rest of a sentence; nothing where it can."""
+    if entry.flag_bits & _ENCRYPTED:
+        return "is encrypted: unpack it with its password, and zip it without one"
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"is packed by method {entry.compress_type}: only stored and deflated files are read, zip it anew"
+    most = entry.compress_size * (1 if entry.compress_type == zipfile.ZIP_STORED else _MOST_EXPANSION)
+    if entry.file_size > most:
+        return f"claims {entry.file_size:,} bytes, packed in {entry.compress_size:,}: that is not possible"
+    return ""
+
+
+def _name(entry: zipfile.ZipInfo) -> str:
+    """Return an entry's path with slashes: some programs for Windows write backslashes."""
+    name = entry.filename
+    return name if "/" in name else name.replace("\\", "/")

@@ -1,0 +1,232 @@
+"""Boxes of a COCO JSON file, for the images of any source."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import posixpath
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.store.fields import BOXES
+from tpucache.store.files import read_file
+from tpucache.strict_json import parse_json
+from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
+
+#: The column of how many boxes of a sample reach beyond its image, in the samples table.
+OUTSIDE: Final = "boxes_outside"
+_UNLISTED: Final = "(not in the JSON)"
+_LARGEST: Final = 1 << 31  # what no image's side has
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Boxes:
+    """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class.
+
+    `outside` is how many of them reach beyond the image, `crowds` how many there are beside them of crowds, and `size`
+    is the image's (width, height), None where the file does not state it.
+    """
+
+    boxes: npt.NDArray[np.float64]
+    outside: int
+    crowds: int
+    size: tuple[int, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coco:
+    """The boxes of each image by its file's name, and the names of the classes.
+
+    `plain` has the names by those without their folders, where these are unique.
+    """
+
+    images: Mapping[str, _Boxes]
+    classes: tuple[str, ...]
+    plain: Mapping[str, str]
+
+    def find(self, path: str) -> str | None:
+        """Return the name that a sample's path has in the file."""
+        return path if path in self.images else self.plain.get(posixpath.basename(path))
+
+
+def box_source(source: Source, path: str | Path) -> Source:
+    """Return a source of the images of another one that a COCO JSON file lists, with their boxes."""
+    return BoxSource(source, Path(path).absolute())
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxSource:
+    """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
+
+    A sample is found by its path, or else by its file's name where that is unique in both. Classes are the file's
+    categories in the order of their ids, and are named so where the other source has no labels. A box of a crowd,
+    `iscrowd`, is of no single object and is left out.
+    """
+
+    source: Source
+    path: Path
+
+    def __repr__(self) -> str:
+        return source_name(self.source)
+
+    def list(self) -> Listing:
+        """Return the samples that the file lists; those that it does not are counted as left out.
+
+        Boxes that reach beyond their image are reported and counted in a column. Raises SourceError.
+        """
+        listing, coco = self.source.list(), _coco_of(self.path)
+        names = _names([sample.path for sample in listing.samples], coco)
+        kept = [at for at, sample in enumerate(listing.samples) if sample.path in names]
+        if not kept:
+            raise SourceError(
+                f"{self.path} lists none of the samples of {source_name(self.source)}: their paths are such as "
+                f"{listing.samples[0].path!r}, the names in the file such as {next(iter(coco.images), '')!r:.200}"
+            )
+        found = [coco.images[names[listing.samples[at].path]] for at in kept]
+        outside = np.array([each.outside for each in found], np.int64)
+        if outside.any():
+            worst = listing.samples[kept[int(outside.argmax())]].path
+            _log.warning(
+                "%s: %d boxes of %d images reach beyond their image, such as of %s: they are clipped, and "
+                "counted in the column %s", self.path, outside.sum(), (outside > 0).sum(), worst, OUTSIDE,
+            )  # fmt: skip
+        crowds = sum(each.crowds for each in found)
+        if crowds:
+            _log.warning("%s: %d boxes of crowds are left out", self.path, crowds)
+        missing = len(coco.images) - len(kept)
+        if missing:
+            _log.warning("%s lists %d images that the source does not have", self.path, missing)
+        unlisted = len(listing.samples) - len(kept)
+        has_labels = any(sample.label is not None for sample in listing.samples)
+        return dataclasses.replace(
+            listing,
+            samples=[
+                dataclasses.replace(
+                    listing.samples[at], number=number, bytes=listing.samples[at].bytes + found[number].boxes.nbytes
+                )
+                for number, at in enumerate(kept)
+            ],
+            classes=listing.classes if has_labels else coco.classes,
+            columns={
+                **{
+                    name: column[np.array(kept)] if isinstance(column, np.ndarray) else [column[at] for at in kept]
+                    for name, column in listing.columns.items()
+                },
+                OUTSIDE: outside,
+            },
+            asked={**listing.asked, "boxes": self.path.name},
+            left_out={**listing.left_out, **({_UNLISTED: unlisted} if unlisted else {})},
+        )
+
+    def load(self, sample: Sample) -> Item:
+        """Return the other source's item with the image's boxes. Raises SampleError."""
+        item = self.source.load(sample)
+        coco = _coco_of(self.path)
+        name = coco.find(sample.path)
+        if name is None:
+            raise SampleError(sample.path, f"is no longer in {self.path}: bring it back as it was")
+        found = coco.images[name]
+        return dataclasses.replace(item, fields={**item.fields, BOXES: found.boxes}, boxes_size=found.size)
+
+
+def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
+    """Return the name that each path has in the file, for those that it lists."""
+    found = {path: coco.find(path) for path in paths}
+    names = {path: name for path, name in found.items() if name is not None}
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        first, second = [path for path, name in names.items() if name == twice[0]][:2]
+        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: name folders there, too")
+    return names
+
+
+def _coco_of(path: Path) -> _Coco:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    return _read_coco(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2)
+def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
+    """Read a COCO JSON file. Its size and time of change are part of the cache's key. Raises SourceError."""
+    try:
+        content = parse_json(read_file(path))
+        _check_ids(content)
+        categories = {item["id"]: str(item["name"]) for item in content["categories"]}
+        numbers = {key: number for number, key in enumerate(sorted(categories))}
+        images = {item["id"]: item for item in content["images"]}
+        rows: dict[Any, list[list[float]]] = {key: [] for key in images}
+        crowds = dict.fromkeys(images, 0)
+        for item in content["annotations"]:
+            left, top, width, height = _box(item["bbox"])
+            row = [left, top, left + width, top + height, numbers[item["category_id"]]]
+            if item.get("iscrowd"):
+                crowds[item["image_id"]] += 1
+            else:
+                rows[item["image_id"]].append(row)
+        found = {}
+        for key, item in images.items():
+            boxes = np.array(rows[key], np.float64).reshape(-1, 5)
+            size = _image_size(item)
+            found[str(item["file_name"])] = _Boxes(boxes, _count_outside(boxes, size), crowds[key], size)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    except KeyError as error:
+        raise SourceError(f"{path} is no COCO JSON of boxes: there is no {error!s:.60}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SourceError(f"{path} is no COCO JSON of boxes: {error!s:.200}") from error
+    if len(found) != len(images):
+        raise SourceError(f"{path} lists a file twice among its images: give each its own name")
+    counts = Counter(map(posixpath.basename, found))
+    plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
+    return _Coco(found, tuple(categories[key] for key in sorted(categories)), plain)
+
+
+def _check_ids(content: Mapping[str, Any]) -> None:
+    """Raise ValueError for an id or a class that is there twice: boxes would come to another image or class."""
+    for part, name in (("images", "id"), ("categories", "id"), ("categories", "name")):
+        twice = [value for value, count in Counter(item[name] for item in content[part]).items() if count > 1]
+        if twice:
+            raise ValueError(f"the {name} {twice[0]!r} is there twice among the {part}")
+
+
+def _box(value: Any) -> tuple[float, float, float, float]:
+    """Return a box's left, top, width and height. Raises ValueError for anything else, and for what no image has."""
+    is_box = isinstance(value, list) and len(value) == 4 and all(map(_is_length, value))
+    if not is_box or min(value[2:]) < 0:
+        raise ValueError(
+            f"the box {value!r:.60} is no left, top, width, height: numbers of pixels, to {_LARGEST:,} at most"
+        )
+    left, top, width, height = map(float, value)
+    return left, top, width, height
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # which nan is not, either
+
+
+def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the (width, height) of an image; None where the file does not state it."""
+    width, height = item.get("width"), item.get("height")
+    if not all(isinstance(side, (int, float)) and 1 <= side <= _LARGEST for side in (width, height)):
+        return None
+    return int(item["width"]), int(item["height"])
+
+
+def _count_outside(boxes: npt.NDArray[np.float64], size: tuple[int, int] | None) -> int:
+    """Return how many boxes reach more than a pixel beyond an image; 0 where it is not known how large it is."""
+    if size is None:
+        return 0
+    low = (boxes[:, :2] < -1).any(axis=1)
+    return int((low | (boxes[:, 2:4] > np.array(size) + 1).any(axis=1)).sum())

@@ -1,0 +1,405 @@
+"""Samples of a map-style dataset, as torch and others have them: anything with a length and items by number.
+
+Sequences of different lengths become arrays of one length, and a mask of what is not padding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import pickle
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.imports import load_callable
+from tpucache.store.fields import IMAGE, MASK
+from tpucache.warmup.sources.folder import FolderSource, read_file
+from tpucache.warmup.sources.source import (
+    Array,
+    Item,
+    Items,
+    Label,
+    Listing,
+    Sample,
+    Source,
+    SourceKind,
+    column_names,
+    source_name,
+    unique,
+)
+from tpucache.warmup.sources.table import TableSource
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_CALLABLE: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+#: How large a pickled dataset may be: it is sent to the workers with each of their tasks.
+_MOST_BYTES: Final = 16 << 20
+
+
+class DatasetSource:
+    """The items of a dataset, or of what `module:callable` returns, called without arguments, once a process.
+
+    An item is an image (array or PIL image), a sequence of numbers, a dictionary, or a tuple of one of these and its
+    label. In a dictionary `label`, `target`, `labels` or `targets` is the label, single numbers and text are columns
+    (`path` is the column `id` where there is no `id`), and images, arrays, tensors and lists of numbers are arrays of
+    their key's name. An image may be `{"bytes": …}`, as Hugging Face has it.
+    """
+
+    def __init__(self, dataset: str | Items) -> None:
+        """Take `module:callable`, of which nothing is imported yet, or a dataset. Raises UsageError."""
+        self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
+        self._dataset: str | bytes = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def list(self) -> Listing:
+        """Return all items as samples, named by the dataset's `paths` where it has them, else by number.
+
+        Class names are its `classes`, or those of the label in Hugging Face's `features`. Raises UsageError when the
+        callable cannot be imported, SourceError when it returns no such dataset.
+        """
+        dataset = _dataset(self._dataset, self._name)
+        names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
+        samples = [Sample(number, name) for number, name in enumerate(names)]
+        return Listing(samples, _texts(dataset, "classes", self._name) or _feature_names(dataset))
+
+    def load(self, sample: Sample) -> Item:
+        """Return an item's content. Raises SampleError when the dataset fails at it, or gives what cannot be kept."""
+        dataset = _dataset(self._dataset, self._name)
+        numbers = _numbers(self._dataset, self._name)
+        try:
+            value = dataset[numbers[sample.path] if numbers else int(sample.path)]
+        except Exception as error:  # a user's dataset raises anything
+            raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(value, tuple):
+            return to_item(value, sample.path)
+        if len(value) != 2:
+            raise SampleError(sample.path, f"is a tuple of {len(value)}: give (item, label), or a dictionary")
+        return dataclasses.replace(to_item(value[0], sample.path), label=to_label(value[1], "label", sample.path))
+
+
+def _pickled(dataset: Items, name: str) -> bytes:
+    try:
+        data = pickle.dumps(dataset)
+    except Exception as error:  # a user's dataset raises anything
+        raise UsageError(
+            f"{name} cannot be sent to workers ({type(error).__name__}: {error}): give module:callable of a function "
+            "that makes it"
+        ) from error
+    if len(data) > _MOST_BYTES:
+        raise UsageError(
+            f"{name} takes {len(data):,} bytes to send to each worker: give module:callable of a function that makes it"
+        )
+    return data
+
+
+@functools.cache
+def _dataset(made_by: str | bytes, name: str) -> Any:
+    """Return the dataset that a callable makes, or that was pickled, once a process."""
+    make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
+    try:
+        dataset = make()
+    except Exception as error:  # a user's code raises anything
+        raise SourceError(f"{name} raised {type(error).__name__}: {error}") from error
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise SourceError(
+            f"{name} returned a {type(dataset).__name__}: give a dataset with a length and items by number"
+        )
+    return _undecoded(dataset)
+
+
+def _undecoded(dataset: Any) -> Any:
+    """Return a dataset of Hugging Face with its images as the bytes of their files, which are decoded as files are.
+
+    A single column of images is the image, whatever it is called.
+    """
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
+        return dataset
+    if getattr(dataset, "format", {}).get("type") is not None:  # the user transforms the items
+        return dataset
+    images = {name: type(feature) for name, feature in features.items() if type(feature).__name__ == "Image"}
+    for name, kind in images.items():
+        dataset = dataset.cast_column(name, kind(decode=False))
+    if len(images) == 1 and IMAGE not in features:
+        dataset = dataset.rename_column(*images, IMAGE)
+    return dataset
+
+
+@functools.cache
+def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
+    """Return the number of each item by its path; none where the dataset has no paths."""
+    dataset = _dataset(made_by, name)
+    paths = _texts(dataset, "paths", name)
+    if paths and len(paths) != len(dataset):
+        raise SourceError(f"{name}: the dataset has {len(dataset)} items but {len(paths)} paths: give each its own")
+    return {path: number for number, path in enumerate(unique(paths))}
+
+
+def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
+    """Return the texts of a dataset's attribute; none where it has no such attribute."""
+    values = getattr(dataset, attribute, None)
+    if values is None:
+        return ()
+    if isinstance(values, (list, tuple, np.ndarray)) and all(isinstance(text, (str, Path)) for text in values):
+        return tuple(map(str, values))
+    raise SourceError(f"{name}: the dataset's {attribute} are a {type(values).__name__}: make them a list of texts")
+
+
+def _feature_names(dataset: Any) -> tuple[str, ...]:
+    """Return the class names of the label in a dataset of Hugging Face; none for any other."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping):
+        return ()
+    label = next((features[name] for name in LABELS if name in features), None)
+    return tuple(getattr(label, "names", None) or ())
+
+
+def _is_callable(source: str | Path) -> bool:
+    return _CALLABLE.fullmatch(str(source)) is not None and not Path(source).exists()
+
+
+KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda source, _: DatasetSource(str(source)))
+
+
+LABELS: Final = ("label", "target", "labels", "targets")
+#: What a sequence of numbers alone is called.
+SEQUENCE: Final = "input_ids"
+_PIXELS: Final = (IMAGE, MASK)
+_KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
+#: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
+_PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
+_TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
+_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF that they write of it
+
+
+def to_item(value: Any, path: str) -> Item:
+    """Return what an item holds, as `DatasetSource` describes it. Raises SampleError for what cannot be kept."""
+    if not isinstance(value, Mapping) or _is_encoded(value):
+        single = _field(value, IMAGE, path)
+        is_sequence = isinstance(single, np.ndarray) and single.ndim == 1
+        return Item({SEQUENCE if is_sequence else IMAGE: single})
+    for key in value:
+        if not isinstance(key, str):
+            raise SampleError(path, f"key {key!r} is a {type(key).__name__}: name every field by text")
+    rest = dict(value)
+    label_key = next((key for key in LABELS if key in rest), None)
+    label = None if label_key is None else to_label(rest.pop(label_key), label_key, path)
+    fields: dict[str, bytes | Array] = {}
+    columns: dict[str, str | int | float] = {}
+    for key, content in rest.items():
+        field = content if isinstance(content, str) else _field(content, key, path)
+        if isinstance(field, str) or (isinstance(field, np.ndarray) and not field.ndim):
+            name = "id" if key == "path" and isinstance(field, str) and "id" not in rest else key
+            columns[name] = str(field) if isinstance(field, str) else _scalar(field)
+        else:
+            fields[key] = field
+    if not fields:
+        raise SampleError(path, f"has no image and no array among its keys {', '.join(value)}")
+    safe = column_names(columns)
+    return Item(fields, label, {safe[name]: content for name, content in columns.items()})
+
+
+def _field(value: Any, key: str, path: str) -> bytes | Array:
+    if key in _PIXELS and isinstance(value, Mapping) and _is_encoded(value):
+        return _encoded(value, key, path)
+    if key in _PIXELS and isinstance(value, bytes):
+        return value
+    if key in _PIXELS and _is_pil_image(value):
+        return _pixels(value, key, path)
+    return _array(value, key, path)
+
+
+def _is_encoded(value: Mapping[Any, Any]) -> bool:
+    """Return whether a dictionary is an image as Hugging Face has it undecoded."""
+    return {"bytes"} <= set(value) <= {"bytes", "path"}
+
+
+def _encoded(value: Mapping[Any, Any], key: str, path: str) -> bytes:
+    data, file = value["bytes"], value.get("path")
+    if isinstance(data, bytes) and data:
+        return data
+    if isinstance(file, (str, Path)) and str(file):
+        return read_file(Path(file), path)
+    raise SampleError(path, f"{key!r} has neither bytes nor the path of a file")
+
+
+def _is_pil_image(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # whoever made such an image has imported it
+    return pillow is not None and isinstance(value, pillow.Image)
+
+
+def _pixels(image: Image, key: str, path: str) -> bytes | Array:
+    """Return an image's pixels as they are: what is not plain grey or RGB as a PNG or TIFF, to be decoded as a file."""
+    if image.mode not in (*_PNG_MODES, *_TIFF_MODES, _YCBCR):
+        known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
+        raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")
+    try:
+        if (key == MASK and image.mode == "P") or (image.mode in ("L", "RGB") and "transparency" not in image.info):
+            return np.asarray(image)  # a PNG loses palette indices that are beyond the palette
+        if image.mode == _YCBCR:
+            return np.asarray(image.convert("RGB"))
+        target = io.BytesIO()
+        options: dict[str, Any] = {"compress_level": 0} if image.mode in _PNG_MODES else {}
+        # The image is turned by its EXIF already, or meant as it is.
+        image.save(target, "PNG" if image.mode in _PNG_MODES else "TIFF", exif=b"", **options)
+    except Exception as error:  # an image that is decoded only now raises what its decoder raises
+        raise SampleError(path, f"{key!r} does not decode: {type(error).__name__}: {error}") from error
+    return target.getvalue()
+
+
+def _array(value: Any, key: str, path: str) -> Array:
+    """Return numbers as an array of their own dtype, little-endian; a single number has no dimensions."""
+    numpy = getattr(value, "numpy", None)  # of a tensor
+    like_array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if not (callable(numpy) or like_array or isinstance(value, (list, tuple, int, float))):
+        raise SampleError(path, f"{key!r} is a {type(value).__name__}: {_KEPT}")
+    try:
+        array = np.asarray(numpy() if callable(numpy) else value)
+    except Exception as error:  # a user's tensor raises anything
+        raise SampleError(path, f"{key!r} makes no array: {type(error).__name__}: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise SampleError(path, f"{key!r} is a {type(value).__name__} of dtype {array.dtype}: {_KEPT}")
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _scalar(array: Array) -> int | float:
+    return float(array) if array.dtype.kind == "f" else int(array)
+
+
+def to_label(value: Any, key: str, path: str) -> Label:
+    """Return a label: a class number, numbers, or None. Raises SampleError for anything else."""
+    if value is None:
+        return None
+    array = _array(value, key, path)
+    if array.ndim > 1:
+        raise SampleError(path, f"{key!r} has the shape {array.shape}: give a number, or one dimension of them")
+    if array.ndim == 0 and array.dtype.kind != "f":
+        return int(array)
+    return tuple(map(float, array.reshape(-1).tolist()))
+
+
+ATTENTION: Final = "attention_mask"
+#: What the sequence that others follow is called, the first of these that there is; else it is the first.
+_MAIN: Final = (SEQUENCE, "ids", "tokens")
+#: The column with each sequence's own length.
+LENGTH: Final = "length"
+_TRIED: Final = 8
+
+
+def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
+    """Return a source whose sequences have one length: `pad`, or that of the longest one, which is looked for.
+
+    `truncate` cuts longer ones; without it they do not load. Raises UsageError.
+    """
+    if pad is not None and pad < 1:
+        raise UsageError(f"pad is at least 1, not {pad}")
+    if truncate and pad is None:
+        raise UsageError("truncate needs a length to cut to: give --pad, too")
+    has_images = isinstance(source, (FolderSource, TableSource))
+    return source if has_images and pad is None else PaddedSource(source, pad, truncate)
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedSource:
+    """The samples of another source, with zeros after the sequences of those that have no image.
+
+    Sequences are arrays of one dimension, as long as the sample's main one, `input_ids`, `ids`, `tokens` or the first.
+    A padded sample has a mask besides, `attention_mask`, uint8 (length,) of 1 and 0, unless it has one of that name or
+    called `mask`, and a column `length`. Where all sequences have one length and `pad` is None, nothing is changed.
+    """
+
+    source: Source
+    pad: int | None
+    truncate: bool
+
+    def __repr__(self) -> str:
+        return source_name(self.source)
+
+    def list(self) -> Listing:
+        """Return the other source's listing. Raises UsageError where there is nothing to pad."""
+        listing = self.source.list()
+        self.__dict__["_shape"] = shape = self._find_shape(listing.samples)
+        if self.pad is not None and not shape[0]:
+            raise UsageError(f"{source_name(self.source)} has no sequences: leave out --pad")
+        if self.pad is None:
+            return listing
+        return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})
+
+    def load(self, sample: Sample) -> Item:
+        """Return the other source's item, padded. Raises SampleError for a sequence that is too long."""
+        item = self.source.load(sample)
+        names, length = self._shape
+        if not names:
+            return item
+        first = next(iter(names))
+        main = item.fields.get(first)
+        if not isinstance(main, np.ndarray) or main.ndim != 1:
+            raise SampleError(sample.path, f"has no sequence {first!r}, as other samples have")
+        if len(main) > length and not self.truncate:
+            raise SampleError(
+                sample.path,
+                f"{first!r} has {len(main):,} numbers: give --pad {len(main)}, or cut with --truncate",
+            )
+        fields = dict(item.fields)
+        for name, dtype in names.items():
+            padded = _padded(item, name, len(main), length, sample.path)
+            fields[name] = padded if len(main) else padded.astype(dtype)  # an empty list has no dtype of its own
+        if not {ATTENTION, MASK} & set(fields):
+            fields[ATTENTION] = (np.arange(length) < len(main)).astype(np.uint8)
+        name = column_names([*item.columns, LENGTH])[LENGTH] if LENGTH not in item.columns else f"{LENGTH}_"
+        return dataclasses.replace(item, fields=fields, columns={**item.columns, name: len(main)})
+
+    @functools.cached_property
+    def _shape(self) -> tuple[dict[str, str], int]:
+        """The dtypes of the sequences by name, the main one first, and their length; none where nothing is padded.
+
+        It is found once, when the source is listed, and sent to the workers with it.
+        """
+        return self._find_shape(self.source.list().samples)
+
+    def _find_shape(self, samples: Sequence[Sample]) -> tuple[dict[str, str], int]:
+        names = self._find_names(samples)
+        if not names or self.pad is not None:
+            return names, self.pad or 0
+        lengths = set()
+        for sample in samples:
+            with contextlib.suppress(SampleError):
+                value = self.source.load(sample).fields.get(next(iter(names)))
+                if isinstance(value, np.ndarray) and value.ndim == 1:
+                    lengths.add(len(value))
+        return (names, max(lengths)) if len(lengths) > 1 else ({}, 0)
+
+    def _find_names(self, samples: Sequence[Sample]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for sample in samples[:_TRIED]:
+            with contextlib.suppress(SampleError):
+                fields = self.source.load(sample).fields
+                arrays = {n: value for n, value in fields.items() if isinstance(value, np.ndarray) and value.ndim == 1}
+                if IMAGE in fields or not arrays:
+                    return {}
+                main = next((name for name in _MAIN if name in arrays), next(iter(arrays)))
+                names = (main, *(name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])))
+                found = {name: arrays[name].dtype.str for name in names}
+                if len(arrays[main]):  # those of empty lists say little
+                    break
+        return found
+
+
+def _padded(item: Item, name: str, own: int, length: int, path: str) -> Array:
+    """Return a sequence of a sample, which has to have its `own` length, with zeros up to `length`."""
+    value = item.fields.get(name)
+    if not isinstance(value, np.ndarray) or value.shape != (own,):
+        raise SampleError(path, f"{name!r} is no sequence of {own:,} numbers, as long as the others")
+    kept = value[:length]
+    return np.concatenate([kept, np.zeros(length - len(kept), kept.dtype)])

@@ -1,1 +1,0 @@
-"""Samples of datasets in Python: images, arrays, and sequences of different lengths."""

@@ -1,0 +1,444 @@
+"""Samples in parquet files, one a row, as Hugging Face and pandas write them. Only here is pyarrow imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.progress import Progress
+from tpucache.store.fields import IMAGE, MASK
+from tpucache.warmup.sources.folder import read_below
+from tpucache.warmup.sources.labels import (
+    LABEL_NAMES,
+    columns_of_values,
+    labels_of_columns,
+    labels_of_values,
+    marks_of_numbers,
+    split_names,
+)
+from tpucache.warmup.sources.source import (
+    Array,
+    Item,
+    Label,
+    Listing,
+    Sample,
+    SourceKind,
+    field_names,
+    find_files,
+    has_wildcard,
+    split_pattern,
+)
+from tpucache.warmup.sources.table import PATH_NAMES, TableOptions
+
+_SUFFIX: Final = ".parquet"
+#: `train-00000-of-00002.parquet`: Hugging Face's name of a part of a split.
+_SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
+
+#: What numpy calls otherwise than Arrow. `to_pandas_dtype` would say so, too, and needs pandas in some releases.
+_DTYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class ParquetSource:
+    """The rows of parquet files, file by file in the order of their names' bytes."""
+
+    def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
+        """Take a file, a folder of such files, or a pattern, and what columns mean; nothing is read yet."""
+        path = Path(pattern)
+        self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
+        self._options = options or TableOptions()
+        self._images = Path(self._options.root or self._root).absolute()
+
+    def __repr__(self) -> str:
+        return str(self._root / self._pattern)
+
+    def list(self) -> Listing:
+        """Return all rows as samples, called `file#row`.
+
+        Raises SourceError when a file is broken or has other columns than the first, or there are files of several
+        splits; DependencyError without pyarrow.
+        """
+        names = [name.as_posix() for name in find_files(self._root, self._pattern)]
+        self._check_names(names)
+        roles = self._roles(names[0])
+        light = (*roles.labels, *roles.kept, *([self._options.fold_col] if self._options.fold_col else []))
+        values: dict[str, list[Any]] = {name: [] for name in light}
+        samples: list[Sample] = []
+        with Progress(None, "list", "rows", is_brief=True) as progress:
+            for name in names:
+                rows = open_rows(self._root / name)
+                if self._roles(name) != roles:
+                    raise SourceError(f"{self._root / name} has other columns than {names[0]}: give files of one kind")
+                for column, found in rows.read_columns(light).items():
+                    values[column] += found
+                first, sizes = len(samples), rows.sizes(roles.heavy)
+                samples += [Sample(first + row, f"{name}#{row}", None, size) for row, size in enumerate(sizes)]
+                progress.advance(len(sizes))
+        where = str(self._root / self._pattern)
+        if not samples:
+            raise SourceError(f"{where} holds no rows")
+        if roles.unread:
+            _log.warning("columns of %s that are neither numbers nor text are left out: %s", where, roles.unread)
+        labels, classes = _labels(values, roles, self._options.label_sep, where)
+        if labels:
+            samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
+        columns = columns_of_values({name: values[name] for name in roles.kept})
+        if self._options.fold_col:
+            columns["fold"] = _folds(values[self._options.fold_col], where)
+        return Listing(samples, classes, columns)
+
+    def load(self, sample: Sample) -> Item:
+        """Return a row's image, mask and arrays. Raises SampleError when one is missing or the file is broken."""
+        name, _, row = sample.path.rpartition("#")
+        try:
+            roles = self._roles(name)
+            cells = open_rows(self._root / name).row(int(row), roles.heavy)
+        except IndexError as error:
+            raise SampleError(sample.path, "is no longer in its file, which holds fewer rows now") from error
+        except SourceError as error:
+            raise SampleError(sample.path, f"cannot be read: {error}") from error
+        fields: dict[str, bytes | Array] = {}
+        for column, field in ((roles.image, IMAGE), (roles.mask, MASK)):
+            if column:
+                fields[field] = self._encoded(cells[column].as_py(), column, sample.path)
+        safe = field_names(roles.arrays)
+        fields |= {safe[column]: _array(cells[column], column, sample.path) for column in roles.arrays}
+        return Item(fields)
+
+    def _roles(self, name: str) -> Roles:
+        path = self._root / name
+        return _roles_of(open_rows(path), self._options, str(path))
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        splits = sorted({found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))})
+        if len(splits) > 1:
+            raise SourceError(
+                f"{self._root} holds files of the splits {', '.join(splits)}: give a pattern of one, such as "
+                f"'{self._root / splits[-1]}-*{_SUFFIX}'"
+            )
+
+    def _encoded(self, cell: Any, column: str, path: str) -> bytes:
+        """Return the bytes of an image: those in the cell, or those of the file that it names."""
+        if isinstance(cell, Mapping):
+            cell = cell.get("bytes") or cell.get("path")
+        if isinstance(cell, bytes) and cell:
+            return cell
+        if isinstance(cell, str) and cell:
+            name = cell + self._options.suffix
+            try:
+                return read_below(self._images, name, path)
+            except SampleError as error:
+                raise SampleError(path, f"{name!r} {error.reason}") from error
+        raise SampleError(path, f"has no image in column {column!r}")
+
+
+@functools.lru_cache(maxsize=4)
+def _roles_of(rows: ParquetRows, options: TableOptions, where: str) -> Roles:
+    return find_roles(rows.schema, options, where)
+
+
+def _labels(
+    values: Mapping[str, list[Any]], roles: Roles, separator: str | None, where: str
+) -> tuple[Sequence[Label], tuple[str, ...]]:
+    names = roles.labels
+    if len(names) > 1:
+        return labels_of_columns({name: values[name] for name in names}, where)
+    if not names:
+        return (), ()
+    found = values[names[0]]
+    if separator is not None:
+        return split_names([value or "" for value in found], separator)
+    if roles.classes and any(isinstance(value, list) for value in found):
+        return marks_of_numbers(found, roles.classes, where)
+    labels, classes = labels_of_values(found, where)
+    return labels, roles.classes or classes
+
+
+def _folds(values: Sequence[Any], where: str) -> Array:
+    wrong = next((value for value in values if type(value) is not int or not 0 <= value < 2**31), 0)
+    if wrong:
+        raise SourceError(f"{where}: {wrong!r} is no fold: a fold is a whole number from 0")
+    return np.array(values, np.int64)
+
+
+def _array(cell: Any, column: str, path: str) -> Array:
+    value = cell.as_py()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise SampleError(path, f"column {column!r} holds lists of different lengths in one row") from error
+    if value is None or array.dtype.kind not in "biuf":
+        raise SampleError(path, f"column {column!r} has no numbers, or misses some")
+    kind = getattr(cell.type, "storage_type", cell.type)
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    return array.astype(_DTYPES.get(str(kind), str(kind)), copy=False)
+
+
+def _is_parquet(source: str | Path) -> bool:
+    path = Path(source)
+    if path.is_dir():
+        return next(path.glob(f"*{_SUFFIX}"), None) is not None
+    return path.suffix.lower() == _SUFFIX and (path.is_file() or has_wildcard(str(source)))
+
+
+KIND: Final = SourceKind(
+    "parquet files (one, a folder of them, or a pattern)",
+    _is_parquet,
+    ParquetSource,
+    frozenset(("path_col", "label_cols", "label_sep", "suffix", "root", "mask_col", "fold_col", "keep", "drop")),
+)
+
+
+_FEATURES: Final = b"huggingface"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column is what: the image and its mask ("" where there is none), labels, the fold, arrays and the rest.
+
+    `classes` are the names of the classes where the metadata has them. `unread` are columns of kinds that are not kept.
+    """
+
+    image: str
+    mask: str
+    labels: tuple[str, ...]
+    classes: tuple[str, ...]
+    arrays: tuple[str, ...]
+    kept: tuple[str, ...]
+    unread: tuple[str, ...]
+
+    @property
+    def heavy(self) -> tuple[str, ...]:
+        """The columns that are read sample by sample."""
+        return tuple(name for name in (self.image, self.mask, *self.arrays) if name)
+
+
+def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
+    """Return what the columns of an Arrow schema are. Raises SourceError, with `where`, for what is ambiguous."""
+    features = _features(schema)
+    types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
+    for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
+        if name is not None and name not in types:
+            raise SourceError(f"{where} has no column {name!r}: there are {', '.join(map(repr, types))}")
+    images = [name for name in types if _is_image(types[name])]
+    mask = options.mask_col or (MASK if MASK in images else "")
+    image = options.path_col or _image([name for name in images if name != mask], types, where)
+    labels = options.label_cols or _label_columns(types, features, {image, mask, options.fold_col}, where)
+    free = [name for name in types if name not in {image, mask, *labels, options.fold_col}]
+    wanted = [name for name in free if options.is_kept(name)]
+    arrays = tuple(name for name in wanted if _is_numbers(types[name]))
+    kept = tuple(name for name in wanted if _is_plain(types[name]))
+    return Roles(
+        image,
+        mask,
+        tuple(labels),
+        _class_names(features, labels),
+        arrays,
+        kept,
+        tuple(name for name in wanted if name not in (*arrays, *kept)),
+    )
+
+
+def _features(schema: Any) -> Mapping[str, Any]:
+    """Return what Hugging Face's metadata says of each column; nothing where there is none, or it cannot be read."""
+    try:
+        features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _is_image(kind: Any) -> bool:
+    """Return whether a column holds encoded images: bytes, or Hugging Face's struct of bytes and a path."""
+    from pyarrow import types
+
+    is_struct = types.is_struct(kind) and "bytes" in [kind.field(number).name for number in range(kind.num_fields)]
+    return bool(is_struct or types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _image(images: Sequence[str], types: Mapping[str, Any], where: str) -> str:
+    if IMAGE in images or len(images) == 1:
+        return IMAGE if IMAGE in images else images[0]
+    if images:
+        raise SourceError(f"{where} has several columns of images, {', '.join(images)}: name one with --path-col")
+    paths = (name for known in PATH_NAMES for name in types if name.lower() == known and _is_text(types[name]))
+    has_numbers = any(map(_is_numbers, types.values()))
+    return next((name for name in paths if not (has_numbers and name.lower() == "id")), "")
+
+
+def _label_columns(
+    types: Mapping[str, Any], features: Mapping[str, Any], used: set[str | None], where: str
+) -> Sequence[str]:
+    free = [name for name in types if name not in used]
+    named = [name for name in LABEL_NAMES if name in free]
+    classes = [name for name in free if _names_of(features.get(name))]
+    if len(classes) > 1 and not named:
+        raise SourceError(f"{where} has several columns of classes, {', '.join(classes)}: name one with --label-col")
+    return (named or classes)[:1]
+
+
+def _class_names(features: Mapping[str, Any], labels: Sequence[str]) -> tuple[str, ...]:
+    return _names_of(features.get(labels[0])) if len(labels) == 1 else ()
+
+
+def _names_of(feature: Any) -> tuple[str, ...]:
+    """Return the class names of a feature, or of the items of a feature that is a list of classes."""
+    for part in _parts(feature):
+        names = part.get("names")
+        if (
+            part.get("_type") == "ClassLabel"
+            and isinstance(names, list)
+            and all(isinstance(name, str) for name in names)
+        ):
+            return tuple(names)
+    return ()
+
+
+def _parts(feature: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(feature, list) and len(feature) == 1:
+        feature = feature[0]
+    if isinstance(feature, dict):
+        yield feature
+        if isinstance(feature.get("feature"), dict):
+            yield feature["feature"]
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _is_plain(kind.value_type)
+    return _is_text(kind) or bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
+
+
+def _is_numbers(kind: Any) -> bool:
+    """Return whether a column holds lists of numbers, or lists of such lists."""
+    from pyarrow import types
+
+    kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays are an extension type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        return _is_numbers(inner) or (_is_plain(inner) and not _is_text(inner))
+    return False
+
+
+#: Rows that are decoded at a time: a batch of large photographs should not fill the memory.
+_BATCH: Final = 16
+_BUFFER: Final = 1 << 20
+
+
+class ParquetRows:
+    """An open parquet file. Checksums of its pages are verified where it has any."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file's end, which describes it. Raises SourceError, and DependencyError without pyarrow."""
+        self._path = path
+        self._file = _checked(path, lambda: _open(path))
+        metadata = self._file.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self._bounds = np.cumsum([0, *(group.num_rows for group in groups)])
+        self._groups = groups
+        self._lock = threading.Lock()
+        self._last: tuple[Any, ...] = ()
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of the file."""
+        return self._file.schema_arrow
+
+    def read_columns(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return whole columns as Python values. Raises SourceError."""
+        if not names:
+            return {}
+        table = _checked(self._path, lambda: self._file.read(list(names), use_threads=False))
+        return {name: _checked(self._path, table.column(name).to_pylist) for name in names}
+
+    def sizes(self, names: Sequence[str]) -> list[int]:
+        """Return about how many bytes each row's large columns take in the file: the mean of its row group."""
+        sizes: list[int] = []
+        for group in self._groups:
+            chunks = [group.column(number) for number in range(group.num_columns)]
+            total = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in names)
+            sizes += [max(1, total // group.num_rows)] * group.num_rows if group.num_rows else []
+        return sizes
+
+    def row(self, number: int, names: tuple[str, ...]) -> dict[str, Any]:
+        """Return the cells of a row, as Arrow scalars by column. Rows in order are read once; IndexError for no row.
+
+        Raises SourceError when the file is broken.
+        """
+        if not 0 <= number < self._bounds[-1]:
+            raise IndexError(number)
+        group = int(np.searchsorted(self._bounds, number, "right")) - 1
+        place = number - int(self._bounds[group])
+        with self._lock:
+            if not self._last or self._last[:2] != (group, names) or place < self._last[3]:
+                batches = self._file.iter_batches(_BATCH, [group], list(names), use_threads=False)
+                self._last = (group, names, batches, 0, None)
+            _, _, batches, start, batch = self._last
+            while batch is None or place >= start + batch.num_rows:
+                start += batch.num_rows if batch is not None else 0
+                batch = _checked(self._path, lambda: next(batches))
+                self._last = (group, names, batches, start, batch)
+        cells: dict[str, Any] = _checked(
+            self._path, lambda: {name: batch.column(name)[place - start] for name in names}
+        )
+        return cells
+
+
+def open_rows(path: Path) -> ParquetRows:
+    """Return an open file, opened once a process as long as it does not change. Raises SourceError."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+    return _opened(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(path: Path, size: int, changed: int) -> ParquetRows:
+    """Return an open file. The size and time of change are part of the cache's key."""
+    return ParquetRows(path)
+
+
+def _open(path: Path) -> Any:
+    return _pyarrow().parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True)
+
+
+def _checked(path: Path, read: Any) -> Any:
+    """Return what a function of pyarrow returns. Raises SourceError for whatever it raises on a broken file."""
+    pyarrow = _pyarrow()
+    try:
+        return read()
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(f"{path} is no whole parquet file: {text}. Copy it again") from error
+
+
+@functools.cache
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DependencyError("parquet files need pyarrow: `pip install pyarrow`") from error
+    return pyarrow

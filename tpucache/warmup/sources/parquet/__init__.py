@@ -1,1 +1,0 @@
-"""Samples in parquet files, as Hugging Face and pandas write them."""

@@ -1,0 +1,233 @@
+"""What a source is and what it returns; how its files are found and its samples and fields named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
+
+Array = npt.NDArray[Any]
+
+#: A class's number; numbers, one a column (several labels at once, or values to regress); or nothing.
+Label = int | tuple[float, ...] | None
+#: A further column of the samples table: text, or numbers (n,).
+Column = Sequence[str] | Array
+
+
+class Member(NamedTuple):
+    """A file in an archive, by what it takes to read it without the archive's directory.
+
+    `archive` is the archive's path below the source's root, `name` the file's path in it. Its header begins at
+    `offset`; the file has `bytes` bytes, which take `packed` bytes in the archive, and `checksum` is what the archive
+    states of the content (zip) or the header (tar).
+    """
+
+    archive: str
+    name: str
+    offset: int
+    bytes: int
+    packed: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a source.
+
+    `number` is its key, `path` its unique name, and `bytes` its size in the source (0: not known), by which a change is
+    noticed. `members` are its files, where they lie in an archive.
+    """
+
+    number: int
+    path: str
+    label: Label = None
+    bytes: int = 0
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All samples of a source, numbered from 0 in a stable order, and what is known of them unread.
+
+    `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
+    samples table as they are, one item a sample. `left_out` counts files that are no samples, by their name's suffix.
+    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given. Raises
+    SourceError for two classes of one name.
+    """
+
+    samples: Sequence[Sample]
+    classes: tuple[str, ...] = ()
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        twice = [name for name, count in Counter(self.classes).items() if count > 1]
+        if twice:
+            raise SourceError(f"two classes are called {twice[0]!r}: give each a name of its own")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample, read.
+
+    `fields` are by name: `image` as encoded bytes, or pixels (height, width), (height, width, channels) or (channels,
+    height, width); `mask`, over the image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left,
+    top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
+    arrays of any other name, kept as they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
+    image as displayed or as stored, which the recipe's `coordinates` states. `label` and `columns` are what is known
+    only once the sample is read. `mask_runs` are the mask in place of a field: rows of class, first pixel and length,
+    int64 (n, 3), down the columns of the image. `boxes_size` is the (width, height) of the image that the boxes are of,
+    where the source states it.
+    """
+
+    fields: Mapping[str, bytes | Array]
+    label: Label = None
+    columns: Mapping[str, str | int | float] = field(default_factory=dict)
+    mask_runs: Array | None = None
+    boxes_size: tuple[int, int] | None = None
+
+    def sha256(self, *labels: Label) -> str:
+        """Return a hash of the fields, run lengths and size of boxes, and of these labels."""
+        digest = hashlib.sha256(repr((labels, self.boxes_size)).encode())
+        for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
+            kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
+            digest.update(f"\n{name} {kind} {len(value) if isinstance(value, bytes) else value.nbytes}\n".encode())
+            digest.update(value if isinstance(value, bytes) else np.ascontiguousarray(value).data)
+        return digest.hexdigest()
+
+
+class Items(Protocol):
+    """A map-style dataset of any library."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+class Source(Protocol):
+    """Something samples come from. It is pickled to every worker, so it must be small and safe to copy."""
+
+    def list(self) -> Listing:
+        """Return all samples, the same in the same order for the same source. Raises SourceError."""
+        ...
+
+    def load(self, sample: Sample) -> Item:
+        """Return a sample's content. Raises SampleError."""
+        ...
+
+
+def content_sha256(source: Source, sample: Sample) -> str:
+    """Return a hash of a sample's content and labels; "" where it cannot be read."""
+    try:
+        item = source.load(sample)
+    except SampleError:
+        return ""
+    return item.sha256(sample.label, item.label)
+
+
+def source_name(source: Source) -> str:
+    """Return what a source is called in messages; one of the user's own may have no text of itself."""
+    return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
+
+
+class SourceKind(NamedTuple):
+    """A kind of source that a user can name by a path, a pattern or a name.
+
+    `description` completes "give …" in errors. `matches` returns whether a user's text names such a source, and `open`
+    returns the source; its second argument is what columns, features and keys mean, of which `options` are used.
+    """
+
+    description: str
+    matches: Callable[[str | Path], bool]
+    open: Callable[[str | Path, Any], Source]
+    options: frozenset[str] = frozenset()
+
+
+#: Columns of the samples table that have a meaning.
+_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold"})
+_LONGEST: Final = 56
+#: Fields that have a meaning.
+_OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
+
+
+def column_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the name that each column has in the samples table: plain, not a reserved one, and no two alike."""
+    given: dict[str, str] = {}
+    for name in names:
+        safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
+        while safe in _RESERVED or safe in given.values():
+            safe += "_"
+        given[name] = safe
+    return given
+
+
+def field_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the name that each array has in a record: plain, none that means an image's own, and no two alike."""
+    names = list(names)
+    given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
+    for name in names:
+        if name not in given:
+            safe = re.sub(r"[^a-z0-9_]", "_", name.lower())
+            safe = (safe if safe[:1].isalpha() else f"f_{safe}")[:_LONGEST]
+            while safe in _OF_IMAGES or safe in given.values():
+                safe += "_"
+            given[name] = safe
+    return given
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Return unique names: the second of one name has `#2` after it, and so on."""
+    used: Counter[str] = Counter()
+    result = []
+    for name in names:
+        own = name
+        while own in used:
+            used[name] += 1
+            own = f"{name}#{used[name]}"
+        used[own] += 1
+        result.append(own)
+    return result
+
+
+_WILDCARD: Final = re.compile(r"[*?[]")
+
+
+def has_wildcard(text: str) -> bool:
+    """Return whether a text is a pattern: it has one of the wildcards `*`, `**`, `?` and `[…]`."""
+    return _WILDCARD.search(text) is not None
+
+
+def split_pattern(pattern: str | Path) -> tuple[Path, str]:
+    """Return the folder above the first wildcard, or above the file, and the rest of the pattern.
+
+    Names of files relative to that folder do not change when files are added.
+    """
+    path = Path(pattern).absolute()
+    wild = [number for number, part in enumerate(path.parts) if has_wildcard(part)]
+    first = wild[0] if wild and not path.is_file() else len(path.parts) - 1
+    return Path(*path.parts[:first]), os.path.join(*path.parts[first:])
+
+
+def find_files(root: Path, pattern: str) -> list[Path]:
+    """Return the files below a root that match, without hidden ones, in the order of their names' bytes.
+
+    Their paths are relative to the root. Raises SourceError when there are none.
+    """
+    path = root / pattern
+    found = [path] if path.is_file() else root.glob(pattern)
+    names = [file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")]
+    if not names:
+        raise SourceError(f"{path} matches no file")
+    return sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])

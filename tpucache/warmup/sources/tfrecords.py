@@ -1,0 +1,407 @@
+"""Samples in TFRecord files, one a record: a serialised `tf.train.Example`. TensorFlow is not needed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.progress import Progress
+from tpucache.store.fields import BOXES, IMAGE, MASK
+from tpucache.store.files import open_file
+from tpucache.warmup.sources.source import (
+    Array,
+    Item,
+    Label,
+    Listing,
+    Sample,
+    SourceKind,
+    column_names,
+    field_names,
+    find_files,
+    has_wildcard,
+    split_pattern,
+)
+from tpucache.warmup.sources.table import TableOptions
+
+#: What a TFRecord file is called; `-00000-of-00010` may follow.
+_NAMES: Final = re.compile(r"(\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?|-\d{5}-of-\d{5})$", re.IGNORECASE)
+
+# A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
+_HEADER: Final = 12
+_FRAME: Final = 16
+
+_MOST_WALKED: Final = 64
+#: The bounds of files by path, size and time of change, the latest last.
+_walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
+_lock: Final = threading.Lock()  # a Dask worker has several threads
+
+
+class TFRecordSource:
+    """The records of TFRecord files, file by file in the order of their names' bytes; compressed files are not read."""
+
+    def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
+        """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`, and what features mean."""
+        self._options = options or TableOptions()
+        self._root, self._pattern = split_pattern(pattern)
+
+    def __repr__(self) -> str:
+        return str(self._root / self._pattern)
+
+    def list(self) -> Listing:
+        """Return all records as samples, called `file#record`.
+
+        Several label features are classes of their names where the first record has a whole number, 0 or 1, in each.
+
+        Raises SourceError naming file and offset for a file that is broken or cut off, DependencyError.
+        """
+        samples: list[Sample] = []
+        with Progress(None, "list", "records", is_brief=True) as progress:
+            for name in _find(self._root, self._pattern):
+                bounds = _bounds_of(self._root / name, progress.advance).tolist()
+                samples += [
+                    Sample(len(samples) + record, f"{name}#{record}", None, end - start - _FRAME)
+                    for record, (start, end) in enumerate(itertools.pairwise(bounds))
+                ]
+        if not samples:
+            raise SourceError(f"{self._root / self._pattern} holds no records")
+        return Listing(samples, self._classes(samples))
+
+    def load(self, sample: Sample) -> Item:
+        """Return a record's content.
+
+        Raises SampleError when its data is damaged, is no Example, or has features that cannot be kept.
+        """
+        return read_example(self._data(sample.path), sample.path, self._options)
+
+    def _classes(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        if len(self._options.label_cols) < 2:
+            return ()
+        for sample in samples:
+            with contextlib.suppress(SampleError):
+                marks = are_marks(self._data(sample.path), sample.path, self._options.label_cols)
+                return self._options.label_cols if marks else ()
+        return ()
+
+    def _data(self, name: str) -> bytes:
+        """Return the data of the record of that name, verified. Raises SampleError."""
+        file_name, _, record = name.rpartition("#")
+        path, number = self._root / file_name, int(record)
+        try:
+            bounds = _bounds_of(path)[number : number + 2].tolist()
+            with open_file(path) as file:
+                file.seek(bounds[0])
+                frame = file.read(bounds[1] - bounds[0])
+        except IndexError as error:
+            raise SampleError(name, "is no longer in its file, which holds fewer records now") from error
+        except (OSError, SourceError) as error:
+            raise SampleError(name, f"cannot be read any more: {error}") from error
+        data = frame[_HEADER:-4]
+        if not _intact(data, frame[-4:]):
+            raise SampleError(name, "is damaged: its data does not match its checksum")
+        return data
+
+
+def _find(root: Path, pattern: str) -> list[str]:
+    """Return the names, relative to the root, of the files that a pattern matches, in order. Raises SourceError."""
+    names = find_files(root, pattern)
+    for name in names:
+        if not _NAMES.search(name.name):
+            raise SourceError(
+                f"{root / name} is not called .tfrec, .tfrecord or .tfrecords: "
+                "give a pattern of such files alone, decompressed where they were compressed"
+            )
+    return [name.as_posix() for name in names]
+
+
+def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
+    """Return where each record of a file begins, and where the last ends: int64 (records + 1,). Raises SourceError.
+
+    A file is walked through once a process, as long as it does not change; `advance` is called with each record then.
+    """
+    try:
+        status = path.stat()
+        key = (path, status.st_size, status.st_mtime_ns)
+        with _lock:
+            if key not in _walked:
+                _walked[key] = _walk(path, status.st_size, advance)
+                while len(_walked) > _MOST_WALKED:
+                    del _walked[next(iter(_walked))]
+            return _walked[key]
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}") from error
+
+
+def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
+    """Walk through a file from length to length."""
+    bounds = [0]
+    with open_file(path) as file:
+        while (start := bounds[-1]) < size:
+            file.seek(start)
+            header = file.read(_HEADER)
+            end = start + _FRAME + int.from_bytes(header[:8], "little")
+            if len(header) == _HEADER and not _intact(header[:8], header[8:]):
+                raise SourceError(f"{path}, offset {start}: {_what_else(start, header)}")
+            if len(header) < _HEADER or end > size:
+                raise SourceError(f"{path}, offset {start}: the record is cut off: bring the whole file of it")
+            bounds.append(end)
+            advance(1)
+    return np.array(bounds, np.int64)
+
+
+def _what_else(start: int, header: bytes) -> str:
+    """Return what is wrong with a header that does not match its checksum."""
+    gzip = header[:2] == b"\x1f\x8b"
+    zlib = header[0] == 0x78 and int.from_bytes(header[:2], "big") % 31 == 0
+    if start == 0 and (gzip or zlib):
+        return f"the file is compressed ({'gzip' if gzip else 'zlib'}), which is not read: decompress it first"
+    return "no record begins here, or its length is damaged: bring an undamaged TFRecord file"
+
+
+def _intact(data: bytes, stored: bytes) -> bool:
+    """Return whether data has the masked CRC-32C that is stored with it."""
+    crc = _crc32c().value(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return bool(masked == int.from_bytes(stored, "little"))
+
+
+@functools.cache
+def _crc32c() -> Any:
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise DependencyError("TFRecord files need google-crc32c: `pip install google-crc32c`") from error
+    return google_crc32c
+
+
+def _is_tfrecord(source: str | Path) -> bool:
+    path = Path(source)
+    if path.exists():
+        return path.is_file() and _NAMES.search(path.name.removesuffix(".gz")) is not None
+    return has_wildcard(str(source))
+
+
+KIND: Final = SourceKind(
+    "TFRecord files (one, or a pattern such as 'train-*.tfrec')",
+    _is_tfrecord,
+    TFRecordSource,
+    frozenset(("label_cols", "keep", "drop")),
+)
+
+
+_IMAGES: Final = ("image", "image_raw", "image/encoded")
+_LABELS: Final = ("class", "label", "target", "image/class/label")
+_IMAGE_START: Final = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|BM.{4}\0{4}|II\*\0|MM\0\*|RIFF.{4}WEBP|\0{3}\x0cjP  |.{4}ftypavi[fs]",
+    re.DOTALL,
+)
+
+_ANY: Final = TableOptions()
+_INSTALL: Final = "`pip install --upgrade protobuf`"
+#: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
+_LEAST_PROTOBUF: Final = (4, 25)
+
+_EXAMPLE: Final = """
+name: "example.proto" package: "tpucache" syntax: "proto3"
+message_type { name: "Bytes"  field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Ints"   field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes"  number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Bytes"  oneof_index: 0 }
+  field { name: "floats" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Floats" oneof_index: 0 }
+  field { name: "ints"   number: 3 type: TYPE_MESSAGE type_name: ".tpucache.Ints"   oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tpucache.Features.FeatureEntry"
+  }
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Feature" }
+  }
+}
+message_type {
+  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Features" }
+}
+"""
+
+
+def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
+    """Return what a serialised Example holds; `path` names it in errors.
+
+    The image is the feature called image, image_raw or image/encoded, else the only one that begins as an image does;
+    its mask is the one called mask. The label is what `options` name; by default the first numeric feature called
+    class, label, target or image/class/label. One whole number is a class, others are a vector. In the schema of the TF
+    Object Detection API, `image/object/bbox/…` are the boxes, with their class numbers, and nothing else below
+    `image/object/` is kept. Of the other features, single values become columns (bytes as UTF-8 text), several numbers
+    an array of int64 or float32, and empty ones nothing; their names are made plain, so that `image/class/text` becomes
+    image_class_text.
+
+    Raises SampleError when that cannot be done, DependencyError without protobuf.
+    """
+    texts, numbers = _features(data, path, options)
+    fields: dict[str, bytes | Array] = {}
+    image = _image_name(texts, path)
+    if image is not None:
+        fields[IMAGE] = _one(texts.pop(image), image, path)
+        if MASK in texts:
+            fields[MASK] = _one(texts.pop(MASK), MASK, path)
+    label = _label(texts, numbers, options.label_cols, path)
+    size = None
+    if image is not None and LEFT in numbers:
+        fields[BOXES], size = read_boxes(numbers, path)
+        texts = {name: values for name, values in texts.items() if not name.startswith(OBJECTS)}
+        numbers = {name: values for name, values in numbers.items() if not name.startswith(OBJECTS)}
+    several = [name for name, values in numbers.items() if len(values) > 1 and options.is_kept(name)]
+    arrays: dict[str, bytes | Array] = {safe: numbers[name] for name, safe in field_names(several).items()}
+    if fields.keys() & arrays.keys():
+        raise SampleError(path, f"has an image in feature {image!r}, and numbers in one called image")
+    fields |= arrays
+    if not fields:
+        raise SampleError(path, f"has no image and no array among its features {', '.join([*texts, *numbers])}")
+    columns: dict[str, str | int | float] = {
+        name: values[0].item() for name, values in numbers.items() if len(values) == 1 and options.is_kept(name)
+    }
+    columns |= {
+        name: _text(_one(values, name, path), name, path)
+        for name, values in texts.items()
+        if values and options.is_kept(name)
+    }
+    safe = column_names(sorted(columns))
+    return Item(fields, label, {safe[name]: value for name, value in sorted(columns.items())}, boxes_size=size)
+
+
+def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
+    """Return whether features of an Example are one whole number each, 0 or 1. Raises SampleError."""
+    _, numbers = _features(data, path, _ANY)
+    found = [numbers.get(name, np.empty(0)) for name in names]
+    return all(len(values) == 1 and values.dtype == np.int64 and values[0] in (0, 1) for values in found)
+
+
+def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
+    """Return the features of bytes and those of numbers, in the order of their names, without dropped ones."""
+    example_class, decode_error = _reader()
+    try:
+        example = example_class.FromString(data)
+    except decode_error as error:
+        raise SampleError(path, f"is no tf.train.Example: {error}") from error
+    texts: dict[str, list[bytes]] = {}
+    numbers: dict[str, Array] = {}
+    for name, feature in sorted(example.features.feature.items()):
+        kind = feature.WhichOneof("kind")
+        if options.is_dropped(name):
+            continue
+        if kind == "bytes":
+            texts[name] = list(feature.bytes.value)
+        elif kind is not None:
+            numbers[name] = np.array(getattr(feature, kind).value, np.int64 if kind == "ints" else np.float32)
+    return texts, numbers
+
+
+def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
+    for name in _IMAGES:
+        if name in texts:
+            return name
+    like = [
+        name for name, values in texts.items() if name != MASK and len(values) == 1 and _IMAGE_START.match(values[0])
+    ]
+    if len(like) > 1:
+        raise SampleError(path, f"has several images, {', '.join(like)}, and none of them is called image")
+    return like[0] if like else None
+
+
+def _one(values: list[bytes], name: str, path: str) -> bytes:
+    if len(values) != 1:
+        raise SampleError(
+            path, f"feature {name!r} has {len(values)} values: of bytes only one can be kept. --drop leaves it out"
+        )
+    return values[0]
+
+
+def _text(value: bytes, name: str, path: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise SampleError(
+            path, f"feature {name!r} is neither UTF-8 text nor called as an image is: --drop leaves it out"
+        ) from error
+
+
+def _label(texts: Mapping[str, Any], numbers: dict[str, Array], names: Sequence[str], path: str) -> Label:
+    """Take the label out of the numbers, and return it."""
+    if not names:
+        names = [name for name in _LABELS if name in numbers][:1]
+    for name in names:
+        if name in texts:
+            raise SampleError(
+                path, f"feature {name!r} is text: the labels of TFRecords are numbers, name such a feature"
+            )
+        if name not in numbers:
+            raise SampleError(path, f"has no feature {name!r}: there are {', '.join([*texts, *numbers])}")
+        if not len(numbers[name]):
+            raise SampleError(path, f"feature {name!r} is empty: it has no label")
+    values = [numbers.pop(name) for name in names]
+    if len(values) == 1 and len(values[0]) == 1 and values[0].dtype == np.int64:
+        return int(values[0][0])
+    several = next((name for name, value in zip(names, values, strict=True) if len(names) > 1 != len(value)), None)
+    if several is not None:
+        raise SampleError(path, f"feature {several!r} has several values: of several label features each has one")
+    return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
+
+
+@functools.cache
+def _reader() -> tuple[Any, Any]:
+    """Return the class of `tf.train.Example`, in a pool of its own as TensorFlow may be loaded too, and its error."""
+    try:
+        from google.protobuf import __version__ as version
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise DependencyError(f"TFRecord files need protobuf: {_INSTALL}") from error
+    if tuple(map(int, version.split(".")[:2])) < _LEAST_PROTOBUF:
+        raise DependencyError(f"protobuf {version} is too old to read TFRecord files safely: {_INSTALL}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tpucache.Example")), DecodeError
+
+
+OBJECTS: Final = "image/object/"
+LEFT: Final = f"{OBJECTS}bbox/xmin"
+_CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", "ymax")))
+#: The classes of the boxes, the first of these that there is: of that API, and of ImageNet's records.
+_CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
+_SIZE: Final = ("image/width", "image/height")
+
+
+def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
+    """Return boxes in pixels: float64 (n, 5) of left, top, right, bottom and class, or (n, 4) where there is no class.
+
+    Behind them: the (width, height) of the image that they are of. The schema has corners as parts of these. Raises
+    SampleError where parts are missing.
+    """
+    missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
+    if missing:
+        raise SampleError(path, f"has boxes but no feature {missing[0]!r}: leave them out with --drop '{OBJECTS}*'")
+    classes = next((numbers[name] for name in _CLASSES if name in numbers), None)
+    parts = [numbers[name].astype(np.float64) for name in _CORNERS]
+    columns = parts if classes is None else [*parts, classes.astype(np.float64)]
+    if len(set(map(len, columns))) > 1 or any(len(numbers[name]) != 1 for name in _SIZE):
+        raise SampleError(path, f"has boxes of which some lack a corner or a class: {list(map(len, columns))} values")
+    width, height = (int(numbers[name][0]) for name in _SIZE)
+    boxes: Array = np.stack(columns, axis=1)
+    boxes[:, :4] *= (width, height, width, height)
+    return boxes, (width, height)

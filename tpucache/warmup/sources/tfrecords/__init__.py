@@ -1,1 +1,0 @@
-"""Samples in TFRecord files."""
