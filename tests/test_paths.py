@@ -39,8 +39,6 @@ MODULES = (
 #: What of them takes only a Path: parts of one another, and the machine's own files.
 INNER = {
     *(
-        "check_room",
-        "copy_file",
         "is_whole",
         "find_lr.stop",
         "Manifest.save.aside",

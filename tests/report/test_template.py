@@ -52,7 +52,7 @@ def test_a_name_without_a_value_is_an_error(folder):
 
 def test_without_jinja2_the_error_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(DependencyError, match=r"`pip install jinja2`.* extra `report`"):
+    with pytest.raises(DependencyError, match=r"`pip install jinja2`, or install tpucache\[report\]"):
         fill("texts_by_test", "a", {}, str)
 
 

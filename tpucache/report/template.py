@@ -29,8 +29,7 @@ def _environment(package: str, escape: Escape) -> Environment:
         from markupsafe import Markup
     except ImportError as error:
         raise DependencyError(
-            f"texts such as pages are filled in by jinja2: {error}. `pip install jinja2`, or install tpucache with its "
-            "extra `report`"
+            f"pages and cards are filled in by jinja2: {error}. `pip install jinja2`, or install tpucache[report]"
         ) from error
 
     def escaped(value: object) -> Markup:
