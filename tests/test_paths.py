@@ -14,11 +14,9 @@ import pytest
 import tpucache
 from tpucache import CachedDataset, Manifest, Recipe, UsageError, build_cache
 from tpucache.publish.bundle import make_bundle
-from tpucache.publish.options import Metadata
 from tpucache.publish.publish import prepare
-from tpucache.publish.rules import breaches
+from tpucache.publish.rules import Metadata, breaches
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.publish.wheel import write_wheel
 from tpucache.report.preview import contact_sheet, save_picture
 from tpucache.store.cache import Cache
 from tpucache.store.reader import ShardReader
@@ -31,16 +29,9 @@ pytestmark = pytest.mark.usefixtures("short_runs")
 #: The modules whose functions users call; the others' take a Path that these have made.
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
-    *("publish.rules", "publish.transfer", "publish.wheel", "report.bench"),
-    *(
-        "report.doctor.diagnosis",
-        "report.doctor.mounts",
-        "report.inspect",
-        "report.page.document",
-        "report.page.page",
-        "report.preview",
-    ),
-    *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples", "store.copying.stage"),
+    *("publish.rules", "publish.transfer", "report.bench", "report.cache_page", "report.doctor", "report.inspect"),
+    *("report.page", "report.preview", "report.run_page"),
+    *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
     *("training.predictions", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
@@ -48,8 +39,6 @@ MODULES = (
 #: What of them takes only a Path: parts of one another, and the machine's own files.
 INNER = {
     *(
-        "check_room",
-        "copy_file",
         "is_whole",
         "find_lr.stop",
         "Manifest.save.aside",
@@ -105,7 +94,7 @@ def test_the_walk_meets_the_functions_that_it_is_for() -> None:
     assert names >= {
         *("stage_cache", "verify_cache", "report_cache", "preview_cache", "build_cache", "repair_cache", "find_cache"),
         *("fetch_cache", "push_cache", "prepare", "make_bundle", "train", "predict", "find_lr", "Manifest.load"),
-        *("CachedDataset", "Predictor", "TableSource", "FolderSource", "Report.save"),
+        *("CachedDataset", "Predictor", "TableSource", "FolderSource", "Page.save"),
     }
 
 
@@ -165,18 +154,13 @@ def publish(cache: Any, out: Any) -> Any:
     return made.files, breaches(type(out)(made.folder))
 
 
-def wheel(cache: Any, out: Any) -> Any:
-    Path(out).mkdir()
-    return write_wheel(out).name
-
-
 def transfer(cache: Any, out: Any) -> Any:
     push_cache(cache, f"file://{out}/pushed")
     return fetch_cache(f"{out}/pushed", type(out)(Path(out) / "fetched")).identity
 
 
 DOORS = (
-    verify, stage, manifest, samples, records, dataset, find, preview, wrong_picture, report, publish, wheel, transfer
+    verify, stage, manifest, samples, records, dataset, find, preview, wrong_picture, report, publish, transfer
 )  # fmt: skip
 
 

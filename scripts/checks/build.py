@@ -24,8 +24,8 @@ NAME = f"tpucache-{__version__}"
 WRITE = """
 import sys
 from pathlib import Path
-from tpucache.publish.wheel import write_wheel
-write_wheel(Path(sys.argv[1]))
+from tpucache.publish.wheels import wheel_bytes, wheel_name
+(Path(sys.argv[1]) / wheel_name()).write_bytes(wheel_bytes())
 """
 ADDED = ("PKG-INFO", "setup.cfg", "tpucache.egg-info/")
 

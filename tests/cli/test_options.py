@@ -16,7 +16,7 @@ from tpucache.cli import main, make_parser
 from tpucache.cli.arguments import from_options
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
-from tpucache.publish.options import Metadata, PublishOptions
+from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.training.options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build_options import BuildOptions, WorkerOptions

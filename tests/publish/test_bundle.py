@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from tpucache import CachedDataset, PublishError, Recipe, StoreError, UsageError, build_cache, verify_cache
-from tpucache.publish import rules
+from tpucache import BuildError, CachedDataset, PublishError, Recipe, StoreError, UsageError, build_cache, verify_cache
+from tpucache.cli import main
+from tpucache.kaggle import MAX_FILES, TARGET_SHARDS
+from tpucache.publish import bundle, rules
 from tpucache.publish.bundle import make_bundle
-from tpucache.publish.options import Metadata
-from tpucache.publish.wheel import wheel_name
+from tpucache.publish.rules import Metadata
+from tpucache.publish.wheels import wheel_name
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import open_source
 
+ROOT = Path(__file__).parents[2]
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 
 
@@ -126,7 +128,7 @@ def test_a_place_that_cannot_be_written_is_reported(stored, tmp_path):
 
 
 def test_too_many_shards_are_refused(stored, monkeypatch):
-    monkeypatch.setattr(rules, "MAX_SHARDS", 3)
+    monkeypatch.setattr(bundle, "MAX_SHARDS", 3)
     with pytest.raises(PublishError, match="--target kaggle"):
         make_bundle(stored, METADATA)
 
@@ -134,48 +136,16 @@ def test_too_many_shards_are_refused(stored, monkeypatch):
 @pytest.mark.slow
 def test_the_sheet_gives_way_where_files_are_many(stored, monkeypatch, caplog):
     files = len(Manifest.load(stored).files)
-    monkeypatch.setattr(rules, "MAX_FILES", files + 3)
+    for module in (bundle, rules):
+        monkeypatch.setattr(module, "MAX_FILES", files + 3)
     made = make_bundle(stored, METADATA)
     assert "sheet.png" not in made.files
     assert "sheet.png" not in (made.folder / "README.md").read_text()
     assert "no room for a sheet" in caplog.text
-    monkeypatch.setattr(rules, "MAX_FILES", files + 2)
+    for module in (bundle, rules):
+        monkeypatch.setattr(module, "MAX_FILES", files + 2)
     with pytest.raises(PublishError, match="files are more than"):
         make_bundle(stored, METADATA)
-
-
-@pytest.mark.slow
-def test_the_card_tells_what_it_is_and_how_to_read_it(stored):
-    folder = make_bundle(stored, METADATA).folder
-    card = (folder / "README.md").read_text()
-    for part in (
-        "# Noise at 16",
-        "150 samples, each in 3 augmented variants",
-        "| ant | 38 |",
-        "| image | 16 x 16 x 3 | uint8 | raw |",
-        "| size | 16 x 16 |",
-        "CC-BY-4.0",
-        "(sheet.png)",
-        "Mean ",
-        Manifest.load(stored).fingerprint,
-        'CachedDataset("kaggle:ann/noise-at-16", variant="epoch")',
-        f"pip install --no-deps --no-index $(find /kaggle/input -name '{wheel_name()}'",
-    ):
-        assert part in card
-    with Image.open(folder / "sheet.png") as sheet:
-        assert min(sheet.size) > 4 * 128
-        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
-
-
-@pytest.mark.slow
-def test_names_of_files_and_classes_cannot_break_the_card(photos, tmp_path):
-    source = shutil.copytree(photos / "ant", tmp_path / "source" / "a|<b>_`c`[x](y)&")
-    (source / "bad|\n<script>.png").write_text("no image")
-    build_cache(source.parent, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
-    card = (make_bundle(tmp_path / "cache", METADATA).folder / "README.md").read_text()
-    assert r"| a&#124;&#60;b&#62;\_\`c\`\[x\](y)&#38; | 38 |" in card
-    assert r"bad&#124;\\x0a&#60;script&#62;.png |" in card
-    assert "<script>" not in card
 
 
 def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, monkeypatch):
@@ -197,3 +167,42 @@ def test_a_cache_without_images_or_classes_has_a_card_without_a_sheet(tmp_path, 
 def test_compressed_caches_have_a_sheet_too(photos, tmp_path, codec):
     build_cache(photos / "ant", tmp_path / "cache", Recipe(size=8, codec=codec), jobs=1)
     assert make_bundle(tmp_path / "cache", METADATA).files["sheet.png"] > 100
+
+
+@pytest.mark.slow
+def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, tmp_path, caplog):
+    """One shard more costs the sheet, two more are refused, and nothing is left that says otherwise."""
+    source = tmp_path / "photos"
+    source.mkdir()
+    for photo in sorted((photos / "ant").iterdir())[:2]:
+        (source / photo.name).write_bytes(photo.read_bytes())
+    cache, recipe = tmp_path / "cache", Recipe(size=8, variants=TARGET_SHARDS - 1)
+    build_cache(source, cache, recipe, jobs=1, target="kaggle")
+    assert len(Manifest.load(cache).shards) == TARGET_SHARDS
+    made = make_bundle(cache, METADATA)
+    assert len(made.files) == MAX_FILES
+    assert {"sheet.png", "README.md", "manifest.json"} < made.files.keys()
+    for shards in (TARGET_SHARDS + 1, TARGET_SHARDS + 2):
+        recipe = Recipe(size=8, variants=shards - 1)
+        with pytest.raises(BuildError, match=f"{TARGET_SHARDS}"):
+            build_cache(source, cache, recipe, jobs=1, target="kaggle")
+        build_cache(source, cache, recipe, jobs=1)
+        with pytest.raises(BuildError, match=f"{TARGET_SHARDS}"):  # finished as it is
+            build_cache(source, cache, recipe, jobs=1, target="kaggle")
+        if shards == TARGET_SHARDS + 1:
+            made = make_bundle(cache, METADATA)
+            assert len(made.files) == MAX_FILES
+            assert "sheet.png" not in made.files
+            assert "no room for a sheet" in caplog.text
+            assert rules.breaches(made.folder) == verify_cache(made.folder) == []
+        else:
+            with pytest.raises(PublishError, match=f"at most {TARGET_SHARDS + 1}"):
+                make_bundle(cache, METADATA)
+
+
+def test_the_documented_limit_is_the_one_that_is_kept(capsys):
+    for name in ("README.md", "docs/kaggle.md", "docs/warmup.md"):
+        assert f"{TARGET_SHARDS} shards" in (ROOT / name).read_text().replace("\n", " ")
+    with pytest.raises(SystemExit):
+        main(["warmup", "--help"])
+    assert f"{TARGET_SHARDS} shards" in " ".join(capsys.readouterr().out.split())

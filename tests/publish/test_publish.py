@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpucache import DamageError, PublishError
-from tpucache.publish.client import left_out, parse_listing
-from tpucache.publish.options import Metadata, PublishOptions
-from tpucache.publish.publish import prepare, send
+from tpucache.publish.publish import find_differences, parse_listing, prepare, send
+from tpucache.publish.rules import Metadata, PublishOptions
 
 METADATA = Metadata("ann/noise-at-16", "Noise at 16", "CC-BY-4.0")
 
@@ -126,7 +125,7 @@ def test_a_listing_is_read_with_and_without_a_next_page():
 
 
 def test_what_is_left_out_is_found():
-    assert left_out({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "d": 4}) == [
+    assert find_differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "d": 4}) == [
         "c is missing",
         "b has 3 bytes there and 2 here",
     ]

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from tpucache import UsageError
-from tpucache.publish.rules import LICENSES, MAX_FILES, breaches, check_id, check_license, check_title
+from tpucache.kaggle import MAX_FILES
+from tpucache.publish.rules import LICENSES, breaches, check_id, check_license, check_title
 
 METADATA = {"title": "Digits at 32", "id": "ann/digits-at-32", "licenses": [{"name": "CC0-1.0"}]}
 

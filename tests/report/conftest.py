@@ -1,10 +1,11 @@
-"""Caches of any content, written record by record, without warmup."""
+"""Caches of any content, written record by record, without warmup, and pages as a browser takes them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,54 @@ def drawn_cache_fixture() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def hostile() -> str:
     return HOSTILE
+
+
+#: Every tag of a cache's page, and the attributes that could load something.
+_TAGS = {
+    "html", "head", "meta", "title", "style", "body", "main", "section", "header", "footer", "div", "span",
+    "h1", "h2", "p", "dl", "dt", "dd", "ul", "li", "code", "pre", "figure", "figcaption", "img", "details",
+    "summary", "svg", "g", "rect", "polygon", "table", "thead", "tbody", "tr", "th", "td",
+}  # fmt: skip
+_LOADING = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction"}
+
+
+class ParsedPage(HTMLParser):
+    """A page as a browser takes it: its tags, its attributes, its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.texts = set(), [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+    @property
+    def foreign_tags(self):
+        """The tags that no cache's page has."""
+        return self.tags - _TAGS
+
+    @property
+    def scripts(self):
+        """The attributes that run something."""
+        return {name for name, _ in self.attributes if name.startswith("on")}
+
+    @property
+    def loaded(self):
+        """What attributes load, or lead to, but for pictures within the page."""
+        asked = [value for name, value in self.attributes if name in _LOADING]
+        return [value for value in asked if not value.startswith("data:image/")]
+
+
+@pytest.fixture(scope="session")
+def parse() -> type[ParsedPage]:
+    return ParsedPage

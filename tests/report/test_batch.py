@@ -18,7 +18,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe
 from tpucache.report import batch as batches
 from tpucache.report.batch import preview_batch
-from tpucache.report.page.page import report_cache
+from tpucache.report.cache_page import report_cache
 from tpucache.report.preview import preview_cache
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.sources.table import TableOptions, TableSource

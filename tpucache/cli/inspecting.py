@@ -92,13 +92,13 @@ def report(options: argparse.Namespace) -> int:
     from tpucache.runs import is_run
 
     if is_run(options.cache):
-        from tpucache.report.page.run_page import report_run
+        from tpucache.report.run_page import report_run
 
         page = report_run(options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
         raise UsageError(f"--valid is about a run, and {options.cache} holds none: give the folder that train wrote")
     else:
-        from tpucache.report.page.page import report_cache
+        from tpucache.report.cache_page import report_cache
 
         page = report_cache(options.cache, options.samples, seed=options.seed, variants=options.variants)
     path = page.save(options.output)
@@ -109,7 +109,7 @@ def report(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Show what this machine has for tpucache (cores, memory, devices, versions, mounts), and what to fix."""
-    from tpucache.report.doctor.diagnosis import diagnose
+    from tpucache.report.doctor import diagnose
 
     if not options.no_xla:
         tell("asking XLA and torch what they find, for 90 s at most each; --no-xla leaves it out")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tpucache.cli.arguments import add_cache, add_command, add_json, add_options, from_options, seconds
 from tpucache.cli.terminal import flush, say, show
 from tpucache.process import tell
-from tpucache.publish.options import Metadata, PublishOptions
+from tpucache.publish.rules import Metadata, PublishOptions
 
 if TYPE_CHECKING:
     from tpucache.progress import Progress

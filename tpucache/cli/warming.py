@@ -354,9 +354,8 @@ def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
     """Write a contact sheet of the samples that were tried; None where they have no images."""
     import numpy as np
 
-    from tpucache.report.draw import draw_record
+    from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
     from tpucache.report.preview import save_picture
-    from tpucache.report.sheet import Cell, Layout, draw_sheet, fitted_size
     from tpucache.report.text import describe_label
 
     cells = []

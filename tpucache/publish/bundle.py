@@ -1,43 +1,60 @@
-"""The folder that is uploaded: a cache's files, its card, and tpucache itself."""
+"""The folder that is uploaded: a cache's files, its card, wheels, and the metadata that Kaggle asks for.
+
+Kaggle's client leaves hidden files out and sends all others. So the proof that `publish` made a folder, and that nobody
+has changed it since, is kept in the one file that is not uploaded: the finished folder's metadata hold its claim. Until
+the folder is finished the claim is a separate file, written before anything else.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tpucache.errors import PublishError, StoreError
-from tpucache.kaggle import COMPANIONS
-from tpucache.publish import rules
-from tpucache.publish.card import CARD_NAME, SHEET_NAME, write_card
-from tpucache.publish.options import Metadata
-from tpucache.publish.owned import check_bundle, claim_bundle, metadata_text, sign_metadata
-from tpucache.publish.packages import PackageWheel, download_wheels, needed_packages
-from tpucache.publish.wheel import wheel_bytes, wheel_name
+from tpucache.errors import PublishError, StoreError, UsageError
+from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
+from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
+from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
+from tpucache.publish.wheels import PACKAGES, PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
 from tpucache.report.preview import contact_sheet
+from tpucache.store.cache import Cache
 from tpucache.store.copying import (
     CLAIM_NAME,
+    Claim,
     check_apart,
+    check_descends,
     check_room,
     claim_folder,
     copy_file,
     folder_path,
     hold_folder,
+    is_claim_aside,
+    named,
+    parse_claim,
     remove_claim,
 )
-from tpucache.store.files import write_atomically
-from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.files import read_file, sha256_file, write_atomically
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.strict_json import parse_json
 
 _log: Final = logging.getLogger("tpucache")
+_COMMAND: Final = "publish"
+_KEY: Final = "tpucache"
+_WHEEL: Final = re.compile(rf"({'|'.join(('tpucache', *PACKAGES))})-.*\.whl")
+_UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to be uploaded, and the files that will be: names and bytes.
+    """A folder that is ready to be uploaded, with the names and bytes of the files that will be.
 
-    `wheels` are those of other packages among them.
+    `wheels` are those of them that install other packages.
     """
 
     folder: Path
@@ -54,20 +71,21 @@ class Bundle:
 def make_bundle(
     cache: str | Path, metadata: Metadata, out: str | Path | None = None, wheels: str | None = None
 ) -> Bundle:
-    """Make the folder to upload, `CACHE.publish` beside the cache if not given, out of a cache that is sound.
+    """Make the folder to upload of a cache that was verified: `out`, or `CACHE.publish` next to the cache.
 
-    `wheels` is the tag of a Python, such as "cp312", for which the packages that the cache's codecs need are added.
+    `wheels` is the tag of a Python, such as "cp312": wheels of the packages that the cache's codecs need are added.
 
-    The cache's files are hard links, or verified copies where the file system has none. A folder that an earlier call
-    made of the same cache, or of it before more was added, is brought up to date. Raises UsageError for a folder that
-    holds anything else, or is the cache, inside of it or around it; PublishError for a cache that Kaggle does not take
-    or wheels that cannot be had; StoreError when the folder cannot be written.
+    The cache's files are hard links, or verified copies where the file system has no links. A folder that an earlier
+    call made of the same cache, or of it before variants or samples were added, is brought up to date.
+
+    Raises UsageError for a folder that holds anything else, or is the cache, inside it or around it; PublishError for a
+    cache that Kaggle does not accept or wheels that pip cannot find; StoreError when the folder cannot be written.
     """
     source = folder_path(cache)
     manifest = Manifest.load(source)
-    if len(manifest.shards) > rules.MAX_SHARDS:
+    if len(manifest.shards) > MAX_SHARDS:
         raise PublishError(
-            f"{source} has {len(manifest.shards)} shards, and a published cache at most {rules.MAX_SHARDS}: "
+            f"{source} has {len(manifest.shards)} shards, and a published cache at most {MAX_SHARDS}: "
             "warm it up with --target kaggle, or a larger --shard-mb"
         )
     real = source.resolve()
@@ -75,66 +93,66 @@ def make_bundle(
     check_apart(source, folder)
     packages = _packages(source, manifest, wheels) if wheels else ()
     written = _written(source, manifest, metadata, packages)
-    claim = claim_bundle(manifest, written)
+    claim = _claim_bundle(manifest, written)
     try:
         with hold_folder(folder, "publishing from"):
-            for path in check_bundle(folder, source, claim):
-                # What differs goes before its claim does; the metadata keep theirs until they are replaced.
-                if path.name in written.keys() - {rules.METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
+            for path in _check_bundle(folder, source, claim):
+                # What differs is removed before its claim is; the metadata keep theirs until they are replaced.
+                if path.name in written.keys() - {METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
                     path.unlink()
             claim_folder(folder, claim)
             _link(source, folder, manifest)
-            signed = sign_metadata(written.pop(rules.METADATA_NAME), claim)
-            for name, data in {**written, rules.METADATA_NAME: signed}.items():
+            signed = _sign_metadata(written.pop(METADATA_NAME), claim)
+            for name, data in {**written, METADATA_NAME: signed}.items():
                 write_atomically(folder / name, data)
             remove_claim(folder)
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error}. Give a place that can be written by --out") from error
-    found = rules.breaches(folder)
+    found = breaches(folder)
     if found:
         raise PublishError(f"{folder} breaks Kaggle's rules: {'; '.join(found)}")
-    uploaded = sorted(path for path in folder.iterdir() if path.name != rules.METADATA_NAME)
+    uploaded = sorted(path for path in folder.iterdir() if path.name != METADATA_NAME)
     return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded}, packages)
 
 
-def _packages(cache: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
+def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
     """Return the wheels of the packages that a cache's codecs need. Raises PublishError where no file may be added."""
     packages = needed_packages(manifest)
     files = len(manifest.shards) + COMPANIONS + len(packages)
-    if files > rules.MAX_FILES:
+    if files > MAX_FILES:
         raise PublishError(
             f"with the wheels of {', '.join(packages)} there would be {files} files, and a published cache has at most "
-            f"{rules.MAX_FILES}: leave --wheels out, or warm it up with --target kaggle"
+            f"{MAX_FILES}: leave --wheels out, or warm it up with --target kaggle"
         )
     if not packages:
-        _log.warning("no wheel is added: reading %s needs no optional package", cache)
+        _log.warning("no wheel is added: reading %s needs no optional package", source)
     return tuple(download_wheels(packages, tag))
 
 
 def _written(
-    cache: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...]
+    source: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...]
 ) -> dict[str, bytes]:
-    """Return what is written beside the cache's files: manifest, wheels, card, a sheet where possible, metadata."""
-    has_room = len(manifest.shards) + COMPANIONS + len(packages) < rules.MAX_FILES
-    sheet = contact_sheet(cache) if has_room else None
+    """Return all files but the cache's own: manifest, wheels, card, metadata, and a sheet of samples if it fits."""
+    has_room = len(manifest.shards) + COMPANIONS + len(packages) < MAX_FILES
+    sheet = contact_sheet(source) if has_room else None
     if not has_room:
-        _log.warning("%s has so many files that there is no room for a sheet of samples", cache)
+        _log.warning("%s has so many files that there is no room for a sheet of samples", source)
     given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
     return {
-        MANIFEST_NAME: (cache / MANIFEST_NAME).read_bytes(),
+        MANIFEST_NAME: (source / MANIFEST_NAME).read_bytes(),
         wheel_name(): wheel_bytes(),
         **{wheel.name: wheel.data for wheel in packages},
-        CARD_NAME: write_card(*given, packages, sheet=bool(sheet)).encode(),
+        CARD_NAME: make_card(*given, packages, sheet=bool(sheet)).encode(),
         **({SHEET_NAME: sheet} if sheet else {}),
-        rules.METADATA_NAME: metadata_text(metadata.to_dict(write_card(*given, packages, sheet=False))),
+        METADATA_NAME: _metadata_text(metadata.to_dict(make_card(*given, packages, sheet=False))),
     }
 
 
-def _link(cache: Path, folder: Path, manifest: Manifest) -> None:
-    """Have each of the cache's files in the folder, linked or copied."""
+def _link(source: Path, folder: Path, manifest: Manifest) -> None:
+    """Link the cache's files into the folder, or copy them where that fails."""
     copied: list[FileEntry] = []
     for entry in manifest.files:
-        target, ours = folder / entry.name, (cache / entry.name).resolve()
+        target, ours = folder / entry.name, (source / entry.name).resolve()
         if target.exists() and target.samefile(ours):
             continue
         try:
@@ -144,7 +162,93 @@ def _link(cache: Path, folder: Path, manifest: Manifest) -> None:
             copied.append(entry)
     if copied:
         needed = sum(entry.bytes for entry in copied)
-        _log.warning("%s cannot link to %s: copying %.1f MB", folder, cache, needed / 1e6)
+        _log.warning("%s cannot link to %s: copying %.1f MB", folder, source, needed / 1e6)
         check_room(folder, needed)
     for entry in copied:
-        copy_file(cache, folder, entry)
+        copy_file(source, folder, entry)
+
+
+def _claim_bundle(manifest: Manifest, written: Mapping[str, bytes]) -> Claim:
+    """Return the claim of a folder: the digests of the cache's files and of those that are written."""
+    files = Claim.of(_COMMAND, manifest).files
+    return Claim(_COMMAND, manifest.identity, {**files, **{name: _digest(data) for name, data in written.items()}})
+
+
+def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
+    """Return dataset-metadata.json with a folder's claim in it, under a key that Kaggle's client does not read."""
+    return (json.dumps({**json.loads(metadata), _KEY: json.loads(claim.to_json())}, indent=1) + "\n").encode()
+
+
+def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
+    """Return the files of a folder, all of which `publish` wrote and may replace or remove.
+
+    Raises UsageError, and changes nothing, unless the folder is empty or was made, whole or in part, of this cache or
+    of an earlier state of it.
+    """
+    entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
+    foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}
+    if foreign:
+        raise UsageError(f"{folder} holds {named(foreign)}, which would be uploaded: give another --out")
+    claims = _read_claims(folder)
+    unknown = {name for name in entries if not any(_is_of(each, name) for each in claims)}
+    if unknown:
+        raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
+    if not all(each.precedes(claim) for each in claims):
+        raise UsageError(f"{folder} was made of another cache: remove it if nobody needs it, or give another --out")
+    changed = {name for name, path in entries.items() if not _is_as_written(path, source, [*claims, claim])}
+    if changed:
+        raise UsageError(f"{folder} holds {named(changed)}, changed since publish wrote it: give another --out")
+    if MANIFEST_NAME in entries:
+        check_descends(Cache.open(folder), Cache.open(source), str(folder))
+    return list(entries.values())
+
+
+def _may_be_uploaded(name: str) -> bool:
+    """Return whether `publish` uses a name; that alone does not show that it wrote the file."""
+    of_cache = SHARD_NAME.fullmatch(name) or TABLE_NAME.fullmatch(name) or name.endswith(".tmp")
+    return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name))
+
+
+def _read_claims(folder: Path) -> list[Claim]:
+    """Return the claims of a folder that `publish` made or began to make; none of any other folder."""
+    claims: list[Claim | None] = []
+    if (folder / CLAIM_NAME).exists():
+        claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
+    content = _metadata(folder)
+    if content is not None:
+        claims.append(Claim.from_json(json.dumps(content.get(_KEY))))
+    return [claim for claim in claims if claim is not None and claim.command == _COMMAND]
+
+
+def _metadata(folder: Path) -> dict[str, Any] | None:
+    try:
+        content = parse_json(read_file(folder / METADATA_NAME))
+    except (FileNotFoundError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _is_of(claim: Claim, name: str) -> bool:
+    return name in claim.files or name == CLAIM_NAME or claim.wrote_aside(name)
+
+
+def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
+    """Return whether a file has the digest of a claim, or is a link to the cache's file, which was verified."""
+    written = {claim.files.get(path.name) for claim in claims}
+    if written == {None}:
+        return True  # the claim itself, or a file that was begun
+    if path.name == METADATA_NAME:
+        content = _metadata(path.parent) or {}
+        content.pop(_KEY, None)
+        return _digest(_metadata_text(content)) in written
+    ours = source / path.name
+    return (ours.exists() and path.samefile(ours)) or sha256_file(path) in written
+
+
+def _metadata_text(content: Mapping[str, Any]) -> bytes:
+    """Return the text of dataset-metadata.json before it is signed."""
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -24,10 +24,10 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
-_MOST_TEXT: Final = 500  # of what a library says of an answer, which it may quote
+_MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 _FIRST_PAUSE: Final = 0.5
 _BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
-# What asking again does not change. 408 and 429 are HTTP's "too slow" and "too often".
+# Other statuses from 400 to 499 are final: asking again gets the same answer. 408 is "too slow", 429 "too often".
 _PASSING: Final = (408, 429)
 _FINAL: Final = (
     FileNotFoundError,
@@ -160,7 +160,7 @@ class Remote:
             self._pause(name, failure, failures)
 
     def size(self, name: str) -> int | None:
-        """Return a file's bytes, None where there is none, or where a server does not state it. Raises StoreError."""
+        """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
 
         def ask() -> int | None:
             self._fs.invalidate_cache()
@@ -200,7 +200,10 @@ class Remote:
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
-        """Open a file to be written, on a disk one beside it: what is there may be a link to what is read."""
+        """Open a file to be written.
+
+        On a disk it is written under another name first: the old file may be a link to the one that is being read.
+        """
         local = self.local
         if local is None:
             with self._fs.open(self._path(name), "wb") as file:

@@ -1,27 +1,20 @@
-"""Kaggle's rules for a dataset, as its client 2.2.5 and its documentation of dataset-metadata.json state them."""
+"""What a dataset on Kaggle is called, how a cache is published as one, and the rules that Kaggle has for it.
+
+The rules are those of its client 2.2.5 and of its documentation of dataset-metadata.json.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
-from tpucache.kaggle import MAX_FILES, MAX_SHARDS
+from tpucache.kaggle import MAX_FILES
+from tpucache.options import option
 from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
-
-__all__ = [
-    "LICENSES",
-    "MAX_FILES",
-    "MAX_SHARDS",
-    "METADATA_NAME",
-    "breaches",
-    "check_id",
-    "check_license",
-    "check_tag",
-    "check_title",
-]
 
 METADATA_NAME: Final = "dataset-metadata.json"
 MAX_BYTES: Final = 200_000_000_000
@@ -138,3 +131,47 @@ def _metadata_breaches(path: Path) -> list[str]:
     except (OSError, ValueError, TypeError, KeyError) as error:  # UsageError is a ValueError
         return [f"{path.name}: {error}"]
     return []
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What Kaggle needs to know about a dataset. Raises UsageError for what Kaggle does not accept."""
+
+    dataset_id: str = option(MISSING, "owner and name of the Kaggle dataset", metavar="OWNER/SLUG", flag="id")
+    title: str = option(MISSING, "title, 6 to 50 characters")
+    license_name: str = option(
+        None, "a license as Kaggle names it; leave it out to see the names", metavar="NAME", flag="license"
+    )
+
+    def __post_init__(self) -> None:
+        check_id(self.dataset_id)
+        object.__setattr__(self, "title", check_title(self.title))
+        check_license(self.license_name)
+
+    def to_dict(self, description: str) -> dict[str, Any]:
+        """Return the content of dataset-metadata.json."""
+        names = {"title": self.title, "id": self.dataset_id, "description": description}
+        return {**names, "licenses": [{"name": self.license_name}]}
+
+
+@dataclass(frozen=True)
+class PublishOptions:
+    """How a cache is published: `out` is the folder to upload, `patience` the seconds that Kaggle may take for it.
+
+    `wheels` is the tag of a Python. Raises UsageError for one that is none.
+    """
+
+    message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
+    public: bool = option(False, "make a new dataset public")
+    out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
+    dry_run: bool = option(False, "make the folder and check it, upload nothing")
+    wheels: str | None = option(
+        None,
+        "add wheels of the packages that the codec may need (zstandard, lz4), for this Python on Linux x86-64",
+        metavar="cp312",
+    )
+    patience: float = option(600.0, "time for Kaggle to process it", metavar="10m")
+
+    def __post_init__(self) -> None:
+        if self.wheels is not None:
+            check_tag(self.wheels)

@@ -1,4 +1,4 @@
-"""Fetches a cache from a URL or pushes it to one: every byte is checked, the manifest goes last, a break is no loss."""
+"""Fetches a cache from a URL, or pushes one to it: every byte is checked, and a copy that was cut off continues."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_by
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole
 
-Report = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 _log: Final = logging.getLogger("tpucache")
 # Hugging Face puts these into each repository; no cache has a file of these names.
 _OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 
 
-def fetch_cache(url: str, directory: str | Path, report: Report = lambda done, total: None) -> Manifest:
+def fetch_cache(url: str, directory: str | Path, on_progress: OnProgress = lambda done, total: None) -> Manifest:
     """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
     Each file's SHA-256 is compared with the manifest; one that differs is fetched a second time. After a call that was
-    cut off the next one continues, in the middle of a file. `report` is called with the bytes done and all bytes.
+    cut off the next one continues, in the middle of a file. `on_progress` is called with the bytes done and all bytes.
 
     Raises NotACacheError or FormatError for what is no cache, DamageError for a file that differs twice, StoreError
     when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else, is the one at
@@ -62,7 +62,7 @@ def fetch_cache(url: str, directory: str | Path, report: Report = lambda done, t
         try:
             with hold_folder(target, "fetching into"):
                 _check_target(remote, manifest, target)
-                _fetch_files(remote, manifest, target, report)
+                _fetch_files(remote, manifest, target, on_progress)
                 write_atomically(target / MANIFEST_NAME, text)
                 remove_claim(target)
         except OSError as error:
@@ -70,13 +70,15 @@ def fetch_cache(url: str, directory: str | Path, report: Report = lambda done, t
     return manifest
 
 
-def push_cache(cache: str | Path, url: str, report: Report = lambda done, total: None) -> Manifest:
+def push_cache(cache: str | Path, url: str, on_progress: OnProgress = lambda done, total: None) -> Manifest:
     """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
-    Each file's SHA-256 is checked before it goes out. What an earlier call sent is read back and, where it is right,
-    not sent again. `report` is called with the bytes done and all bytes. Raises DamageError when the cache is damaged,
-    StoreError when the URL cannot be written, UsageError where it holds anything else, leads to the cache itself or
-    into it, DependencyError without fsspec or the store's own library, and what `Manifest.load` raises.
+    Each file's SHA-256 is checked before it is sent. What an earlier call sent is read back and, where it is right, not
+    sent again. `on_progress` is called with the bytes done and all bytes.
+
+    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError where it holds
+    anything else, leads to the cache itself or into it, DependencyError without fsspec or the store's own library, and
+    what `Manifest.load` raises.
     """
     source = folder_path(cache)
     manifest = Manifest.load(source)
@@ -84,9 +86,9 @@ def push_cache(cache: str | Path, url: str, report: Report = lambda done, total:
     if remote.is_http:
         raise UsageError(f"{remote.shown} can be read only: push to gs://, s3://, hf:// or a folder")
     try:
-        with _held(source, remote):
+        with _hold(source, remote):
             finished = _check_place(remote, source, manifest)
-            _push_files(remote, source, manifest, report, finished=finished)
+            _push_files(remote, source, manifest, on_progress, finished=finished)
     except OSError as error:
         raise StoreError(f"{remote.shown} cannot be written: {error}") from error
     return manifest
@@ -114,24 +116,47 @@ def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
                 check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
 
-def _fetch_files(remote: Remote, manifest: Manifest, target: Path, report: Report) -> None:
-    """Fetch the files that a folder lacks, claiming it first where there are any."""
-    done, missing = 0, []
-    for entry in manifest.files:
-        if is_whole(target, entry):
-            done += entry.bytes
-            report(done, manifest.total_bytes)
-        else:
-            missing.append(entry)
+def _fetch_files(remote: Remote, manifest: Manifest, target: Path, on_progress: OnProgress) -> None:
+    """Fetch the files that a folder lacks, and claim the folder before the first of them."""
+    missing = _find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest))
+    _copy(manifest, missing, lambda entry, advance: _fetch_file(remote, target, entry, advance), on_progress)
+
+
+def _find_missing(
+    manifest: Manifest, is_there: Callable[[FileEntry], bool], on_progress: OnProgress
+) -> list[FileEntry]:
+    """Return the files of a cache that have not arrived yet; those that have count as done."""
+    done, missing = 0, []
+    for entry in manifest.files:
+        if is_there(entry):
+            done += entry.bytes
+            on_progress(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    return missing
+
+
+def _copy(
+    manifest: Manifest,
+    missing: list[FileEntry],
+    copy_file: Callable[[FileEntry, Callable[[int], None]], None],
+    on_progress: OnProgress,
+) -> None:
+    """Copy the missing files of a cache; `copy_file` is given a file and a function to call with its bytes done."""
+    before = manifest.total_bytes - sum(entry.bytes for entry in missing)
+
+    def advance(done: int) -> None:
+        on_progress(before + done, manifest.total_bytes)
+
     for entry in missing:
-        _fetch_file(remote, target, entry, _after(done, manifest, report))
-        done += entry.bytes
-        report(done, manifest.total_bytes)
+        copy_file(entry, advance)
+        advance(entry.bytes)
+        before += entry.bytes
 
 
-def _held(source: Path, remote: Remote) -> AbstractContextManager[None]:
+def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
     """Hold a folder of this machine that is pushed to. Raises UsageError when it is the cache's own."""
     if remote.local is None:
         return nullcontext()
@@ -156,24 +181,15 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
     return existing is not None and existing.identity == manifest.identity
 
 
-def _push_files(remote: Remote, source: Path, manifest: Manifest, report: Report, *, finished: bool) -> None:
-    """Send the files that a URL lacks, and the manifest last, claiming the URL first where anything is to be sent."""
+def _push_files(remote: Remote, source: Path, manifest: Manifest, on_progress: OnProgress, *, finished: bool) -> None:
+    """Claim the URL, send the files that it lacks, and the manifest last; nothing where the URL holds all of it."""
     claim = Claim.of("push", manifest)
-    done, missing = 0, []
-    for entry in manifest.files:
-        if _arrived(remote, entry):
-            done += entry.bytes
-            report(done, manifest.total_bytes)
-        else:
-            missing.append(entry)
+    missing = _find_missing(manifest, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:
         return
     remote.make_folder()
     remote.put(CLAIM_NAME, claim.to_json().encode())
-    for entry in missing:
-        _push_file(remote, source, entry, _after(done, manifest, report))
-        done += entry.bytes
-        report(done, manifest.total_bytes)
+    _copy(manifest, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
     if _read_claim(remote).identity != claim.identity:
         raise StoreError(f"{remote.shown} was claimed by another push meanwhile: remove it, and push one cache to it")
     if Manifest.load(source).identity != claim.identity:
@@ -199,7 +215,7 @@ def _table_of(remote: Remote, manifest: Manifest) -> Iterator[str]:
 
 
 def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
-    """Fetch one file beside its place, continuing what is there, and put it in place once it is right."""
+    """Fetch one file under another name, continue what is there of it, and rename it once its SHA-256 is right."""
     part = _part(target, entry)
     if _begun(target, entry) > entry.bytes:
         part.unlink()
@@ -233,8 +249,8 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
         raise StoreError(f"{remote.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: push again")
 
 
-def _arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether a file is there, by its bytes: all shards of raw images can have one length."""
+def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
+    """Return whether a file is there; its bytes are read, as all shards of raw images can have one length."""
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()
@@ -258,8 +274,3 @@ def _counted(chunks: Generator[bytes, None, None], done: int, advance: Callable[
             yield chunk
             done += len(chunk)
             advance(done)
-
-
-def _after(done: int, manifest: Manifest, report: Report) -> Callable[[int], None]:
-    """Return a function that reports a file's bytes plus those that were done before it."""
-    return lambda part: report(done + part, manifest.total_bytes)

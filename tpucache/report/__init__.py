@@ -1,1 +1,1 @@
-"""What a cache holds, how fast it reads, and what this machine has for it."""
+"""Shows what a cache or a run holds, how fast a cache reads, and what this machine has."""

@@ -17,8 +17,7 @@ from tpucache.loading.sampler import full_order
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.modules import Augment
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.report.draw import draw_record
-from tpucache.report.sheet import Cell, Layout, draw_sheet, fitted_size
+from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
 from tpucache.report.text import describe_label
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
 
@@ -40,10 +39,10 @@ def preview_batch(
 ) -> Image.Image:
     """Return the first batch of `samples` that training with this seed gives its model, as a sheet of pictures.
 
-    Images are augmented as on the device, in the cache's own numbers instead of normalised ones, and each is under what
-    its label becomes, with the share of each class where two images are mixed. Masks are moved and mixed with their
-    image. Boxes and keypoints, which the device does not move, are drawn where it moves nothing. Of a cache with
-    augmented variants those are shown.
+    Images are augmented as on the device and shown in the cache's own numbers, not in normalised ones. Above each is
+    what its label becomes: where two images are mixed, the share of each class. Masks are moved and mixed with their
+    image. Boxes and keypoints, which the device does not move, are drawn only where it moves nothing. A cache with
+    augmented variants shows those.
 
     Raises UsageError when there is nothing to show or a setting does not fit, and NotACacheError, FormatError or
     DamageError for the cache.

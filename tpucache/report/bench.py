@@ -27,9 +27,9 @@ _QUEUE_BATCHES: Final = 2
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Rates in images a second, medians over rounds that take turns; `idle` is a fraction, None without a rate.
+    """Rates in images a second, each the median of several rounds; `idle` is a fraction, None without a device's rate.
 
-    `bytes_per_image` are those that a record takes on disk, `batch_bytes_per_image` those that the device is handed.
+    `bytes_per_image` is what a record takes on disk, `batch_bytes_per_image` what the device is given of it.
     `reading` is how records were read, "keep", "map" or "stream", with `planned_bytes` of memory (see `ReadingPlan`).
     """
 
@@ -61,11 +61,11 @@ def run_bench(
     device_rate: float | None = None,
     finish: Finish = "host",
 ) -> BenchResult:
-    """Read shuffled batches for `seconds` a round, in turn with an in-RAM gather of as many bytes by as many threads.
+    """Measure reading in rounds of `seconds`: shuffled batches, in turn with copying as many bytes within memory.
 
-    `finish` "device" leaves packed images as they are. With `device_rate` a simulated accelerator takes that many
-    images a second from a queue of two batches, and the share of time it found the queue empty is its idleness. Raises
-    UsageError when the cache is smaller than a batch, or the rate is not above 0.
+    Both use as many threads. `finish` "device" leaves packed images as they are. With `device_rate` a simulated
+    accelerator takes that many images a second from a queue of two batches; the share of time that it finds the queue
+    empty is its idleness. Raises UsageError when the cache is smaller than a batch, or the rate is not above 0.
     """
     if device_rate is not None and not 0 < device_rate < math.inf:
         raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
@@ -103,10 +103,10 @@ def run_bench(
 
 
 def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
-    """Return the share of time an accelerator of `step_seconds` a batch waits for `batches`, over `seconds`.
+    """Return the share of time that an accelerator of `step_seconds` a batch waits for `batches`, over `seconds`.
 
-    The accelerator is a thread of its own with a queue of two batches before it. At least two batches are taken; the
-    wait for the first is not counted.
+    The accelerator is a thread that takes batches from a queue of two. At least two batches are taken; the wait for the
+    first is not counted.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all

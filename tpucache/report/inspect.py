@@ -17,7 +17,7 @@ _NAMED: Final = 8
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest's facts as JSON values; `variants` counts the augmented ones beside the clean one."""
+    """Return a manifest's facts as JSON values; `variants` counts the augmented ones, not the clean one."""
     return {
         "samples": manifest.samples,
         "variants": manifest.augmented,
@@ -75,7 +75,7 @@ def _range(manifest: Manifest) -> str:
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return how many files of each type the source had that are no samples; anything else in their place is none."""
+    """Return how many files of each type the source has that are no samples; nothing unless all counts are valid."""
     content = manifest.source.get("left_out")
     if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
         return {}
@@ -119,7 +119,7 @@ def label_text(manifest: Manifest) -> str:
 
 
 def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
-    """Return the same of the facts that a manifest has of labels, their classes, and the samples of each class."""
+    """Return the same text for the facts that a manifest has of labels, for its classes and their counts of samples."""
     kind = read.get("kind")
     if classes and kind != "none":
         return _class_text(classes, counts, kind)
@@ -136,7 +136,7 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
 
 
 def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    """Return what the manifest says of the labels; those of earlier versions say nothing."""
+    """Return what the manifest says about the labels; manifests of earlier versions say nothing."""
     read = manifest.source.get("labels")
     return read if isinstance(read, dict) else {}
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tpucache.errors import TpucacheError, UsageError
-from tpucache.report.draw import draw_record
+from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
 from tpucache.report.records import Records
-from tpucache.report.sheet import Cell, Layout, draw_sheet, fitted_size
 from tpucache.report.text import describe_label
 from tpucache.store.copying import check_no_cache_file
 

@@ -1,4 +1,4 @@
-"""The records of a cache, read one by one with numpy alone, and which of them to show."""
+"""The records of a cache: reads single ones with numpy alone, and chooses which to show."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Records:
         self.manifest: Manifest = self._cache.manifest
         self.table: SampleTable = self._cache.samples
         self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
-        self._cache.index  # one that is damaged is refused now  # noqa: B018
+        self._cache.index  # a damaged one is refused now  # noqa: B018
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class Records:
 
 
 def _turns(labels: Array) -> Array:
-    """Return for each label how many equal ones come before it."""
+    """Return for each label how many equal labels come before it."""
     by_label = np.argsort(labels, kind="stable")
     ordered = labels[by_label]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(labels) else by_label

@@ -15,7 +15,7 @@ import torch
 from scripts.checks.fuzz.mutate import mutate_bytes, mutate_json, mutate_text, odd_integer
 from scripts.checks.fuzz.target import Target, refusals
 from tpucache import CachedDataset, Recipe, build_cache
-from tpucache.report.page.run_page import report_run
+from tpucache.report.run_page import report_run
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train

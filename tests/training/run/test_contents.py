@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, TrainingError, UsageError
-from tpucache.report.page.run_page import report_run
+from tpucache.report.run_page import report_run
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
 from tpucache.training.options import RunOptions

@@ -1,4 +1,4 @@
-"""The files of a run, as a page shows them."""
+"""The files of a run, read for its page and checked: none is trusted."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tpucache.store.manifest import read_object
 
 Array = npt.NDArray[Any]
 
-#: The largest number that files of runs hold: that of 32-bit floats, nearly.
-_LARGEST: Final = 3.4e38
+#: Runs write 32-bit floats: no file of theirs holds a larger number.
+_LARGEST: Final = float(np.finfo(np.float32).max)
 _SHOWN: Final = 200  # characters of a reason, at most
 
-#: The dimensions of the arrays of validation.npz; all but those of the last line have a row for each sample.
+#: The dimensions of the arrays of validation.npz.
 _DIMENSIONS: Final = {
     "positions": 1,
     "errors": 1,
@@ -42,16 +42,17 @@ _DIMENSIONS: Final = {
     "shown": 1,
     "maps": 3,
 }
+#: Those of them that have a row for each sample.
 _OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabilities", "values")
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the files of a run hold; a file that is not there is empty."""
+    """What the files of a run hold; a file that is missing counts as empty."""
 
     folder: Path
     info: Mapping[str, Any]
-    report: Mapping[str, Any]
+    summary: Mapping[str, Any]
     rows: Sequence[Mapping[str, float]]
     arrays: Mapping[str, Array]
 
@@ -77,7 +78,7 @@ class FoldsFiles:
 
     folder: Path
     names: Sequence[str]
-    report: Mapping[str, Any]
+    summary: Mapping[str, Any]
     runs: Mapping[str, RunFiles]
 
     @property
@@ -90,8 +91,8 @@ def read_run(folder: Path) -> RunFiles:
     """Read the files of a run, finished or not. Raises UsageError for another folder, TrainingError for damage."""
     if not is_run(folder):
         raise UsageError(f"{folder} holds no run: give the folder that was train's --run")
-    report = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
-    return RunFiles(folder, _read_json(folder / INFO_NAME), report, _read_rows(folder), _read_arrays(folder))
+    summary = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
+    return RunFiles(folder, _read_json(folder / INFO_NAME), summary, _read_rows(folder), _read_arrays(folder))
 
 
 def read_folds_run(folder: Path) -> FoldsFiles:

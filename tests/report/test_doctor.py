@@ -13,13 +13,22 @@ from pathlib import Path
 import pytest
 
 from tpucache.machine import Cores, Memory, Space, Tpu
-from tpucache.report.doctor import libraries
-from tpucache.report.doctor.accelerator import TorchDevices, Xla, ask_torch, ask_xla
-from tpucache.report.doctor.advice import advise
-from tpucache.report.doctor.diagnosis import Diagnosis, diagnose
-from tpucache.report.doctor.facts import Facts, Roots
-from tpucache.report.doctor.libraries import Library, find_decoders, find_libraries
-from tpucache.report.doctor.mounts import look_into
+from tpucache.report import doctor
+from tpucache.report.doctor import (
+    Diagnosis,
+    Facts,
+    Library,
+    Roots,
+    TorchDevices,
+    Xla,
+    advise,
+    ask_torch,
+    ask_xla,
+    diagnose,
+    find_decoders,
+    find_libraries,
+    look_into,
+)
 
 GB = 1 << 30
 VERSIONS = {
@@ -99,7 +108,7 @@ def test_each_problem_is_reported_with_its_remedy(found, what, remedy):
 
 
 def test_the_advised_albumentations_is_the_one_that_is_installed_with_tpucache():
-    project = Path(__file__).parents[3] / "pyproject.toml"
+    project = Path(__file__).parents[2] / "pyproject.toml"
     assert '"albumentations==2.0.8"' in project.read_text()
 
 
@@ -128,7 +137,7 @@ def test_a_machine_made_of_files_is_read_as_it_is(tmp_path, plain, monkeypatch):
 
 
 def test_a_library_that_is_missing_is_reported_with_what_it_is_for(monkeypatch):
-    monkeypatch.setattr(libraries, "_USES", {"numpy": "all", "no-such-library": "much", "not-wanted-either": ""})
+    monkeypatch.setattr(doctor, "_USES", {"numpy": "all", "no-such-library": "much", "not-wanted-either": ""})
     assert [(found.name, bool(found.version)) for found in find_libraries()] == [
         ("numpy", True),
         ("no-such-library", False),

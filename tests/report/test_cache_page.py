@@ -1,4 +1,4 @@
-"""The report: one page that says what it should, and nothing that a cache put into it."""
+"""The page of a cache says what it should and nothing that the cache put into it, and counts for its charts rightly."""
 
 from __future__ import annotations
 
@@ -9,62 +9,23 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpucache import TpucacheError, report_cache
 from tpucache.redact import printable
-
-#: Every tag of a page, and the attributes that could load or run something.
-TAGS = {
-    *(
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "main",
-        "section",
-        "header",
-        "footer",
-        "div",
-        "span",
-        "h1",
-        "h2",
-    ),
-    *("p", "dl", "dt", "dd", "ul", "li", "code", "pre", "figure", "figcaption", "img", "details", "summary"),
-    *("svg", "g", "rect", "polygon", "table", "thead", "tbody", "tr", "th", "td"),
-}
-LOADING = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction"}
+from tpucache.report import cache_page
+from tpucache.report.cache_page import channel_histogram, size_histogram
+from tpucache.report.records import Records
 
 
-class Page(HTMLParser):
-    """A page as a browser takes it: its tags, its attributes, its text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.attributes, self.texts = set(), [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.texts).split())
-
-
-def code_of(report):
-    return html.unescape(re.search(r"<pre><code>(.*?)</code></pre>", report.html, re.S)[1])
+def code_of(page):
+    return html.unescape(re.search(r"<pre><code>(.*?)</code></pre>", page.html, re.S)[1])
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory, plain_cache, hostile):
-    """The report of a cache whose every text is hostile."""
+    """The page of a cache whose every text is hostile."""
     directory = tmp_path_factory.mktemp("full") / hostile.replace("/", "_").replace("\udcff", "")
     return report_cache(
         plain_cache(
@@ -77,25 +38,25 @@ def full(tmp_path_factory, plain_cache, hostile):
     )
 
 
-def test_hostile_names_are_shown_as_text_and_never_as_markup(full, hostile):
-    page = Page(full.html)
-    assert page.tags <= TAGS
-    assert not {name for name, _ in page.attributes if name.startswith("on")}
+def test_hostile_names_are_shown_as_text_and_never_as_markup(full, hostile, parse):
+    page = parse(full.html)
+    assert not page.foreign_tags
+    assert not page.scripts
     shown = printable(hostile)
     for place in (shown, f"{shown}3", f"{shown} left out", f"{shown} is why"):
         assert place in page.text
     full.html.encode()
 
 
-def test_nothing_is_loaded_from_elsewhere(full):
-    page = Page(full.html)
-    assert all(value.startswith("data:image/") for name, value in page.attributes if name in LOADING)
+def test_nothing_is_loaded_from_elsewhere(full, parse):
+    page = parse(full.html)
+    assert page.loaded == []
     assert not re.search(r"url\(|@import|https?:", full.html)
     assert ("content", "default-src 'none'; img-src data:; style-src 'unsafe-inline'") in page.attributes
 
 
-def test_the_page_tells_all_about_a_cache(full):
-    text = Page(full.html).text
+def test_the_page_tells_all_about_a_cache(full, parse):
+    text = parse(full.html).text
     for part in ("12", "36", "Samples", "Classes", "Original sizes", "Channels", "Skipped", "How to use it", "On disk"):
         assert part in text
     assert "all clean records" in text
@@ -117,8 +78,8 @@ def test_its_code_names_a_folder_of_any_name(full):
     assert full.name in strings
 
 
-def test_what_is_not_known_is_left_out(tokens):
-    page = Page(report_cache(tokens).html)
+def test_what_is_not_known_is_left_out(tokens, parse):
+    page = parse(report_cache(tokens).html)
     assert "img" not in page.tags
     for part in ("Samples", "Classes", "Original sizes", "Channels", "Skipped"):
         assert part not in page.text
@@ -126,12 +87,12 @@ def test_what_is_not_known_is_left_out(tokens):
 
 
 @pytest.mark.slow
-def test_many_of_anything_are_folded_away(plain_cache, tmp_path):
+def test_many_of_anything_are_folded_away(plain_cache, tmp_path, parse):
     names = [f"class {number}" for number in range(60)]
     cache = plain_cache(
         tmp_path / "cache", variants=1, labels=np.arange(12), classes=names, skipped=[("path", "reason")] * 1500
     )
-    page = Page(report_cache(cache, 2).html)
+    page = parse(report_cache(cache, 2).html)
     assert "20 more classes" in page.text
     assert "48 without any sample" in page.text
     assert "500 of them are left out here" in page.text
@@ -154,3 +115,46 @@ def test_the_page_is_written_whole_or_the_reason_is_reported(full, tmp_path):
     assert path.read_text(encoding="utf-8") == full.html
     with pytest.raises(TpucacheError, match="cannot be written"):
         full.save(tmp_path / "none" / "report.html")
+
+
+def test_channels_are_counted_over_all_clean_records_of_a_small_cache(plain):
+    records = Records(plain)
+    found = channel_histogram(records)
+    pixels = np.stack([records.read(position, 0)["image"] for position in range(12)])
+    expected = [np.bincount(pixels[..., channel].reshape(-1), minlength=256) for channel in range(3)]
+    assert found.records == 12
+    assert np.array_equal(found.counts, expected)
+
+
+def test_no_more_records_are_read_than_the_bound(plain, monkeypatch):
+    monkeypatch.setattr(cache_page, "_RECORDS", 5)
+    found = channel_histogram(Records(plain))
+    assert found.records == 5
+    assert found.counts.sum() == 5 * 20 * 24 * 3
+
+
+def test_without_an_image_there_are_no_channels(tokens):
+    assert channel_histogram(Records(tokens)) is None
+
+
+@pytest.mark.slow
+@given(st.lists(st.integers(1, 1 << 62), min_size=1, max_size=50), st.integers(0, 3))
+def test_every_file_whose_size_is_known_is_counted_once(sizes, unknown):
+    found = size_histogram(np.array([*sizes, *[0] * unknown], np.uint64))
+    assert found.counts.sum() == len(sizes)
+    assert found.smallest == pytest.approx(min(sizes))
+    assert found.largest == pytest.approx(max(sizes))
+    assert found.smallest <= found.middle <= found.largest
+
+
+def test_steps_of_sizes_are_of_equal_ratio():
+    found = size_histogram(np.array([1000, 1001, 31_622, 31_700, 1_000_000]))
+    steps = len(found.counts)
+    assert found.counts[0] == 2
+    assert found.counts[steps // 2 - 1 : steps // 2 + 1].sum() == 2
+    assert found.counts[-1] == 1
+    assert found.median == 31_622
+
+
+def test_without_known_sizes_there_is_no_histogram():
+    assert size_histogram(np.zeros(4, np.uint64)) is None

@@ -12,7 +12,7 @@ from tpucache import Manifest, Recipe, StoreError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.publish import bundle as bundling
 from tpucache.publish.bundle import make_bundle
-from tpucache.publish.options import Metadata
+from tpucache.publish.rules import Metadata
 from tpucache.publish.transfer import fetch_cache
 from tpucache.store.copying import CLAIM_NAME
 

@@ -1,4 +1,4 @@
-"""The report as a browser shows it, on a phone and on a desk, by day and by night."""
+"""Pages as a browser shows them, on a phone and on a desk, by day and by night."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory, plain_cache, drawn, tokens, hostile):
-    """Reports of an ordinary cache, of one with long hostile names, and of one without images."""
+    """Pages of an ordinary cache, of one with long hostile names, and of one without images."""
     folder = tmp_path_factory.mktemp("pages")
     long = [f"{hostile} {'w' * 300} {number}" for number in range(12)]
     rich = plain_cache(

@@ -1,0 +1,124 @@
+"""The page of a run says what its files say, and shows what they hold as text."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tpucache import CachedDataset, TrainingError, report_run
+from tpucache.redact import printable
+
+#: What the page of a run has besides what a cache's page has.
+MORE_TAGS = {"a", "article", "polyline"}
+
+
+def write_run(folder, dataset, *, text="plain", variant=0, **arrays):
+    """Write the files of a finished run of classes in which a text is wherever a file can hold one."""
+    folder.mkdir(parents=True)
+    samples = len(dataset)
+    info = {
+        "settings": {"model": text, text: text, "augment": {"flip": True}},
+        "task": "classes",
+        "outputs": 4,
+        "classes": [f"{text} {number}" for number in range(4)],
+        "training": {"cache": text, "variant": text, "samples": 7},
+        "validation": {
+            "cache": str(dataset.directory), "variant": variant, "samples": samples, "digest": dataset.digest
+        },
+    }  # fmt: skip
+    pace = {"steps": 2, "images_per_second": 9.0, "step_seconds": 0.1, "waited": 0.0, "device_idle": 0.5}
+    summary = {
+        "finished": True,
+        "backend": text,
+        "device": text,
+        "unit": text,
+        "best_epoch": 1,
+        "watched": text,
+        "advice": text,
+        "losses": [3.0, 2.0, 1.0],
+        "seconds": {text: 2.5, "steps": 1.0},
+        "wall_seconds": 4.0,
+        "pace": {**pace, "compiles": 0, "received_bytes": 0},
+    }
+    labels = np.arange(samples) % 4
+    predictions = (labels + 1) % 4
+    found = {
+        "positions": np.asarray(dataset.positions),
+        "labels": labels,
+        "predictions": predictions,
+        "errors": np.linspace(0.9, 0.5, samples),
+        "probabilities": np.full(samples, 0.75),
+        **arrays,
+    }
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "report.json").write_text(json.dumps(summary))
+    name = "valid_" + text.replace('"', "").replace("\n", "").replace("\udcff", "")
+    rows = ([f'"{name}"', "step", "lr", "valid_loss", "valid_samples"], *(["0.5", "2", "0.1", "1.5", "12"],) * 2)
+    (folder / "history.csv").write_text("\n".join(",".join(row) for row in rows))
+    np.savez(folder / "validation.npz", **{key: each for key, each in found.items() if each is not None})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(plain):
+    return CachedDataset(plain)
+
+
+def test_hostile_texts_are_shown_as_text_and_never_as_markup(dataset, tmp_path, hostile, parse):
+    page = report_run(write_run(tmp_path / "run", dataset, text=hostile), 3)
+    found, shown = parse(page.html), printable(hostile)
+    assert found.foreign_tags <= MORE_TAGS
+    assert not found.scripts
+    assert found.loaded == []
+    assert page.html.count("<img ") == 3
+    for place in (
+        f"was best by {shown};",
+        f"predicted {shown} 1",
+        f"{shown}, cores: 1",
+        f"9 {shown}/s",
+        f"{shown} 3 (3)",
+    ):
+        assert place in found.text
+    page.html.encode()
+
+
+def test_hostile_names_of_folds_are_shown_as_text_and_lead_to_places_on_the_page(dataset, tmp_path, hostile, parse):
+    folds = [hostile, "1"]
+    run = tmp_path / "run"
+    for number, folder in enumerate(
+        ("fold-%3Cscript%3Ealert%28%27x%27%29%3C%2Fscript%3E%22%27%26%0A%FF%E2%80%AE", "fold-1")
+    ):
+        write_run(run / folder, dataset, text=f"text {number}")
+    (run / "folds.json").write_text(json.dumps({"version": 1, "folds": folds}))
+    score = {"finished": True, "best_epoch": 1, "samples": 12, "metrics": {hostile: 0.5}}
+    mean = {hostile: 0.5}
+    summary = {"finished": True, "mean": mean, "deviation": mean, "out_of_fold": mean, "seconds": {hostile: 1.0}}
+    (run / "report.json").write_text(json.dumps({"folds": [{**score, "fold": fold} for fold in folds], **summary}))
+    page = report_run(run, 2)
+    found = parse(page.html)
+    assert found.foreign_tags <= MORE_TAGS
+    assert not found.scripts
+    assert found.loaded == ["#part-1", "#part-2"]
+    assert [value for name, value in found.attributes if name == "id"] == ["part-1", "part-2"]
+    assert f"fold {printable(hostile)}" in found.text
+    assert page.html.count("<img ") == 4
+
+
+def test_a_matrix_of_too_many_classes_gives_way_to_what_is_mistaken_most_often(dataset, tmp_path, parse):
+    few = parse(report_run(write_run(tmp_path / "few", dataset)).html)
+    assert "A row for each true class" in few.text
+    many = report_run(write_run(tmp_path / "many", dataset, predictions=np.full(12, 35)))
+    assert "What is taken for what most often." in parse(many.html).text
+    assert 'class="matrix"' not in many.html
+
+
+def test_files_that_do_not_belong_together_are_refused(dataset, tmp_path):
+    wrong = {"labels": None, "predictions": None, "confusion": np.ones((2, 3))}
+    with pytest.raises(TrainingError, match=r"do not belong together: .*2 rows and 3 columns"):
+        report_run(write_run(tmp_path / "run", dataset, **wrong, shown=np.zeros(1, int), maps=np.zeros((1, 4, 4), int)))
+    run = write_run(tmp_path / "other", dataset)
+    (run / "run.json").write_text('{"validation": {}}')
+    with pytest.raises(TrainingError, match="do not belong together"):
+        report_run(run)

@@ -1,0 +1,552 @@
+"""What this machine has for tpucache, and what to fix: facts that are gathered once, advice on them, both as lines.
+
+XLA and torch are asked by separate processes: starting XLA in this one would break every later fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import TpucacheError
+from tpucache.loading.find import Search
+from tpucache.machine import Cores, Memory, Space, Tpu, count_cores, find_tpu, measure_memory, measure_space
+from tpucache.redact import printable
+from tpucache.report.text import size_text
+from tpucache.store.manifest import Manifest
+from tpucache.version import __version__
+
+#: Variables that decide what XLA and the workers do.
+_VARIABLES: Final = (
+    "PJRT_DEVICE",
+    "TPU_PROCESS_ADDRESSES",
+    "TPU_VISIBLE_CHIPS",
+    "CPU_NUM_DEVICES",
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "OMP_NUM_THREADS",
+)
+
+
+#: Where notebooks mount data.
+_MOUNTS: Final = (Path("/kaggle/input"), Path("/kaggle/working"), Path("/content"))
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where the kernel's files and the mounts are, so that a test can have its own."""
+
+    meminfo: Path = Path("/proc/meminfo")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    mounts: tuple[Path, ...] = _MOUNTS
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A machine, its libraries and its mounts. `xla` and `torch` are None where they were not asked."""
+
+    tpucache: str
+    python: str
+    platform: str
+    cores: Cores
+    memory: Memory
+    shm: Space | None
+    disk: Space | None
+    tpu: Tpu | None
+    xla: Xla | None
+    environment: Mapping[str, str]
+    libraries: tuple[Library, ...]
+    decoders: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+    torch: TorchDevices | None = None
+
+    def version(self, name: str) -> str | None:
+        """Return a library's version, None where it is not installed."""
+        return next((library.version for library in self.libraries if library.name == name), None)
+
+
+def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Facts:
+    """Gather the facts of this machine; with `xla`, what XLA and torch find where they are installed, too (seconds)."""
+    roots = roots or Roots()
+    environ = os.environ if environ is None else environ
+    libraries = find_libraries()
+    installed = {library.name for library in libraries if library.version}
+    found = [look_into(folder) for folder in dict.fromkeys((*roots.mounts, Path.cwd()))]
+    return Facts(
+        tpucache=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cores=count_cores(roots.cgroup),
+        memory=measure_memory(roots.meminfo, roots.cgroup),
+        shm=measure_space(roots.dev / "shm"),
+        disk=measure_space(Path.cwd()),
+        tpu=find_tpu(roots.sys, roots.dev),
+        xla=ask_xla(environ) if xla and "torch_xla" in installed else None,
+        environment={name: environ[name] for name in _VARIABLES if name in environ},
+        libraries=libraries,
+        decoders=find_decoders(),
+        mounts=tuple(mount for mount in found if mount is not None),
+        torch=ask_torch(environ) if xla and "torch" in installed else None,
+    )
+
+
+#: What tpucache uses, by the names of the distributions, in the order of its own parts.
+_USES: Final = {
+    "numpy": "everything",
+    "torch": "training; batches as tensors, without it as arrays",
+    "jax": "",
+    "torch_xla": "training on a TPU",
+    "libtpu": "reaching a TPU",
+    "torch_tpu": "",
+    "pillow": "warmup, preview, report, PNG records",
+    "simplejpeg": "decoding JPEG fast",
+    "cykooz-resizer": "resizing fast in warmup",
+    "llvmlite": "copying and unpacking batches fast",
+    "jinja2": "report, publish",
+    "zstandard": "zstd records",
+    "lmdb": "warmup",
+    "joblib": "warmup",
+    "tqdm": "warmup's progress bar",
+    "albumentations": "augmented variants in warmup",
+    "albumentationsx": "",
+    "PyYAML": "augmentations in YAML files",
+    "google-crc32c": "TFRecord sources",
+    "protobuf": "TFRecord sources",
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library's version, None where it is not installed, and what tpucache needs it for."""
+
+    name: str
+    version: str | None
+    needed_for: str
+
+
+def find_libraries() -> tuple[Library, ...]:
+    """Return all libraries that tpucache may use. One that nothing uses is left out where it is not installed."""
+    found = (Library(name, _version(name), use) for name, use in _USES.items())
+    return tuple(library for library in found if library.version or library.needed_for)
+
+
+def find_decoders() -> dict[str, str]:
+    """Return the version of simplejpeg, and of Pillow's library for each format; "" for one that is missing."""
+    decoders = {"simplejpeg": _version("simplejpeg") or ""}
+    try:
+        from PIL import features
+    except ImportError:
+        return {**decoders, "JPEG": "", "PNG": ""}
+    names = {"JPEG": ("libjpeg_turbo", "jpg"), "PNG": ("zlib_ng", "zlib"), "WebP": ("webp",), "AVIF": ("avif",)}
+    names |= {"TIFF": ("libtiff",), "JPEG 2000": ("jpg_2000",)}
+    for kind, parts in names.items():
+        decoders[kind] = next((version for part in parts if (version := _feature(features, part))), "")
+    return decoders
+
+
+def _feature(features: object, part: str) -> str:
+    try:
+        return str(features.version(part) or "")  # type: ignore[attr-defined]  # a module, imported by the caller
+    except ValueError:  # a part that this Pillow does not know
+        return ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+_SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more than anyone waits for
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder: its file system, whether it can be written to, and the caches in it as (path, samples)."""
+
+    space: Space
+    writable: bool
+    caches: tuple[tuple[str, int], ...]
+
+
+def look_into(folder: str | Path) -> Mount | None:
+    """Return a folder's space and the caches in it, found as by `find_cache` in less time; None without a folder."""
+    space = measure_space(folder)
+    if space is None:
+        return None
+    return Mount(space, os.access(folder, os.W_OK), tuple(sorted(_caches(Path(folder)))))
+
+
+def _caches(root: Path) -> Iterator[tuple[str, int]]:
+    for found in Search([root], _SEARCH_SECONDS).caches():
+        with contextlib.suppress(TpucacheError):  # others call a file manifest.json, too
+            yield str(found.path), Manifest.load(found.path).samples
+
+
+#: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
+LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
+_ASK_SECONDS: Final = 90.0
+_ASK_XLA: Final = (
+    "import json, torch_xla.runtime as runtime\n"
+    "print('found', json.dumps([runtime.device_type(), runtime.global_runtime_device_count()]))"
+)
+_ASK_TORCH: Final = """
+import json, torch
+found = []
+if torch.cuda.is_available():
+    found += [f"cuda: {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
+accelerator = getattr(torch, "accelerator", None)
+if accelerator is not None and accelerator.is_available():
+    # Neither of these starts a TPU.
+    kind, count = accelerator.current_accelerator().type, accelerator.device_count()
+    found += [f"tpu: {count} chips"] if kind == "tpu" else []
+print("found", json.dumps([*found, "cpu"]))
+"""
+
+
+@dataclass(frozen=True)
+class Xla:
+    """XLA's device and its number of cores, or the error why there is none; and the seconds that starting it took."""
+
+    device: str
+    cores: int
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TorchDevices:
+    """The devices that plain torch finds, the one to prefer first, or the error why it finds none."""
+
+    devices: tuple[str, ...]
+    error: str = ""
+
+
+def ask_xla(
+    environ: Mapping[str, str], seconds: float = _ASK_SECONDS, command: Sequence[str] = (sys.executable, "-c", _ASK_XLA)
+) -> Xla:
+    """Start XLA in a separate process with this environment and ask for its device; stop it after `seconds`."""
+    name, value = LOCAL
+    environment = {key: text for key, text in environ.items() if (key, text) != (name, value)}  # as training does
+    began = time.monotonic()
+    found, error = _ask(environment, seconds, command)
+    took = time.monotonic() - began
+    return Xla("", 0, took, error) if found is None else Xla(str(found[0]), int(found[1]), took)
+
+
+def ask_torch(
+    environ: Mapping[str, str],
+    seconds: float = _ASK_SECONDS,
+    command: Sequence[str] = (sys.executable, "-c", _ASK_TORCH),
+) -> TorchDevices:
+    """Import torch in a separate process with this environment and ask for its devices; stop it after `seconds`."""
+    found, error = _ask(environ, seconds, command)
+    return TorchDevices(() if found is None else tuple(map(str, found)), error)
+
+
+def _ask(environ: Mapping[str, str], seconds: float, command: Sequence[str]) -> tuple[list[Any] | None, str]:
+    """Return the list that a program prints as JSON after the word `found`, or None and the reason."""
+    try:
+        done = subprocess.run(  # noqa: S603  # this Python, with one of the programs above
+            command, env=environ, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer in {seconds:,.0f} s"
+    except OSError as error:
+        return None, str(error)
+    for line in done.stdout.splitlines():
+        if line.startswith("found "):
+            found: list[Any] = json.loads(line.removeprefix("found "))
+            return found, ""
+    errors = [line for line in done.stderr.splitlines() if line.strip()]
+    return None, errors[-1].strip() if errors else f"ended with status {done.returncode}"
+
+
+_SMALL_SHM: Final = 1 << 30
+_SMALL_MEMORY: Final = 2 << 30
+_SMALL_DISK: Final = 5 << 30
+_PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # torch_xla works with one release of torch only; this is the last pair
+_ALBUMENTATIONS: Final = "2.0.8"  # the last one under the MIT licence, which warmup is pinned to
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing that is not as it should be, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+def advise(facts: Facts) -> tuple[Advice, ...]:
+    """Return what to fix, the most important first; nothing where all is well."""
+    return tuple(advice for check in _CHECKS for advice in check(facts))
+
+
+def _check_environment(facts: Facts) -> Iterator[Advice]:
+    name, value = LOCAL
+    if facts.environment.get(name) == value:
+        yield Advice(
+            f"{name}={value} is set, and libtpu would wait for peers that are not there",
+            f'`python -m tpucache train` removes it; in your own code os.environ.pop("{name}") before '
+            "torch_xla is imported",
+        )
+    device = facts.environment.get("PJRT_DEVICE")
+    if facts.tpu is not None and device is not None and device != "TPU":
+        yield Advice(
+            f"there is a TPU, but PJRT_DEVICE={device} keeps XLA from it", "`unset PJRT_DEVICE`, or set it to TPU"
+        )
+
+
+def _check_torch(facts: Facts) -> Iterator[Advice]:
+    torch, xla = facts.version("torch"), facts.version("torch_xla")
+    if torch is None:
+        instead = "JAX" if facts.version("jax") else "numpy"
+        yield Advice(
+            f"torch is not installed: caches are read by {instead} (batches are arrays); train and predict need torch",
+            "`pip install torch`, or leave it out if you do not need these",
+        )
+    has_other = facts.version("torch_tpu") is not None or (torch is None and facts.version("jax") is not None)
+    if facts.tpu is not None and xla is None and not has_other:
+        yield Advice("there is a TPU, but torch_xla is not installed", f"`pip install {_PAIR}`")
+    if facts.tpu is not None and xla is not None and facts.version("libtpu") is None:
+        yield Advice("there is a TPU, but libtpu is not installed", f"`pip install 'torch_xla[tpu]=={xla}'`")
+    if torch and xla and _release(torch) != _release(xla):
+        yield Advice(
+            f"torch {torch} and torch_xla {xla} do not fit: torch_xla works with one release of torch only",
+            f"`pip install torch=={_release(xla)}.*`, in an environment of its own if others need that torch",
+        )
+
+
+def _check_xla(facts: Facts) -> Iterator[Advice]:
+    if facts.xla is None:
+        return
+    if facts.xla.error:
+        yield Advice(
+            f"XLA does not start: {facts.xla.error}",
+            "end other processes and notebooks that hold the TPU, or train with --backend torch",
+        )
+    elif facts.tpu is not None and facts.xla.device != "TPU":
+        yield Advice(
+            f"there is a TPU, but XLA runs on {facts.xla.device}",
+            "install the libtpu that belongs to torch_xla, and leave PJRT_DEVICE unset",
+        )
+
+
+def _check_cores(facts: Facts) -> Iterator[Advice]:
+    cores = facts.cores
+    if cores.usable < cores.machine:
+        yield Advice(
+            f"{cores.usable} of the {cores.machine} cores that os.cpu_count() counts are for this process",
+            f"warmup counts correctly; set OMP_NUM_THREADS={cores.usable} for libraries that do not",
+        )
+
+
+def _check_memory(facts: Facts) -> Iterator[Advice]:
+    memory = facts.memory
+    if not memory.available:
+        yield Advice(
+            "how much memory is free cannot be learnt: /proc/meminfo does not say",
+            'give in_memory=True yourself where a cache fits: "auto" keeps nothing in memory here',
+        )
+    elif memory.available < _SMALL_MEMORY:
+        yield Advice(
+            f"{size_text(memory.available)} of memory are free",
+            "end what else runs; read with in_memory=False, and warm up with --jobs 1",
+        )
+
+
+def _check_space(facts: Facts) -> Iterator[Advice]:
+    if facts.shm is not None and facts.shm.total < _SMALL_SHM:
+        yield Advice(
+            f"{facts.shm.path} has {size_text(facts.shm.total)}: when it is full, DataLoader's worker processes die of "
+            "bus errors",
+            "read with CachedLoader, whose threads do not need it; or start the container with --shm-size 8g",
+        )
+    if facts.disk is not None and facts.disk.free < _SMALL_DISK:
+        yield Advice(
+            f"{size_text(facts.disk.free)} are free on the disk of {facts.disk.path}",
+            "write the cache elsewhere, or make it smaller by --codec jpeg",
+        )
+
+
+def _check_libraries(facts: Facts) -> Iterator[Advice]:
+    installed = facts.version("albumentations")
+    if facts.version("albumentationsx"):
+        yield Advice(
+            "albumentationsx is installed: it is another library under albumentations' module name, AGPL-licensed",
+            f"`pip uninstall -y albumentationsx && pip install --force-reinstall albumentations=={_ALBUMENTATIONS}`",
+        )
+    elif installed and installed != _ALBUMENTATIONS:
+        yield Advice(
+            f"albumentations {installed} is installed: presets may make other pixels than {_ALBUMENTATIONS} does",
+            f"`pip install albumentations=={_ALBUMENTATIONS}`, or keep one version for a cache's whole life",
+        )
+    has_pillow = facts.version("pillow") is not None
+    if not has_pillow:
+        yield Advice(
+            "Pillow is not installed: warmup and pictures cannot be made, JPEG and PNG records cannot be decoded",
+            "`pip install pillow`, or leave it out where caches of other codecs are only read",
+        )
+    if has_pillow and facts.version("simplejpeg") is None:
+        yield Advice("JPEG is decoded by Pillow, which is slower", "`pip install simplejpeg`")
+    if has_pillow and facts.version("cykooz-resizer") is None:
+        yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
+    if facts.version("llvmlite") is None:
+        yield Advice(
+            "batches kept in memory are copied by numpy, and packed records unpacked by it, which is slower",
+            "`pip install llvmlite`",
+        )
+
+
+_CHECKS: Final[tuple[Callable[[Facts], Iterator[Advice]], ...]] = (
+    _check_environment,
+    _check_torch,
+    _check_xla,
+    _check_memory,
+    _check_space,
+    _check_cores,
+    _check_libraries,
+)
+
+
+def _release(version: str) -> str:
+    """Return `2.9` of `2.9.0+cpu`."""
+    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The facts of a machine, and what follows from them."""
+
+    facts: Facts
+    advice: tuple[Advice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        content = dataclasses.asdict(self.facts)
+        content["cores"]["usable"] = self.facts.cores.usable
+        content["libraries"] = {library.name: library.version for library in self.facts.libraries}
+        content["advice"] = [dataclasses.asdict(advice) for advice in self.advice]
+        return content
+
+    def lines(self) -> list[str]:
+        """Return all of it as lines, the advice last, where it is read."""
+        return [
+            *_machine_lines(self.facts),
+            *_software_lines(self.facts),
+            *_mount_lines(self.facts),
+            *self._advice_lines(),
+        ]
+
+    def _advice_lines(self) -> list[str]:
+        if not self.advice:
+            return ["", "nothing to fix"]
+        lines = ["", f"to fix: {len(self.advice)}"]
+        for number, advice in enumerate(self.advice, 1):
+            lines += [f"{number:>3}. {printable(advice.what)}", f"     -> {printable(advice.remedy)}"]
+        return lines
+
+
+def diagnose(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
+    """Gather what this machine has and say what to fix; with `xla`, ask XLA and torch in separate processes, too.
+
+    `roots` and `environ` are where to look instead of the machine's own files and environment.
+    """
+    facts = gather(roots, environ, xla=xla)
+    return Diagnosis(facts, advise(facts))
+
+
+def _machine_lines(facts: Facts) -> list[str]:
+    lines = [
+        f"tpucache     {facts.tpucache}, Python {facts.python}, {facts.platform}",
+        f"cores        {_cores_text(facts.cores)}",
+        f"memory       {_memory_text(facts.memory)}",
+        f"shared       {_space_text(facts.shm)}, in /dev/shm",
+        f"disk here    {_space_text(facts.disk)}",
+        f"TPU          {_tpu_text(facts)}",
+        f"XLA          {_xla_text(facts)}",
+        f"torch        {_torch_text(facts)}",
+    ]
+    names = [f"{name}={value}" for name, value in facts.environment.items()]
+    return [*lines, f"environment  {printable(', '.join(names)) or 'none of the variables that XLA reads is set'}"]
+
+
+def _software_lines(facts: Facts) -> list[str]:
+    lines = ["", "libraries"]
+    for library in facts.libraries:
+        version = library.version or "-"
+        note = "" if library.version else f"not installed: needed for {library.needed_for}"
+        lines.append(f"  {library.name:<16} {version:<10} {note}".rstrip())
+    decoders = [f"{kind} {version}" for kind, version in facts.decoders.items() if version]
+    missing = [kind for kind, version in facts.decoders.items() if not version]
+    without = f"; none of {', '.join(missing)}" if missing else ""
+    return [*lines, f"decoders     {', '.join(decoders) or 'none'}{without}"]
+
+
+def _mount_lines(facts: Facts) -> list[str]:
+    lines = ["", "mounts"]
+    for mount in facts.mounts:
+        lines.append(f"  {printable(mount.space.path)}: {_mount_text(mount)}")
+        lines += [f"    cache {printable(path)}: {samples:,} samples" for path, samples in mount.caches]
+    return lines
+
+
+def _cores_text(cores: Cores) -> str:
+    parts = [f"{cores.usable} usable", f"{cores.machine} in the machine", f"{cores.affinity} by affinity"]
+    parts.append("no quota" if cores.quota is None else f"{cores.quota:g} by the container's quota")
+    return ", ".join(parts)
+
+
+def _memory_text(memory: Memory) -> str:
+    if not memory.machine:
+        return "not known"
+    limit = "no limit by a container" if memory.limit is None else f"{size_text(memory.limit)} the container's limit"
+    return f"{size_text(memory.available)} available, {size_text(memory.machine)} in the machine, {limit}"
+
+
+def _space_text(space: Space | None) -> str:
+    return "not there" if space is None else f"{size_text(space.free)} free of {size_text(space.total)}"
+
+
+def _mount_text(mount: Mount) -> str:
+    return f"{_space_text(mount.space)}, {'writable' if mount.writable else 'read-only'}, {len(mount.caches):,} caches"
+
+
+def _tpu_text(facts: Facts) -> str:
+    if facts.tpu is None:
+        return "none on the PCI bus"
+    return f"{facts.tpu.chips} chips, {facts.tpu.generation}, by {', '.join(facts.tpu.devices) or 'no device files'}"
+
+
+def _torch_text(facts: Facts) -> str:
+    if facts.version("torch") is None:
+        return "not installed"
+    if facts.torch is None:
+        return "not asked"
+    if facts.torch.error:
+        return f"does not start: {printable(facts.torch.error)}"
+    return printable(", ".join(facts.torch.devices))
+
+
+def _xla_text(facts: Facts) -> str:
+    if facts.version("torch_xla") is None:
+        return "torch_xla is not installed"
+    if facts.xla is None:
+        return "not asked"
+    if facts.xla.error:
+        return f"does not start: {printable(facts.xla.error)}"
+    return f"{facts.xla.device}, cores: {facts.xla.cores}, started in {facts.xla.seconds:.1f} s"

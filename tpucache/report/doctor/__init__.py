@@ -1,1 +1,0 @@
-"""What this machine has for tpucache: its facts, and the advice that follows from them."""

@@ -1,1 +1,0 @@
-"""The report of a cache as one HTML page."""

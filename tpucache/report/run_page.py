@@ -1,0 +1,495 @@
+"""The page of a run: curves, seconds, idleness, mistakes and settings; of a run of folds also those of each fold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DependencyError, TpucacheError, TrainingError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.find import locate
+from tpucache.report.page import (
+    Chart,
+    Figure,
+    Page,
+    Sheet,
+    lines_chart,
+    look_of,
+    make_bars,
+    make_page,
+    make_picture,
+)
+from tpucache.report.records import Records
+from tpucache.report.run_files import FoldsFiles, RunFiles, read_folds_run, read_run
+from tpucache.report.text import class_name
+from tpucache.runs import FOLDS_NAME
+from tpucache.store.fields import MASK
+
+Array = npt.NDArray[Any]
+Points = list[tuple[float, float]]
+
+SAMPLES: Final = 12
+
+_STYLES: Final = ("blue", "accent", "green", "red")  # of the curves of folds
+_POINTS: Final = 600  # of a curve of single steps
+_LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
+
+_MATRIX: Final = 30  # classes of a matrix that can still be read
+_ROWS: Final = 1000
+_PAIRS: Final = 20
+_COLUMNS: Final = 6  # values of a sample in a caption
+_HEADS: Final = {"classes": ("samples", "recall", "precision"), "mask": ("pixels", "recall", "IoU")}
+_ROWS_ARE: Final = "A row for each true class, a column for each predicted one."
+
+# What reading values of files that do not belong together raises.
+_MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | None = None) -> Page:
+    """Return a page about a run: curves, seconds, idleness, confusion, at most `samples` wrong samples, settings.
+
+    For a run of all folds it shows the scores, the curves and the seconds of all of them, and then a part for each
+    fold. The run may be unfinished. Its validation samples are read from the cache that it used, or from the one at
+    `cache`; if that is gone, the page says so and has no pictures. The page has no script and loads nothing from
+    elsewhere.
+
+    Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
+    jinja2.
+    """
+    folder, directory = Path(run), None if cache is None else locate(cache)
+    if not (folder / FOLDS_NAME).exists():
+        files = read_run(folder)
+        return make_page("run.html", files.name, {"run": _run_values(files, samples, directory)})
+    folds = read_folds_run(folder)
+    try:
+        values = _folds_values(folds)
+    except _MISFITS as error:
+        raise _misfit(folder, error) from error
+    runs = [_run_values(fold, samples, directory) for fold in folds.runs.values()]
+    return make_page("folds.html", folds.name, {**values, "runs": runs})
+
+
+def _misfit(folder: Path, error: Exception) -> TrainingError:
+    return TrainingError(f"the files in {folder} do not belong together: {error!r}. Copy the run again")
+
+
+# A run of all folds.
+
+
+def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
+    """Return what is shown of all folds: their state, scores, curves and seconds."""
+    summary = folds.summary
+    done = sum(bool(score["finished"]) for score in _by_fold(folds).values())
+    figures = [("folds", f"{len(folds.names):,}")]
+    figures += [(name, f"{value:.4f}") for name, value in (summary.get("out_of_fold") or {}).items()]
+    if summary.get("wall_seconds"):
+        figures.append(("seconds", f"{summary['wall_seconds']:,.0f}"))
+    state = f"Not finished: {done:,} of {len(folds.names):,} folds are trained."
+    if summary.get("finished"):
+        state = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
+    styles = dict(zip(folds.runs, itertools.cycle(_STYLES), strict=False))
+    return {
+        "figures": figures,
+        "state": state,
+        "scores": _scores(folds),
+        "folds": [(style, f"fold {fold}") for fold, style in styles.items()],
+        "charts": _fold_charts(folds, styles),
+        "seconds": _seconds(summary),
+    }
+
+
+def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
+    """Return the scores of each fold that has begun."""
+    return {str(score["fold"]): score for score in folds.summary.get("folds") or ()}
+
+
+class _Score(NamedTuple):
+    """A row of the table of scores; a fold that has begun has its own part of the page, numbered from 1."""
+
+    title: str
+    cells: Sequence[str]
+    part: int | None = None
+
+
+def _scores(folds: FoldsFiles) -> dict[str, Any]:
+    """Return the table of the folds' scores, with their mean and the score over all samples."""
+    scores, summary = _by_fold(folds), folds.summary
+    names = list(dict.fromkeys(itertools.chain.from_iterable(score["metrics"] for score in scores.values())))
+    parts = {fold: number for number, fold in enumerate(folds.runs, 1)}
+    rows = []
+    for fold in folds.names:
+        score = scores.get(fold, {"metrics": {}})
+        epoch = f"{score['best_epoch']:,}" if score.get("best_epoch") else ""
+        count = f"{score['samples']:,}" if score.get("samples") else ""
+        rows.append(_Score(fold, (epoch, count, *_score_cells(score["metrics"], names)), parts.get(fold)))
+    if summary.get("finished"):
+        spread = {name: f"\u00b1 {value:.4f}" for name, value in summary["deviation"].items()}
+        rows.append(_Score("mean", ("", "", *_score_cells(summary["mean"], names))))
+        rows.append(_Score("deviation", ("", "", *(spread.get(name, "") for name in names))))
+        rows.append(_Score("out of fold", ("", "", *_score_cells(summary["out_of_fold"], names))))
+    heads = ("fold", "best epoch", "samples", *names)
+    return {"heads": heads, "kinds": "t" + "n" * (len(heads) - 1), "rows": rows}
+
+
+def _score_cells(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
+
+
+def _fold_charts(folds: FoldsFiles, styles: Mapping[str, str]) -> list[tuple[str, Chart]]:
+    """Return a chart of each metric, with a line for each fold."""
+    names = dict.fromkeys(name for run in folds.runs.values() for row in run.rows for name in row if _is_metric(name))
+    charts = []
+    for name in names:
+        lines = [(styles[fold], _points_of(run.rows, name)) for fold, run in folds.runs.items()]
+        if chart := lines_chart(lines, f"{_plain_name(name)} by step"):
+            charts.append((_plain_name(name), chart))
+    return charts
+
+
+# One run.
+
+
+def _run_values(run: RunFiles, samples: int, directory: Path | None) -> dict[str, Any]:
+    """Return what is shown of one run, with at most `samples` wrong samples; see `report_run`.
+
+    Raises TrainingError for files that do not belong together.
+    """
+    try:
+        summary, rows = run.summary, run.rows
+        best = int(summary.get("best_epoch") or 0)
+        row = rows[best - 1] if 0 < best <= len(rows) else rows[-1] if rows else {}
+        figures = [("epochs", f"{len(rows):,}")]
+        figures += [(_plain_name(name), f"{value:.4f}") for name, value in row.items() if _is_metric(name)]
+        pace = summary.get("pace") or {}
+        if pace.get("images_per_second"):
+            figures.append((f"{summary.get('unit', 'images')}/s", f"{pace['images_per_second']:,.0f}"))
+        if summary.get("wall_seconds"):
+            figures.append(("seconds", f"{summary['wall_seconds']:,.0f}"))
+        return {
+            "name": run.name,
+            "figures": figures,
+            "state": _state(summary, best),
+            "worst": _worst(run, samples, directory),
+            "charts": _charts(run),
+            "mistakes": _mistakes(run),
+            "seconds": _seconds(summary),
+            "pace": _pace(summary),
+            "settings": _settings(run),
+            "data": _data(run),
+        }
+    except _MISFITS as error:
+        raise _misfit(run.folder, error) from error
+
+
+def _state(summary: Mapping[str, Any], best: int) -> str:
+    parts = ["Finished." if summary.get("finished") else "Not finished."]
+    if summary.get("stopped_early"):
+        parts.append("It stopped early.")
+    if best:
+        parts.append(f"Epoch {best} was best by {summary.get('watched', '')}; the figures are of it.")
+    if summary.get("advice"):
+        parts.append(str(summary["advice"]))
+    return " ".join(parts)
+
+
+def _charts(run: RunFiles) -> list[tuple[list[tuple[str, str]], Chart | None]]:
+    """Return a chart of the losses, and one of each metric and of the learning rate, each with its legend."""
+    losses = [float(loss) for loss in run.summary.get("losses") or ()]
+    lines: list[tuple[str, Points]] = []
+    names = []
+    if losses:
+        lines.append(("blue faint", _thinned(losses)))
+        names.append(("blue", "training, each step"))
+    for style, name, text in (("blue", "train_loss", "training, mean of an epoch"), ("accent", _LOSS, "validation")):
+        if points := _points_of(run.rows, name):
+            lines.append((style, points))
+            names.append((style, text))
+    charts = [(names, lines_chart(lines, "losses by step"))] if lines else []
+    others = dict.fromkeys(name for row in run.rows for name in row if _is_metric(name) and name != _LOSS)
+    for style, name in (*(("accent", name) for name in others), ("green", "lr")):
+        if chart := lines_chart([(style, _points_of(run.rows, name))], f"{_plain_name(name)} by step"):
+            charts.append(([(style, "learning rate" if name == "lr" else _plain_name(name))], chart))
+    return charts
+
+
+def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
+    """Return the value of a metric by step, of the epochs that have it."""
+    return [(row["step"], row[name]) for row in rows if name in row and "step" in row]
+
+
+def _thinned(losses: Sequence[float]) -> Points:
+    """Return at most 600 points: each the mean of as many steps, at the last of them."""
+    each = -(-len(losses) // _POINTS)
+    parts = [losses[first : first + each] for first in range(0, len(losses), each)]
+    return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
+
+
+def _is_metric(name: str) -> bool:
+    """Return whether a column of the history is a metric of the validation."""
+    return name.startswith(_VALID) and name != _COUNT
+
+
+def _plain_name(name: str) -> str:
+    """Return a metric's name as people know it."""
+    return name.removeprefix(_VALID)
+
+
+def _seconds(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a bar for the seconds of each part of a run, or of all folds."""
+    seconds = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items() if spent > 0}
+    if not seconds:
+        return None
+    wall = float(summary.get("wall_seconds", 0.0))
+    hundredths = {name: round(100 * spent) for name, spent in sorted(seconds.items(), key=lambda item: -item[1])}
+    pairs = [(f"{name.replace('_', ' ')}, {seconds[name]:,.2f} s", count) for name, count in hundredths.items()]
+    return {
+        "note": f"{wall:,.1f} seconds in all, over all processes that continued the run. Bars count hundredths.",
+        "bars": make_bars(pairs, max(hundredths.values()), round(100 * wall)),
+    }
+
+
+def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pace = summary.get("pace") or {}
+    if not pace.get("steps"):
+        return []
+    unit = summary.get("unit", "images")
+    ceiling, idle = pace.get("ceiling_images_per_second"), pace.get("ceiling_idle")
+    return [
+        ("backend", f"{summary.get('backend', '')}, cores: {summary.get('cores', 1)}"),
+        *([("device", str(summary["device"]))] if summary.get("device") else []),
+        ("rate", f"{pace['images_per_second']:,.0f} {unit}/s"),
+        ("step", f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}"),
+        ("waited for data", f"{pace['waited']:.1%}"),
+        ("idle, by the device", f"{pace['device_idle']:.1%}"),
+        ("idle, by a replay", "not measured" if idle is None else f"{idle:.1%} against {ceiling:,.0f} {unit}/s"),
+        ("compiles", f"{pace['compiles']:,} after the warm-up"),
+        ("received", f"{pace['received_bytes'] / 1e6:,.0f} MB"),
+    ]
+
+
+def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
+    """Return the settings that are not off; None where the run has no file of them."""
+    if not run.info:
+        return None
+    settings = dict(run.info.get("settings") or {})
+    augment = settings.pop("augment", {})
+    task = {"task found": run.task, "outputs": run.info.get("outputs", "")} if run.task else {}
+    values = {**task, **settings, **augment}
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in values.items()
+        if value not in (None, "", [], False)
+    ]
+
+
+def _data(run: RunFiles) -> list[tuple[str, str]]:
+    parts = [(name, run.info.get(name)) for name in ("training", "validation")]
+    return [
+        (name, f"{part['samples']:,} samples, variant {part['variant']}, of {part['cache']}")
+        for name, part in parts
+        if part
+    ]
+
+
+# What a run got wrong.
+
+
+class _Wrong(NamedTuple):
+    """One wrong sample: what it is, what was predicted, a number that says how sure or how far off, and its map."""
+
+    row: int
+    label: str
+    prediction: str
+    figure: str
+    map: Array | None = None
+
+
+def _worst(run: RunFiles, count: int, directory: Path | None) -> Sheet:
+    """Return the `count` most wrong validation samples as pictures, or why there are none.
+
+    Their cache is read at `directory`, or else where it was when the run was made. Only the pictures need Pillow.
+    """
+    if "errors" not in run.arrays:
+        reason = "The run has no validation samples"
+        if run.info.get("validation") is not None or not run.info:
+            reason = "No epoch of the run has kept its predictions (earlier versions kept none)"
+        return Sheet(f"{reason}.")
+    chosen = _find_worst(run, count)
+    if not chosen:
+        return Sheet("No sample is wrong.")
+    try:
+        records = _open_records(run, directory)
+    except TpucacheError as error:
+        return Sheet(f"The pictures are left out: {error}")
+    image = records.image
+    if image is None:
+        return Sheet("The records have no images.")
+    look, shown = look_of(records.manifest, image), run.info["validation"]["variant"]
+    try:
+        figures = [_figure(run, records, wrong, look, shown) for wrong in chosen]
+    except DependencyError as error:
+        return Sheet(f"The pictures are left out: {error}")
+    note = f"{len(chosen):,} of {len(run.arrays['errors']):,}, the most wrong first."
+    return Sheet(note, figures, look, 320 if look == "drawn" else 170)
+
+
+def _open_records(run: RunFiles, directory: Path | None) -> Records:
+    """Return the validation samples' records. Raises TpucacheError where they are gone or have changed."""
+    described = run.info["validation"]
+    directory = directory or Path(described["cache"])
+    if not directory.exists():
+        raise TpucacheError(
+            f"the cache of the validation samples is no longer at {directory}. Say where it is by --valid"
+        )
+    with CachedDataset(directory, described["variant"]) as whole:
+        positions = run.arrays["positions"]
+        samples = whole.manifest.samples
+        if len(positions) and not 0 <= positions.min() <= positions.max() < samples:
+            raise TpucacheError(f"{directory} has {samples:,} samples, fewer than the run has validated on")
+        dataset = whole.select(positions)
+        if dataset.digest != described["digest"]:
+            raise TpucacheError(f"{directory} has other records or labels than those that the run was validated on")
+        return Records(dataset)
+
+
+def _find_worst(run: RunFiles, count: int) -> list[_Wrong]:
+    """Return the most wrong samples; of masks those whose predicted maps the run has kept."""
+    arrays, errors = run.arrays, run.arrays["errors"]
+    if "maps" in arrays:
+        of_map = {int(row): found for row, found in zip(arrays["shown"], arrays["maps"], strict=True)}
+        rows = sorted(of_map, key=lambda row: -errors[row])[:count]
+        return [_Wrong(row, "true", "predicted", f"IoU {1 - errors[row]:.3f}", of_map[row]) for row in rows]
+    rows = np.argsort(-errors, kind="stable").tolist()
+    wrong = (row for row in rows if "predictions" not in arrays or _is_wrong(run, row))
+    return [_describe(run, row) for row in itertools.islice(wrong, count)]
+
+
+def _is_wrong(run: RunFiles, row: int) -> bool:
+    label = int(run.arrays["labels"][row])
+    return label >= 0 and label != int(run.arrays["predictions"][row])
+
+
+def _describe(run: RunFiles, row: int) -> _Wrong:
+    arrays, names = run.arrays, run.classes
+    if "predictions" in arrays:
+        label, prediction = (class_name(int(arrays[name][row]), names) for name in ("labels", "predictions"))
+        figure = f"{arrays['probabilities'][row]:.3f}, the right one {1 - arrays['errors'][row]:.3f}"
+        return _Wrong(row, label, prediction, figure)
+    labels, values = arrays["labels"][row], arrays["values"][row]
+    columns = np.argsort(-np.abs(labels - values), kind="stable")[:_COLUMNS]
+    if len(values) == 1 and not names:
+        return _Wrong(row, f"{labels[0]:.6g}", f"{values[0]:.6g}", f"off by {arrays['errors'][row]:.4g}")
+    shown = [[f"{class_name(int(c), names)} {side[c]:.4g}" for c in columns] for side in (labels, values)]
+    return _Wrong(row, ", ".join(shown[0]), ", ".join(shown[1]), f"off by {arrays['errors'][row]:.4g}")
+
+
+def _figure(run: RunFiles, records: Records, wrong: _Wrong, look: str, variant: int) -> Figure:
+    position = int(run.arrays["positions"][wrong.row])
+    fields = records.read(position, variant)
+    shown = [fields]
+    if wrong.map is not None:
+        shown.append({**fields, MASK: wrong.map[..., None]})
+    text = f"{wrong.label}, predicted {wrong.prediction}"
+    pictures = [make_picture(each, run.classes, look, text) for each in shown]
+    return Figure(pictures, wrong.label, wrong.figure, records.table.paths[position], wrong.prediction)
+
+
+class _Table(NamedTuple):
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    kinds: str
+
+
+class _Matrix(NamedTuple):
+    """The names of the classes, and for each true class the count and opacity of each predicted one."""
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[tuple[str, str]]]
+
+
+class _Mistakes(NamedTuple):
+    """A section about what was predicted: a confusion matrix or none, and tables."""
+
+    title: str
+    note: str
+    tables: Sequence[_Table]
+    matrix: _Matrix | None = None
+
+
+def _mistakes(run: RunFiles) -> _Mistakes | None:
+    """Return the confusion matrix of classes and masks, or the figures for each class of many."""
+    if "predictions" in run.arrays:
+        labels, predictions = run.arrays["labels"].astype(np.int64), run.arrays["predictions"].astype(np.int64)
+        outputs = max([int(run.info.get("outputs", 0)), *(labels + 1).tolist(), *(predictions + 1).tolist()])
+        return _of_pairs(run, labels[labels >= 0], predictions[labels >= 0], outputs)
+    if "confusion" in run.arrays:
+        by_class, matrix = _of_matrix(run, run.arrays["confusion"], "mask")
+        return _Mistakes("Confusion", f"{_ROWS_ARE} In pixels.", [by_class], matrix)
+    return _of_many(run) if run.task == "multilabel" and "values" in run.arrays else None
+
+
+def _of_pairs(run: RunFiles, labels: Array, predictions: Array, outputs: int) -> _Mistakes | None:
+    pairs, counts = np.unique(labels * outputs + predictions, return_counts=True)
+    wrong = pairs // outputs != pairs % outputs
+    order = np.argsort(-counts[wrong], kind="stable")[:_PAIRS]
+    often = [
+        (class_name(int(pair) // outputs, run.classes), class_name(int(pair) % outputs, run.classes), f"{count:,}")
+        for pair, count in zip(pairs[wrong][order], counts[wrong][order], strict=True)
+    ]
+    most = [_Table(("label", "predicted as", "samples"), often, "ttn")] if often else []
+    if outputs > _MATRIX:
+        return _Mistakes("Confusion", "What is taken for what most often.", most) if most else None
+    matrix = np.zeros((outputs, outputs), np.int64)
+    matrix.reshape(-1)[pairs] = counts
+    by_class, shown = _of_matrix(run, matrix, "classes")
+    return _Mistakes("Confusion", _ROWS_ARE, [by_class, *most], shown)
+
+
+def _of_matrix(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Matrix | None]:
+    """Return the figures for each class, and the counts where they are few enough to be read."""
+    total, found, right = counts.sum(1), counts.sum(0), counts.diagonal()
+    if len(total) != len(found):
+        raise ValueError(f"a confusion matrix of {len(total)} rows and {len(found)} columns")
+    names = [class_name(number, run.classes) for number in range(len(counts))]
+    whole = found if kind == "classes" else total + found - right
+    figures = [
+        (name, f"{total[at]:,.0f}", _share(right[at], total[at]), _share(right[at], whole[at]))
+        for at, name in enumerate(names)
+    ]
+    by_class = _Table(("class", *_HEADS[kind]), figures[:_ROWS], "tnnn")
+    if len(counts) > _MATRIX:
+        return by_class, None
+    shares = counts / np.maximum(total, 1)[:, None]
+    rows = [
+        [(f"{count:,.0f}", f"{0.35 + 0.65 * share:.2f}") for count, share in zip(*row, strict=True)]
+        for row in zip(counts, shares, strict=True)
+    ]
+    return by_class, _Matrix(names, rows)
+
+
+def _of_many(run: RunFiles) -> _Mistakes:
+    """Return the figures for each of several classes that a sample can have."""
+    truth, said = run.arrays["labels"] > 0.5, run.arrays["values"] > 0.5
+    both = (truth & said).sum(0)
+    rows = [
+        (
+            class_name(at, run.classes),
+            f"{has:,}",
+            _share(both[at], has),
+            _share(both[at], found),
+            _share(2 * both[at], has + found),
+        )
+        for at, (has, found) in enumerate(zip(truth.sum(0).tolist(), said.sum(0).tolist(), strict=True))
+    ]
+    table = _Table(("class", "samples", "recall", "precision", "F1"), rows[:_ROWS], "tnnnn")
+    return _Mistakes("Classes", "Predictions are those above one half.", [table])
+
+
+def _share(part: Any, whole: Any) -> str:
+    return f"{part / whole:.3f}" if whole else "\u2013"

@@ -1,0 +1,45 @@
+"""Templates, which jinja2 fills: no value reaches a text unescaped, and a name without a value is an error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from tpucache.errors import DependencyError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+Escape = Callable[[object], str]
+
+
+def fill(package: str, name: str, values: Mapping[str, object], escape: Escape) -> str:
+    """Return a template of a package's folder `templates`, filled with values, each as `escape` writes it.
+
+    Raises DependencyError without jinja2.
+    """
+    return _environment(package, escape).get_template(name).render(values)
+
+
+@functools.cache
+def _environment(package: str, escape: Escape) -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise DependencyError(
+            f"pages and cards are filled in by jinja2: {error}. `pip install jinja2`, or install tpucache[report]"
+        ) from error
+
+    def escaped(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape(value))  # noqa: S704  # it is escaped
+
+    return Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        finalize=escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
