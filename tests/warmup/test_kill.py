@@ -52,8 +52,8 @@ _FORKS = """
 import json, os, processes, sys
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.planning import blocks
-from tpucache.warmup.running.samples import keep_freed_memory
+from tpucache.warmup import blocks
+from tpucache.warmup.run.tasks import keep_freed_memory
 import slow_by_test
 blocks.MIN_CHUNKS = 16
 keep_freed_memory()  # which a fork need not do again
