@@ -53,7 +53,7 @@ def forbidden_imports(contract: dict[str, Any]) -> list[tuple[str, str]]:
 
 def file_of(module: str, package: Path) -> Path:
     path = package.parent.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path / "__init__.py" if (path / "__init__.py").exists() else path.with_suffix(".py")
 
 
 class Linter:

@@ -53,7 +53,7 @@ from tpucache.training.device import BACKENDS, DEVICES, Device, backend_name, op
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
-from tpucache.training.learn.packed import Finish, make_finish
+from tpucache.training.learn.forward import Finish, make_finish
 
 KINDS: Final = ("raw", "dct-lz4", "jpeg")
 ON_THE_FLY: Final = "on the fly"

@@ -23,7 +23,7 @@ from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import open_device
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 WAYS = ("random weights", "weights of the other classes")

@@ -33,9 +33,9 @@ from tpucache import CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
 from tpucache.training.feed.idle import Pace
-from tpucache.training.learn.models import build_model
+from tpucache.training.learn.model import build_model
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 STEP_SECONDS = 0.02

@@ -22,7 +22,7 @@ from tpucache import CachedDataset, Recipe, TrainingError, build_cache
 from tpucache.loading.split import stratified_split
 from tpucache.training import RunOptions, TrainSettings, train
 from tpucache.training.learn.defaults import decide
-from tpucache.training.learn.models import build_model
+from tpucache.training.learn.model import build_model
 from tpucache.training.learn.optimizers import OPTIMIZERS
 from tpucache.training.settings import OptimizerName
 

@@ -17,7 +17,7 @@ from tpucache.cli.arguments import from_options
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import options_of
 from tpucache.publish.rules import Metadata, PublishOptions
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build_options import BuildOptions, WorkerOptions
 from tpucache.warmup.sources import TableOptions

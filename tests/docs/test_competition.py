@@ -17,7 +17,7 @@ from tpucache import CachedDataset
 from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.feed import idle
-from tpucache.training.learn.models import build_model
+from tpucache.training.learn.model import build_model
 from tpucache.training.watch import curves
 
 PAGE = Path(__file__).parents[2] / "docs" / "competition.md"

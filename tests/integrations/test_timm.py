@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpucache.training.learn.weights import adapt_channels, load_matching
+from tpucache.training.learn.model import adapt_channels, load_matching
 
 timm = pytest.importorskip("timm", reason="needs timm: `python -m scripts.checks integrations`")
 

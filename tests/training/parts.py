@@ -16,7 +16,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.ema import Ema
-from tpucache.training.learn.models import UNet, conv_bn
+from tpucache.training.learn.model import UNet, conv_bn
 from tpucache.training.learn.optimizers import clip_gradients, make_optimizer, set_rates
 from tpucache.training.learn.schedule import make_schedule
 from tpucache.training.learn.tasks.find import make_task

@@ -22,7 +22,7 @@ from tpucache.training.device import open_device
 from tpucache.training.feed import idle
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 COMMON: dict[str, Any] = {

@@ -16,10 +16,10 @@ from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.training.watch.rates import RangeTest
+from tpucache.training.watch.curves import RangeTest
 
 QUICK = {"replay": False}
 TINY = {"model": "tiny_models:tiny", "epochs": 1, "batch_size": 16, "lr": 0.05}
@@ -127,10 +127,10 @@ def test_an_optimizer_state_from_before_the_model_excepted_parameters_is_continu
     def make(outputs, _channels):
         return Excepting(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, outputs))
 
-    from tpucache.training.learn import models
+    from tpucache.training.learn import model
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.MODELS, "cnn", make)
+        patch.setitem(model.MODELS, "cnn", make)
         task = make_task("classes", len(dataset.classes))
         learner = Learner(TrainSettings(model="cnn"), dataset, task, EagerDevice())
         assert [len(group["params"]) for group in learner.optimizer.param_groups] == [2]

@@ -24,10 +24,9 @@ from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
-from tpucache.training.predictions import predict
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor, predict
 from tpucache.training.run.folds import read_folds, write_folds
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup import TableOptions, relabel_cache
 

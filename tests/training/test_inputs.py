@@ -14,7 +14,7 @@ from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.training import Predictor, RunOptions, TrainSettings, train
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train as run_training
-from tpucache.training.predictions import predict
+from tpucache.training.prediction import predict
 from tpucache.warmup.sources.table import TableOptions, TableSource
 
 QUICK = RunOptions(replay=False)

@@ -15,7 +15,7 @@ from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, Usag
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import EagerDevice, open_device
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 QUICK = RunOptions(replay=False)

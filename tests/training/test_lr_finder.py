@@ -17,7 +17,7 @@ from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.check import find_task
 from tpucache.training.device import EagerDevice
-from tpucache.training.device.accelerator import CudaDevice
+from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.lr_finder import find_lr, range_test, suggest

@@ -16,11 +16,10 @@ from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
-from tpucache.training.options import RunOptions
-from tpucache.training.predictions import predict
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor, predict
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 COUNTS = (1, 7, 8, 9, 1000)
@@ -84,8 +83,8 @@ import numpy as np
 from tpucache import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.device import open_device
-from tpucache.training.predictions import predict_values
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import predict_values
+from tpucache.training.prediction import Predictor
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))

@@ -13,7 +13,7 @@ from tpucache.training.device import EagerDevice
 from tpucache.training.evaluation import evaluate, results
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 TINY = {"model": "tiny_models:tiny", "batch_size": 16, "lr": 0.05}

@@ -25,8 +25,8 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.runs import OUT_OF_FOLD_NAME
     from tpucache.store.manifest import Manifest
     from tpucache.training.device import open_device
-    from tpucache.training.predictions import predict as run_predict
-    from tpucache.training.predictor import Predictor
+    from tpucache.training.prediction import Predictor
+    from tpucache.training.prediction import predict as run_predict
     from tpucache.training.run.folds import read_folds
 
     cache, memory = staged(options), in_memory(options)

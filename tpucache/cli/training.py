@@ -26,7 +26,7 @@ from tpucache.cli.arguments import (
 from tpucache.cli.terminal import note, show
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.feed.account import Account
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 if TYPE_CHECKING:

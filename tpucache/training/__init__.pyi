@@ -11,22 +11,21 @@ from tpucache.training.fitting import TrainResult as TrainResult, train as train
 from tpucache.training.folds import open_all_folds as open_all_folds, train_folds as train_folds
 from tpucache.training.learn.ema import Ema as Ema
 from tpucache.training.learn.learner import Learner as Learner
-from tpucache.training.learn.models import build_model as build_model
+from tpucache.training.learn.model import build_model as build_model
 from tpucache.training.learn.optimizers import (
     clip_gradients as clip_gradients,
     make_optimizer as make_optimizer,
     set_rates as set_rates,
 )
 from tpucache.training.learn.schedule import make_schedule as make_schedule
-from tpucache.training.learn.tasks.base import Task as Task
 from tpucache.training.learn.tasks.find import find_task as find_task, make_task as make_task
+from tpucache.training.learn.tasks.task import Task as Task
 from tpucache.training.lr_finder import find_lr as find_lr
-from tpucache.training.options import RunOptions as RunOptions
-from tpucache.training.predictions import PredictReport as PredictReport, predict as predict
-from tpucache.training.predictor import Predictor as Predictor
+from tpucache.training.prediction import PredictReport as PredictReport, Predictor as Predictor, predict as predict
 from tpucache.training.run.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 from tpucache.training.run.folds import FoldsReport as FoldsReport
 from tpucache.training.run.history import Watcher as Watcher
 from tpucache.training.run.report import TrainReport as TrainReport
+from tpucache.training.run_options import RunOptions as RunOptions
 from tpucache.training.settings import TrainSettings as TrainSettings
 from tpucache.training.watch.tensorboard import TensorBoard as TensorBoard

@@ -12,7 +12,7 @@ from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.tasks import find as tasks
-from tpucache.training.learn.tasks.base import Task
+from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 
 #: Fields of an image that the device's augmentation does not move.

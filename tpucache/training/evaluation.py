@@ -24,8 +24,8 @@ from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, as_named
+from tpucache.training.learn.forward import make_finish
 from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.packed import make_finish
 from tpucache.training.learn.user_code import compute_metrics
 
 Array = npt.NDArray[Any]

@@ -18,14 +18,14 @@ from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device
 from tpucache.training.learn.learner import Custom
-from tpucache.training.learn.models import model_for
+from tpucache.training.learn.model import model_for
 from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
 from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
 from tpucache.training.loop import train as run_training
-from tpucache.training.options import RunOptions
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import OptimizerName, TrainSettings
 from tpucache.training.watch.notebook import notebook_watchers
 

@@ -17,9 +17,7 @@ from tpucache.training.device import Device
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
-from tpucache.training.predictions import predict_parts
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor, predict_parts
 from tpucache.training.run.files import open_folds
 from tpucache.training.run.folds import (
     FoldsReport,
@@ -30,6 +28,7 @@ from tpucache.training.run.folds import (
 from tpucache.training.run.history import Watcher
 from tpucache.training.run.report import TrainReport
 from tpucache.training.run.report import read_report as read_run_report
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 #: Gives what is notified of the run in a folder.

@@ -13,13 +13,12 @@ from tpucache.training.check import add_columns, check_fit, find_task
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
-from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take_execution
 from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
-from tpucache.training.feed.stream import Execution, drawer, parts, take_execution
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.options import RunOptions
-from tpucache.training.run.files import RunData, open_run, snapshot_best, snapshot_run
+from tpucache.training.run.checkpoint import initial_weights
+from tpucache.training.run.files import BackgroundWriter, RunData, open_run, snapshot_best, snapshot_run
 from tpucache.training.run.history import Losses
 from tpucache.training.run.report import (
     TrainReport,
@@ -31,8 +30,7 @@ from tpucache.training.run.report import (
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.validation import snapshot_validation, write_info
-from tpucache.training.run.weights import initial_weights
-from tpucache.training.run.writer import BackgroundWriter
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer

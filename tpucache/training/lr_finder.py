@@ -28,16 +28,14 @@ from tpucache.store.files import write_atomically
 from tpucache.training.check import add_columns, check_fit, find_task
 from tpucache.training.device import Device, Processes
 from tpucache.training.device.tensors import to_host
-from tpucache.training.feed.feeder import Feeder
-from tpucache.training.feed.stream import drawer, parts
+from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
+from tpucache.training.run.checkpoint import initial_weights
 from tpucache.training.run.contents import load_last
-from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
-from tpucache.training.watch.figure import smooth
-from tpucache.training.watch.rates import RangeTest, save_range_test
+from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
 
 _LAG: Final = 16  # steps after which a loss is read, as in a run
 _DECAY: Final = 0.9

@@ -14,9 +14,9 @@ import torch
 from tpucache import UsageError
 from tpucache.cli import main
 from tpucache.training.device import DEVICES, CpuDevice, EagerDevice, open_device
-from tpucache.training.device.find import choose_device, find_devices
+from tpucache.training.device.torch_device import choose_device, find_devices
 from tpucache.training.fitting import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 EARLIER = Path(__file__).parents[2] / "earlier" / "data"

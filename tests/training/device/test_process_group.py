@@ -15,7 +15,7 @@ from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import compile_evaluation
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.parameters import buffers_of_steps
+from tpucache.training.learn.optimizers import buffers_of_steps
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.settings import TrainSettings

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tpucache import CachedDataset
-from tpucache.training.feed.stream import parts
+from tpucache.training.feed.feeder import parts
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
 
 SETTINGS = TrainSettings(batch_size=16, balance=True, epochs=2)

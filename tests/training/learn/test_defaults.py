@@ -11,7 +11,7 @@ from torch import nn
 
 from tpucache import UsageError
 from tpucache.training.learn.defaults import decide, describe_rates, find_family
-from tpucache.training.learn.models import cnn
+from tpucache.training.learn.model import cnn
 from tpucache.training.settings import TrainSettings, as_decided, settings_from
 
 

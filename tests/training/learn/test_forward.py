@@ -12,7 +12,7 @@ from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.learn.forward import IMAGENET, channel_statistics
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, settings_from
 
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=20, lr=0.01)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tpucache import DependencyError, UsageError
-from tpucache.training.learn.models import DENSE_MODELS, MODELS, ResidualBlock, build_model
+from tpucache.training.learn.model import DENSE_MODELS, MODELS, ResidualBlock, build_model
 
 
 @pytest.mark.slow

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from tpucache import UsageError
-from tpucache.training.learn.optimizers import make_optimizer, set_rates
-from tpucache.training.learn.parameters import freeze, layer_numbers, parameter_groups
+from tpucache.training.learn.optimizers import freeze, layer_numbers, make_optimizer, parameter_groups, set_rates
 from tpucache.training.learn.schedule import Rates
 
 

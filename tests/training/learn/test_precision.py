@@ -12,16 +12,16 @@ from streams import StandIn, install
 
 from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.training.device import CpuDevice
-from tpucache.training.device.accelerator import AcceleratorDevice, CudaDevice
 from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.device.torch_device import AcceleratorDevice, CudaDevice
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.contents import load_last
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from
 
 CPU = torch.device("cpu")

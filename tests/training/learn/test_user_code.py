@@ -10,7 +10,7 @@ from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cac
 from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=1, batch_size=50, lr=0.01)

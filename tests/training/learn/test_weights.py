@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from tpucache import UsageError
-from tpucache.training.learn.models import DENSE_MODELS, MODELS, build_model
-from tpucache.training.learn.weights import load_matching
+from tpucache.training.learn.model import DENSE_MODELS, MODELS, build_model, load_matching
 
 
 def make_model(outputs=3, seed=0):

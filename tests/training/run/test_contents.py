@@ -16,12 +16,12 @@ from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.report.run_page import report_run
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
-from tpucache.training.predictor import Predictor
+from tpucache.training.prediction import Predictor
 from tpucache.training.run import contents
 from tpucache.training.run.contents import load_last
 from tpucache.training.run.folds import read_folds
 from tpucache.training.run.report import read_account, read_report
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from tpucache import CachedDataset, UsageError, stage_cache
 from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, settings_from
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)

@@ -13,8 +13,8 @@ from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.feed.idle import Pace
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
 from tpucache.training.run.report import TrainReport
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 pytestmark = pytest.mark.slow

@@ -29,7 +29,7 @@ def run_on(dataset, folder, **changed):
 
 def predicted(folder, dataset):
     from tpucache.progress import Progress
-    from tpucache.training.predictions import predict_values
+    from tpucache.training.prediction import predict_values
 
     with Progress(len(dataset), "", "") as progress:
         return predict_values(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tpucache import DependencyError, UsageError
-from tpucache.training.run.weights import initial_weights, read_weights
+from tpucache.training.run.checkpoint import initial_weights, read_weights
 from tpucache.training.settings import TrainSettings
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}

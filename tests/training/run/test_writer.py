@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tpucache import TrainingError
-from tpucache.training.run.writer import BackgroundWriter
+from tpucache.training.run.files import BackgroundWriter
 
 
 def test_writes_come_in_order_and_all_before_the_end():

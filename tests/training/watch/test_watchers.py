@@ -14,7 +14,7 @@ from tpucache import CachedDataset, DependencyError, TrainingError
 from tpucache.cli import main
 from tpucache.training.device import EagerDevice
 from tpucache.training.loop import train
-from tpucache.training.options import RunOptions
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import drawn_curves, save_curves
 from tpucache.training.watch.tensorboard import TensorBoard

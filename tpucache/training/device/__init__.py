@@ -9,8 +9,8 @@ from tpucache.training.device.base import Counters, Device
 from tpucache.training.device.processes import Processes, open_processes
 
 if TYPE_CHECKING:
-    from tpucache.training.device.cpu import CpuDevice
-    from tpucache.training.device.cpu import CpuDevice as EagerDevice
+    from tpucache.training.device.torch_device import CpuDevice
+    from tpucache.training.device.torch_device import CpuDevice as EagerDevice
 
 __all__ = [
     "BACKENDS",
@@ -55,9 +55,7 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
         from tpucache.training.device.xla import XlaDevice
 
         return XlaDevice(cores)
-    from tpucache.training.device.accelerator import open_accelerator
-    from tpucache.training.device.cpu import CpuDevice
-    from tpucache.training.device.find import choose_device
+    from tpucache.training.device.torch_device import CpuDevice, choose_device, open_accelerator
 
     if cores != 1:
         raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
@@ -68,7 +66,7 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
 
 def __getattr__(name: str) -> Any:
     if name in ("CpuDevice", "EagerDevice"):  # the second is its earlier name
-        from tpucache.training.device.cpu import CpuDevice
+        from tpucache.training.device.torch_device import CpuDevice
 
         return CpuDevice
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

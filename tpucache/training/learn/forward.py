@@ -1,24 +1,66 @@
-"""From a batch to a model's outputs, in training, evaluation and prediction."""
+"""What a batch becomes: finished images, then a model's outputs, in the precision that was asked for."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import COLUMNS, CachedDataset
-from tpucache.ondevice.modules import Augment
+from tpucache.ondevice.modules import Augment, decoder
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
-from tpucache.training.learn.precision import autocast
-from tpucache.training.learn.tasks.base import Task
+from tpucache.training.learn.tasks.task import Task
 from tpucache.training.learn.user_code import describe_error, user_code
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import Precision, TrainSettings
+
+_HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+#: A scale that no gradients need: it is reached when some forty updates in a row were not finite.
+_LEAST_SCALE: Final = 2.0**-24
+
+
+def autocast(device: Device, precision: Precision) -> AbstractContextManager[object]:
+    """Return a context in which a model computes in this precision."""
+    return device.autocast(precision in _HALVES, _HALVES.get(precision, torch.bfloat16))
+
+
+def make_scaler(device: Device, precision: Precision) -> GradScaler:
+    """Return what scales losses so that fp16 holds their gradients; it changes nothing in another precision.
+
+    Where a gradient overflows, the optimizer does not step, and the next losses are scaled by half as much.
+    """
+    return GradScaler(device.torch_device.type, enabled=precision == "fp16")
+
+
+def has_given_up(state: dict[str, Any]) -> bool:
+    """Return whether a scaler's state says that no gradient is finite any more, however small the losses are."""
+    return "scale" in state and not state["scale"] >= _LEAST_SCALE
+
+
+Finish = Callable[[DeviceBatch], DeviceBatch]
+
+
+def make_finish(dataset: CachedDataset, device: Device) -> Finish:
+    """Return what gives a packed batch of this dataset its images, uint8 (batch, height, width, channels)."""
+    if dataset.packed() is dataset:
+        return lambda batch: batch
+    decode = decoder(dataset).to(device.torch_device)
+    device.wait()  # or the first graph would also hold the upload of its constants
+
+    def finish(batch: DeviceBatch) -> DeviceBatch:
+        images = decode(batch.images).permute(0, 2, 3, 1)
+        return dataclasses.replace(batch, fields={**batch.fields, IMAGE: images})
+
+    return finish
+
 
 #: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
 IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))

@@ -21,33 +21,35 @@ from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.defaults import decide, decide_precision, describe_precision, describe_rates
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
+    autocast,
     channel_statistics,
     check_model,
     forward,
+    has_given_up,
     make_augment,
+    make_finish,
+    make_scaler,
     model_name,
     outputs_of,
 )
 from tpucache.training.learn.metrics import MORE_IS_BETTER
-from tpucache.training.learn.models import model_for
+from tpucache.training.learn.model import MatchedWeights, load_matching, model_for
 from tpucache.training.learn.optimizers import (
     OptimizerMaker,
+    buffers_of_steps,
     clip_gradients,
+    freeze,
     has_groups,
     load_optimizer,
     make_optimizer,
     scale_gradients,
     set_rates,
 )
-from tpucache.training.learn.packed import make_finish
-from tpucache.training.learn.parameters import buffers_of_steps, freeze
-from tpucache.training.learn.precision import autocast, has_given_up, make_scaler
 from tpucache.training.learn.schedule import Rates
-from tpucache.training.learn.tasks.base import Task
 from tpucache.training.learn.tasks.find import find_watched
 from tpucache.training.learn.tasks.regression import Regression, describe_labels
+from tpucache.training.learn.tasks.task import Task
 from tpucache.training.learn.user_code import check_loss, load_metrics, user_code
-from tpucache.training.learn.weights import MatchedWeights, load_matching
 from tpucache.training.settings import TrainSettings
 
 TARGET: Final = "target"

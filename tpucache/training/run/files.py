@@ -1,4 +1,4 @@
-"""The folder of a run: the state it is continued from, its best weights, and its history.
+"""The folder of a run: the state it is continued from, its best weights, its history, and the thread that writes them.
 
 `best.pt` is written before the state in `last.pt` that counts it, and `history.csv` after it, each atomically. A run
 killed between two of them repeats what `last.pt` does not contain, with the same result, and writes the history again.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.columns import fit_columns
@@ -187,3 +190,61 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "digests": data.digests,
         **({"columns": fit_columns(inputs, train_set.table, train_set.positions).to_list()} if inputs else {}),
     }
+
+
+_WAITING: Final = 2  # the best weights and the state of one epoch: what is written later waits for their memory
+
+
+class BackgroundWriter:
+    """Runs writes one after another, in their order.
+
+    After an error no other write is begun, and the next call raises it: what is on the disk is what it would be if the
+    process had been killed in that write.
+    """
+
+    def __init__(self) -> None:
+        self._writes: queue.Queue[Callable[[], None] | None] = queue.Queue(_WAITING)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="tpucache-write", daemon=True)
+
+    def __enter__(self) -> BackgroundWriter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writes.put(None)
+        self._thread.join()
+        if error is None:
+            self._raise()
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Run a write after those before it; what it writes must not change meanwhile."""
+        self._raise()
+        self._writes.put(write)
+
+    def flush(self) -> None:
+        """Wait for all writes."""
+        self._writes.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while True:
+            write = self._writes.get()
+            try:
+                if write is None:
+                    return
+                if self._error is None:
+                    write()
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
+                self._error = error
+            finally:
+                self._writes.task_done()

@@ -1,20 +1,73 @@
-"""A run in one picture: losses, metrics and rates over its steps."""
+"""Figures of a run: its curves, and the losses of a range test by rate."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import itertools
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tpucache.errors import TrainingError
 from tpucache.runs import CURVES_NAME
+from tpucache.store.files import write_atomically
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
-from tpucache.training.watch.figure import save_figure, smooth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_log = logging.getLogger("tpucache")
+
+
+def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
+    """Write a PNG, atomically, of what `paint` draws on a figure of this size in inches.
+
+    Without matplotlib nothing is written, and that is logged once. Raises TrainingError when it cannot be written.
+    """
+    try:
+        picture = to_png(size, paint)
+    except ImportError:
+        _say_once(f"{path.name} is left out without matplotlib: `pip install matplotlib`")
+        return
+    try:
+        write_atomically(path, picture)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
+    """Return a PNG of what `paint` draws on a figure of this size in inches. Raises ImportError without matplotlib."""
+    # Only Figure, not pyplot: no window, and no global state.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    paint(figure)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=120)
+    return target.getvalue()
+
+
+def smooth(values: Sequence[float], decay: float) -> list[float]:
+    """Return the exponential moving average, free of its bias towards 0 (Kingma and Ba, arXiv:1412.6980)."""
+    average, smoothed = 0.0, []
+    for number, value in enumerate(values, 1):
+        average = decay * average + (1 - decay) * value
+        smoothed.append(average / (1 - decay**number))
+    return smoothed
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    _log.warning(message)
+
 
 _DECAY: Final = 0.98
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
@@ -86,3 +139,32 @@ def _paint_epochs(axes: Any, rows: Sequence[Row], name: str, label: str, color: 
     last = values[-1]
     axes.plot(steps, values, color=color, marker="o" if len(known) <= _MOST else None, markersize=4,
               label=f"{label}, {last:.3f} at the end")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """The rate of each step, its loss, the smoothed loss, and the rate to use."""
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    smoothed: Sequence[float]
+    suggestion: float
+
+
+def save_range_test(path: Path, found: RangeTest) -> None:
+    """Write the losses over the rates, and the rate to use, as a PNG. Raises TrainingError."""
+    save_figure(path, (7, 4.2), lambda figure: _paint(figure, found))
+
+
+def _paint(figure: Figure, found: RangeTest) -> None:
+    axes = figure.subplots()
+    axes.plot(found.rates, found.losses, color="tab:blue", alpha=0.3, linewidth=1, label="each step")
+    axes.plot(found.rates, found.smoothed, color="tab:blue", linewidth=2, label="smoothed")
+    axes.axvline(found.suggestion, color="tab:orange", linestyle="--", label=f"use {found.suggestion:.2g}")
+    low, high = min(found.smoothed), found.smoothed[0]
+    axes.set_ylim(low - 0.2 * (high - low), high + 0.6 * (high - low))  # or where it diverges hides where it falls
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss")
+    axes.set_title("Learning-rate range test")
+    axes.legend()

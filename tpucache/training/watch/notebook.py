@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tpucache.training.run.history import Row, Watcher
-from tpucache.training.watch.curves import curves_size, paint_curves
-from tpucache.training.watch.figure import to_png
+from tpucache.training.watch.curves import curves_size, paint_curves, to_png
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from tpucache.errors import UsageError
 from tpucache.store.fields import BOXES, KEYPOINTS, MASK
 from tpucache.training.learn.metrics import MORE_IS_BETTER
-from tpucache.training.learn.tasks.base import Task, Watched
+from tpucache.training.learn.tasks.task import Task, Watched
 from tpucache.training.settings import TASKS, TrainSettings
 
 if TYPE_CHECKING:

@@ -14,9 +14,19 @@ from torch.nn import functional
 from tpucache.errors import UsageError
 from tpucache.store.fields import MASK
 from tpucache.training.learn.metrics import mask_metrics
-from tpucache.training.learn.tasks.base import Form, TaskBase, Value, Watched
-from tpucache.training.learn.tasks.checks import check_numbers, check_outputs, check_shape, class_weights, unfit
-from tpucache.training.learn.tasks.targets import one_hot, smooth
+from tpucache.training.learn.tasks.task import (
+    Form,
+    TaskBase,
+    Value,
+    Watched,
+    check_numbers,
+    check_outputs,
+    check_shape,
+    class_weights,
+    one_hot,
+    smooth,
+    unfit,
+)
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

@@ -15,8 +15,16 @@ from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.training.learn.metrics import regression_metrics
-from tpucache.training.learn.tasks.base import SEPARATOR, SampleTask, Watched, columns_of
-from tpucache.training.learn.tasks.checks import check_matrix, check_shape, check_without_masks, class_weights
+from tpucache.training.learn.tasks.task import (
+    SEPARATOR,
+    SampleTask,
+    Watched,
+    check_matrix,
+    check_shape,
+    check_without_masks,
+    class_weights,
+    columns_of,
+)
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
