@@ -179,11 +179,11 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
 
     with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
 
-        def report(done: int, _: int) -> None:
+        def show(done: int, _: int) -> None:
             progress.advance_to(done)
             check()
 
-        return stage_cache(cache, options.stage, report)
+        return stage_cache(cache, options.stage, show)
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:
