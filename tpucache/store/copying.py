@@ -312,7 +312,8 @@ def stage_cache(
     The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
     which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
     `on_progress` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when
-    the cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load` raises.
+    the cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load`
+    raises.
     """
     source, below = Path(cache), folder_path(place)
     manifest = Manifest.load(source)

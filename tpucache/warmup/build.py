@@ -85,7 +85,7 @@ def build_cache(
     "kaggle" keeps within what Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes.
     `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them. `pad`
     and `truncate` give sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs`
-    local processes. `announce` is called with an estimate of the work before it starts, `on_progress` with what is done.
+    local processes. `announce` is called with an estimate before the work starts, `on_progress` with what is done.
     A `source` may be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a

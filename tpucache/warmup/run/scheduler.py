@@ -56,7 +56,7 @@ class Scheduler:
         blocks: Sequence[Block],
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     ) -> None:
-        """Look for what exists already. `on_progress` is called with what is done; no task starts after the deadline."""
+        """Look for what exists already. `on_progress` is given what is done; no task starts after the deadline."""
         self._context, self._blocks, self._on_progress = context, blocks, on_progress
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
