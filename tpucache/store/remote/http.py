@@ -36,6 +36,7 @@ _BLOCK: Final = 1 << 20
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _MISSING: Final = (404, 410)
 _WHOLE, _PART = 200, 206
+_CHANGED: Final = (412, 416)  # another version than If-Match asks for; a range beyond the end of the file
 _LENGTH: Final = re.compile(r"\d{1,18}")
 _RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
 # What stays as it is when an address is put into a request; % because it may be quoted already.
@@ -49,6 +50,10 @@ class HttpError(OSError):
         super().__init__(message)
         self.status = status
         self.is_final = is_final
+
+
+class ChangedError(HttpError):
+    """A file is another one than it was when it was first read."""
 
 
 class Origin(NamedTuple):
@@ -66,9 +71,13 @@ class HttpFolder:
     https to http, nor to anything else. Errors show no address.
     """
 
-    def __init__(self, url: str, block: int = _BLOCK) -> None:
-        """Open no connection yet; bytes come `block` at a time. Raises UsageError for what is no such URL."""
-        self._block = block
+    def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:
+        """Open no connection yet; bytes come `block` at a time, and an answer ends after so many seconds without one.
+
+        Raises UsageError for what is no such URL.
+        """
+        self._block, self._silence = block, silence or _SILENCE_SECONDS
+        self._tags: dict[str, str] = {}  # the version of each file that parts were read of
         try:
             self._url = urlsplit(url)
             self._origin = _origin_of(self._url)
@@ -93,6 +102,19 @@ class HttpFolder:
         """Yield the bytes `start` to `stop` of a file, a block at a time. Raises what `read` raises."""
         with self._answer(name, stop - start, (start, stop)) as answer:
             yield from answer.blocks(stop - start, stop - start)
+
+    def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
+        """Read bytes of a file of `size` bytes from `start` into all of `target`, in one request.
+
+        All parts of a file are of one version: the server is asked for that of the first part by its ETag, and the ETag
+        and the size that it states are compared. Raises ChangedError for another version, and what `read` raises.
+        """
+        stop = start + len(target)
+        with self._answer(name, len(target), (start, stop), self._tags.get(name)) as answer:
+            answer.check_version(name, size, self._tags.get(name))
+            answer.read_into(target)
+            if answer.tag:
+                self._tags.setdefault(name, answer.tag)
 
     def beginning(self, name: str, stop: int) -> Iterator[bytes]:
         """Yield the first `stop` bytes of a file out of one long answer: for servers that send no parts.
@@ -120,12 +142,16 @@ class HttpFolder:
             connection.close()
 
     @contextlib.contextmanager
-    def _answer(self, name: str, asked: int, span: tuple[int, int] | None = None) -> Iterator[_Answer]:
+    def _answer(
+        self, name: str, asked: int, span: tuple[int, int] | None = None, tag: str | None = None
+    ) -> Iterator[_Answer]:
         """Ask for a file, or for a span of its bytes; the connection is used again once all of it was read."""
         url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
         headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+        if tag and not tag.startswith("W/"):  # a weak one never matches
+            headers["If-Match"] = tag
         for _ in range(_MOST_REDIRECTS + 1):
             connection, response = self._ask(url, headers, asked)
             is_whole = False
@@ -169,7 +195,7 @@ class HttpFolder:
         with self._lock:
             if self._idle[origin]:
                 return self._idle[origin].pop(), True
-        return _Connection(origin), False
+        return _Connection(origin, self._silence), False
 
     def _give_back(self, connection: _Connection, *, is_whole: bool) -> None:
         with self._lock:
@@ -181,20 +207,20 @@ class HttpFolder:
 
 
 class _Connection:
-    """An open connection to a server, which is closed after _SILENCE_SECONDS without a byte, or when it is too slow."""
+    """An open connection to a server; it is closed after `silence` seconds without a byte, or when it is too slow."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, silence: float) -> None:
         self.origin = origin
         if origin.scheme == "https":
             context = ssl.create_default_context()
             self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                origin.host, origin.port, timeout=_SILENCE_SECONDS, context=context
+                origin.host, origin.port, timeout=silence, context=context
             )
         else:
-            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=_SILENCE_SECONDS)
+            self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=silence)
         self._http.connect()
         self._http.auto_open = 0  # it would be another connection, which nothing watches
-        self._socket = _WatchedSocket(self._http.sock)
+        self._socket = _WatchedSocket(self._http.sock, silence)
         self._http.sock = self._socket  # of a socket it has all that is used
 
     def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
@@ -211,16 +237,16 @@ class _Connection:
 class _WatchedSocket:
     """What `http.client` uses of a socket; each answer that is read from it brings at most `most` bytes."""
 
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+    def __init__(self, connected: socket.socket, silence: float) -> None:
+        self._socket, self._silence = connected, silence
         self.most = 0
 
     def sendall(self, data: bytes) -> None:
-        self._socket.settimeout(_SILENCE_SECONDS)
+        self._socket.settimeout(self._silence)
         self._socket.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_WatchedFile(self._socket, self.most), 64 << 10)
+        return io.BufferedReader(_WatchedFile(self._socket, self.most, self._silence), 64 << 10)
 
     def close(self) -> None:
         self._socket.close()
@@ -229,8 +255,8 @@ class _WatchedSocket:
 class _WatchedFile(io.RawIOBase):
     """The bytes of one answer. Raises TimeoutError when they come too slowly, OSError when there are too many."""
 
-    def __init__(self, connected: socket.socket, most: int) -> None:
-        self._socket = connected
+    def __init__(self, connected: socket.socket, most: int, silence: float) -> None:
+        self._socket, self._silence = connected, silence
         self._file: Any = connected.makefile("rb", buffering=0)  # which keeps the socket open
         self._most, self._done = most, 0
         self._began = time.monotonic()
@@ -240,10 +266,10 @@ class _WatchedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         seconds = time.monotonic() - self._began
-        left = _SILENCE_SECONDS + self._done / _LEAST_RATE - seconds
+        left = self._silence + self._done / _LEAST_RATE - seconds
         if left <= 0:
             raise TimeoutError(f"the answer is too slow: {self._done:,} bytes in {seconds:.0f} s")
-        self._socket.settimeout(min(left, _SILENCE_SECONDS))
+        self._socket.settimeout(min(left, self._silence))
         count: int | None = self._file.readinto(buffer)
         self._done += count or 0
         if self._done > self._most:
@@ -270,6 +296,8 @@ class _Answer:
         status = response.status
         if status in _MISSING:
             raise FileNotFoundError(f"the server has no {name} (status {status})")
+        if status in _CHANGED and span is not None:
+            raise ChangedError(f"{name} was replaced on the server while it was read (status {status})", status)
         if status != (_WHOLE if span is None else _PART):
             raise _unexpected(status, span)
         coding = ", ".join(headers.get_all("Content-Encoding", [])).strip().lower()
@@ -284,6 +312,28 @@ class _Answer:
         self.length = int(lengths.pop()) if lengths else None
         if span is not None:
             _check_range(headers.get("Content-Range", ""), self.length, span)
+
+    @property
+    def tag(self) -> str:
+        """The version of the file that the server states, "" where it states none."""
+        return str(self._response.headers.get("ETag", "")).strip()
+
+    def check_version(self, name: str, size: int, tag: str | None) -> None:
+        """Raise ChangedError where the file has another size than `size`, or another version than `tag`."""
+        found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
+        if found and found[3] and int(found[3]) != size:
+            raise ChangedError(f"{name} is {int(found[3]):,} bytes on the server, the manifest says {size:,}", _PART)
+        if tag and self.tag and tag.removeprefix("W/") != self.tag.removeprefix("W/"):
+            raise ChangedError(f"{name} was replaced on the server while it was read", _PART)
+
+    def read_into(self, target: memoryview) -> None:
+        """Read the body into all of `target`. Raises EOFError when there are fewer bytes."""
+        done = 0
+        while done < len(target):
+            count = self._response.readinto(target[done:])
+            if not count:
+                raise EOFError(f"{done:,} bytes came instead of {len(target):,}")
+            done += count
 
     def blocks(self, most: int, least: int) -> Iterator[bytes]:
         """Yield at most so many bytes of the body. Raises EOFError when there are fewer than `least`."""

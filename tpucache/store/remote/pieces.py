@@ -1,0 +1,151 @@
+"""Pieces: the runs of whole records, of about 8 MiB, in which the shards of a cache at a URL are read and kept.
+
+A piece is of one shard, and has as many records as every other piece of that shard but the last. So the pieces of all
+shards are numbered by the manifest alone; where one begins and ends is looked up in the index when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError
+from tpucache.store.cache import Cache
+from tpucache.store.files import ThreadLock
+from tpucache.store.index import Numbers, Rows
+
+PIECE_BYTES: Final = 8 << 20
+
+#: Bytes between two records above which two requests read them: about what a link sends while it waits for an answer.
+_GAP_BYTES: Final = 64 << 10
+#: Bytes of a shard for each record beside the record itself: its page is filled up, and others may lie between.
+_SLACK_BYTES: Final = 64 << 10
+_MOST_TABLES: Final = 256
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Run(NamedTuple):
+    """Bytes of a shard, by its number, and the records in them: their numbers in the index, and its rows."""
+
+    shard: int
+    start: int
+    stop: int
+    numbers: Numbers
+    rows: Rows
+
+
+class _Table(NamedTuple):
+    """The rows of a shard's records, and their numbers, both in the order of their offsets."""
+
+    rows: Rows
+    numbers: Numbers
+
+
+class Pieces:
+    """The pieces of a cache, numbered from 0, shard by shard in the manifest's order. Threads may share one."""
+
+    def __init__(self, cache: Cache) -> None:
+        """Take an opened cache; its index is read when pieces are looked up."""
+        self._cache = cache
+        self.shards = cache.manifest.shards
+        self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
+        counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
+        self._first = np.cumsum([0, *counts])
+        self._tables: OrderedDict[int, _Table] = OrderedDict()
+        self._lock = ThreadLock()
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def numbers_at(self, rows: Rows) -> Numbers:
+        """Return the numbers of the records in which index rows, or parts of them, lie: int64 (n,).
+
+        Raises DamageError for a row that lies in no record.
+        """
+        return self._find(rows)[0]
+
+    def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
+        """Return the numbers of the records at these index rows, and those of the pieces that they lie in."""
+        return self._find(rows)
+
+    def run(self, piece: int) -> Run:
+        """Return a whole piece. Raises DamageError where the index has records outside of their shard."""
+        shard = int(np.searchsorted(self._first, piece, "right")) - 1
+        each, table = int(self._sizes[shard]), self._table(shard)
+        first = (piece - int(self._first[shard])) * each
+        return self._run(shard, table, slice(first, first + each))
+
+    def runs(self, numbers: Numbers, rows: Rows) -> Iterator[Run]:
+        """Yield the runs of some records, given by their numbers and whole rows: those close to each other are one."""
+        order = np.lexsort((rows["offset"], rows["shard"]))
+        rows, numbers = rows[order], numbers[order]
+        starts, stops = rows["offset"].astype(np.int64), (rows["offset"] + rows["length"]).astype(np.int64)
+        far = (rows["shard"][1:] != rows["shard"][:-1]) | (starts[1:] > stops[:-1] + _GAP_BYTES)
+        cuts = [0, *(np.flatnonzero(far) + 1).tolist(), len(rows)]
+        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+            part = rows[first:last]
+            stop = int(stops[first:last].max())
+            self._check(int(part["shard"][0]), int(starts[first]), stop, part)
+            yield Run(int(part["shard"][0]), int(starts[first]), stop, numbers[first:last], part)
+
+    def bytes_of(self, piece: int) -> int:
+        """Return the bytes of a piece. Raises DamageError."""
+        run = self.run(piece)
+        return run.stop - run.start
+
+    def _find(self, rows: Rows) -> tuple[Numbers, Numbers]:
+        numbers, pieces = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        shards = rows["shard"].astype(np.int64)
+        for shard in np.unique(shards).tolist():
+            chosen = np.flatnonzero(shards == shard)
+            table = self._table(shard)
+            offsets = rows["offset"][chosen]
+            at = np.searchsorted(table.rows["offset"], offsets, "right") - 1
+            ends = table.rows["offset"][at] + table.rows["length"][at]
+            if (at < 0).any() or (offsets + rows["length"][chosen] > ends).any():
+                raise DamageError(f"the index has no record at these bytes of {self.shards[shard].name}: open it again")
+            numbers[chosen] = table.numbers[at]
+            pieces[chosen] = self._first[shard] + at // self._sizes[shard]
+        return numbers, pieces
+
+    def _table(self, shard: int) -> _Table:
+        with self._lock:
+            if shard in self._tables:
+                self._tables.move_to_end(shard)
+                return self._tables[shard]
+        entry = self.shards[shard]
+        numbers = self._cache.rows_of(entry)
+        rows = self._cache.index[numbers]
+        order = np.argsort(rows["offset"], kind="stable")
+        table = _Table(rows[order], numbers[order])
+        with self._lock:
+            self._tables[shard] = table
+            while len(self._tables) > _MOST_TABLES:
+                self._tables.popitem(last=False)
+        return table
+
+    def _run(self, shard: int, table: _Table, part: slice) -> Run:
+        rows, numbers = table.rows[part], table.numbers[part]
+        start = int(rows["offset"][0])
+        stop = int((rows["offset"] + rows["length"]).max())
+        self._check(shard, start, stop, rows)
+        return Run(shard, start, stop, numbers, rows)
+
+    def _check(self, shard: int, start: int, stop: int, rows: Rows) -> None:
+        """Raise DamageError for a run that is not inside its shard, or much longer than its records."""
+        most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
+        entry = self.shards[shard]
+        if not 0 <= start <= stop <= entry.bytes or stop - start > most:
+            raise DamageError(
+                f"the index has records of {entry.name} at the bytes {start:,} to {stop:,} of {entry.bytes:,}, which "
+                "no writer writes: the cache at the URL is damaged, verify it where it was built"
+            )
+
+
+def _records_in_a_piece(size: int, records: int) -> int:
+    return max(1, min(records, round(PIECE_BYTES * records / max(1, size))))
