@@ -20,7 +20,7 @@ from tpucache import (
     UsageError,
     build_cache,
 )
-from tpucache.publish import remote, transfer
+from tpucache.store.remote import folder as remote, transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.verify import verify_cache

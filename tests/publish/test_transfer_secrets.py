@@ -11,7 +11,7 @@ import pytest
 
 from tpucache import CachedDataset, Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
-from tpucache.publish import remote
+from tpucache.store.remote import folder as remote
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.redact import redact, url_secrets
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.filter import matching
-from tpucache.loading.find import locate
+from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
-from tpucache.loading.samples import Selection, Variant, to_variant
+from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
-from tpucache.store.cache import Cache, field_batches
+from tpucache.store.cache import field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
@@ -57,10 +57,13 @@ class CachedDataset(Dataset[Item]):
         indices: Sequence[int] | Array | None = None,
         *,
         in_memory: InMemory = "auto",
+        cache_dir: str | Path | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         """Open a cache; no shard is opened before it is read.
 
-        `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`).
+        `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`),
+        or a URL, such as "gs://bucket/cache": see `RemoteCache.open_url` for `cache_dir` and `cache_bytes`.
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
         variant each epoch (see `set_epoch`), all K in K epochs; in a cache without any the clean image, with a warning
         in the log.
@@ -73,7 +76,7 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the rest, or for want of memory.
         """
-        opened = Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
+        opened = open_cache(cache, cache_dir, cache_bytes)
         self.directory: Path = opened.directory
         self.manifest: Manifest = opened.manifest
         self.table: SampleTable = opened.samples
@@ -274,6 +277,11 @@ class CachedDataset(Dataset[Item]):
         """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
+
+    def expect(self, owner: object, windows: Windows) -> None:
+        """Say what an owner will read, far ahead and in its order: of a cache at a URL, it is fetched beforehand."""
+        cache = self._open_reader.cache
+        cache.reader.expect(owner, (cache.index[self._rows(*window)] for window in windows()))
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
-from tpucache.store.files import refuse_url
+from tpucache.store.cache import Cache
+from tpucache.store.files import is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import Manifest
 
@@ -39,6 +40,18 @@ def locate(cache: str | Path) -> Path:
         return find_cache(text)
     refuse_url(text)
     return Path(text)
+
+
+def open_cache(cache: str | Path, cache_dir: str | Path | None = None, cache_bytes: int | None = None) -> Cache:
+    """Read the manifest of a cache given by its folder, "kaggle:slug" or a URL; nothing else of a folder is opened.
+
+    `cache_dir` and `cache_bytes` say where and how much of a cache at a URL is kept, as `RemoteCache.open_url` does.
+    """
+    if is_url(cache) and not os.fspath(cache).startswith(KAGGLE):
+        from tpucache.store.remote.cache import RemoteCache
+
+        return RemoteCache.open_url(os.fspath(cache), cache_dir, cache_bytes)
+    return Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
 
 
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:

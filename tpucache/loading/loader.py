@@ -220,6 +220,7 @@ class BatchLoader(Generic[AnySamples]):
         hinted, shared = start, self.order.shared
         window = self.order.window or _SPAN
         windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
+        self.dataset.expect(self, functools.partial(self._expected, epoch, start, order))
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
                 while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
@@ -235,6 +236,16 @@ class BatchLoader(Generic[AnySamples]):
             while pending:
                 yield self._next(pending, iteration, epoch, is_counted)
                 threads.check()
+
+    def _expected(self, epoch: int, start: int, order: Positions) -> Iterator[tuple[Positions, int, int]]:
+        """Yield what will be read to the end of the epoch, and of the next one, where its order is known already."""
+        window, shared = self.order.window or _SPAN, self.order.shared
+        for parts in rank_windows(self._bounds(start), window, self.rank, self.world_size):
+            yield np.concatenate([order[part] for part in parts]), epoch, shared
+        if self.order.sampling is None:
+            order = self.order.positions(len(self.dataset), self.seed, epoch + 1)
+            for parts in rank_windows(self._bounds(0), window, self.rank, self.world_size):
+                yield np.concatenate([order[part] for part in parts]), epoch + 1, shared
 
     def _move(self, epoch: int, position: int) -> None:
         """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.

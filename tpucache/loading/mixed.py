@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer
 from tpucache.loading.reading.reader import Divide
 from tpucache.loading.sampler import Positions
+from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
 from tpucache.store.fields import Field
 
@@ -105,6 +107,16 @@ class MixedSamples:
         """Make reading ready, as CachedDataset does."""
         for dataset in self._datasets:
             dataset.prepare(threads)
+
+    def expect(self, owner: object, windows: Windows) -> None:
+        """Say what an owner will read of each dataset, far ahead and in its order."""
+
+        def of(at: int) -> Iterator[tuple[Array, int, int]]:
+            for indices, _, _ in windows():
+                yield from ((own, turn, self._shared[at]) for to, _, own, turn in self._parts(indices) if to == at)
+
+        for at, dataset in enumerate(self._datasets):
+            dataset.expect(owner, functools.partial(of, at))
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -26,6 +26,8 @@ from tpucache.store.manifest import Manifest, ShardEntry
 
 Array = npt.NDArray[Any]
 Variant = int | Literal["epoch"]
+#: Gives what will be read, in its order: indices, the epoch, and how many consecutive samples share a variant.
+Windows = Callable[[], Iterator[tuple[Array, int, int]]]
 
 
 class Samples(Protocol):
@@ -62,6 +64,10 @@ class Samples(Protocol):
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, for a loader of so many threads."""
+        ...
+
+    def expect(self, owner: object, windows: Windows) -> None:
+        """Say what an owner will read, far ahead and in its order."""
         ...
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
-from tpucache.publish.remote import Remote
 from tpucache.store.cache import Cache
 from tpucache.store.copying import (
     CLAIM_NAME,
@@ -34,6 +33,7 @@ from tpucache.store.copying import (
 from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
 from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.remote.folder import Remote
 from tpucache.store.verify import is_whole
 
 OnProgress = Callable[[int, int], None]

@@ -5,6 +5,7 @@ A truncated file read through a map kills the process with SIGBUS; through `prea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import zlib
@@ -53,6 +54,9 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_directory"], state["_shards"])  # type: ignore[misc]  # a fresh lock, no open files
 
+    #: Whether a shard's file holds all of its records, so that it may be mapped.
+    is_whole: bool = True
+
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
         """The shards, by the numbers that the index has for them."""
@@ -91,11 +95,11 @@ class ShardReader:
         if len(set(shards)) > _MAX_OPEN:
             self._scatter_in_groups(rows, views, are_whole=are_whole)
             return
-        files = {shard: self.file(shard) for shard in set(shards)}
-        done = 0 if read is None else read(_descriptors(shards, files), rows)
-        if done < len(rows):
-            self._read_each(rows[done:], views[done:], files)
-        if are_whole and not self._proven.issuperset(files):
+        with self._opened(rows) as (descriptors, places):
+            done = 0 if read is None else read(descriptors, places)
+            if done < len(rows):
+                self._read_each(places[done:], views[done:], descriptors[done:])
+        if are_whole and not self._proven.issuperset(shards):
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
@@ -107,19 +111,27 @@ class ShardReader:
         shards = rows["shard"].tolist()
         if len(set(shards)) > _MAX_OPEN:
             return 0
-        files = {shard: self.file(shard) for shard in set(shards)}
-        return read(_descriptors(shards, files), rows) if self._proven.issuperset(files) else 0
+        with self._opened(rows) as (descriptors, places):
+            return read(descriptors, places) if self._proven.issuperset(shards) else 0
 
-    def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], files: dict[int, OpenFile]) -> None:
+    @contextlib.contextmanager
+    def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
+        """Open the files that records are in; give each record's descriptor, int64 (n,), and where it is in the file.
+
+        Raises DamageError, FormatError, StoreError.
+        """
+        shards = rows["shard"].tolist()
+        files = {shard: self.file(shard) for shard in set(shards)}
+        yield np.array([files[shard].number for shard in shards], np.int64), rows
+
+    def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
         """Read records one by one. Raises DamageError."""
-        numbers = {shard: file.number for shard, file in files.items()}
         preadv = os.preadv
         shard = -1
         try:
-            for shard, offset, length, buffers in zip(
-                rows["shard"].tolist(), rows["offset"].tolist(), rows["length"].tolist(), views, strict=True
-            ):
-                if preadv(numbers[shard], buffers, offset) != length:
+            places = rows["shard"].tolist(), rows["offset"].tolist(), rows["length"].tolist()
+            for number, shard, offset, length, buffers in zip(descriptors.tolist(), *places, views, strict=True):
+                if preadv(number, buffers, offset) != length:
                     raise self._short(shard, offset, length)
         except (OSError, OverflowError) as error:
             raise DamageError(f"Shard {self._shards[shard].name} cannot be read: {error}. {self._remedy()}") from error
@@ -153,6 +165,9 @@ class ShardReader:
         for start in range(0, len(shards), _MAX_OPEN):
             chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + _MAX_OPEN])).tolist()
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
+
+    def expect(self, owner: object, windows: Iterator[Rows]) -> None:
+        """Take note of what an owner will read, far ahead, in its order: for records that are not here yet."""
 
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.
@@ -225,11 +240,6 @@ class ShardReader:
 
     def _remedy(self) -> str:
         return _REMEDY.format(directory=self._directory)
-
-
-def _descriptors(shards: list[int], files: dict[int, OpenFile]) -> Numbers:
-    numbers = {shard: file.number for shard, file in files.items()}
-    return np.array([numbers[shard] for shard in shards], np.int64)
 
 
 def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:

@@ -84,7 +84,7 @@ class ShardMaps:
 
     def can_map(self, shard: int) -> bool:
         """Return whether a shard may be mapped here. Raises DamageError when it cannot be opened."""
-        return can_populate() and cannot_shrink(self._reader.file(shard).number)
+        return self._reader.is_whole and can_populate() and cannot_shrink(self._reader.file(shard).number)
 
     def addresses(self, numbers: Numbers, rows: Rows) -> Addresses:
         """Return where the records of index rows lie in maps: int64 (n,), 0 for those that are not mapped.

@@ -92,8 +92,8 @@ class LocalCopy:
 
     @property
     def records(self) -> int:
-        """How many records are there."""
-        return int(np.count_nonzero(self._there))
+        """How many records are there, and were compared with their checksum."""
+        return int(np.count_nonzero(self._there == _THERE))
 
     def has(self, numbers: Numbers) -> Bools:
         """Return which records are there and were compared with their checksum: bool (n,)."""

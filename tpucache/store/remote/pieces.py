@@ -6,6 +6,7 @@ shards are numbered by the manifest alone; where one begins and ends is looked u
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -51,7 +52,7 @@ class Pieces:
 
     def __init__(self, cache: Cache) -> None:
         """Take an opened cache; its index is read when pieces are looked up."""
-        self._cache = cache
+        self.cache = cache
         self.shards = cache.manifest.shards
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
         counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
@@ -87,7 +88,7 @@ class Pieces:
         starts, stops = rows["offset"].astype(np.int64), (rows["offset"] + rows["length"]).astype(np.int64)
         far = (rows["shard"][1:] != rows["shard"][:-1]) | (starts[1:] > stops[:-1] + _GAP_BYTES)
         cuts = [0, *(np.flatnonzero(far) + 1).tolist(), len(rows)]
-        for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+        for first, last in itertools.pairwise(cuts):
             part = rows[first:last]
             stop = int(stops[first:last].max())
             self._check(int(part["shard"][0]), int(starts[first]), stop, part)
@@ -119,8 +120,8 @@ class Pieces:
                 self._tables.move_to_end(shard)
                 return self._tables[shard]
         entry = self.shards[shard]
-        numbers = self._cache.rows_of(entry)
-        rows = self._cache.index[numbers]
+        numbers = self.cache.rows_of(entry)
+        rows = self.cache.index[numbers]
         order = np.argsort(rows["offset"], kind="stable")
         table = _Table(rows[order], numbers[order])
         with self._lock:

@@ -47,12 +47,15 @@ class Remote:
     libraries. Whatever they raise is tried again, at growing intervals, and is a StoreError in the end.
     """
 
-    def __init__(self, url: str) -> None:
-        """Open no connection yet. Raises DependencyError where a library is missing, UsageError for no URL."""
+    def __init__(self, url: str, silence: float | None = None) -> None:
+        """Open no connection yet; `silence` is after how many seconds without a byte a web server is given up.
+
+        Raises DependencyError where a library is missing, UsageError for no URL.
+        """
         self._secrets = url_secrets(url)
         self.shown = shown(url)
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
-        self._web = HttpFolder(url, min(_BLOCK, _CHUNK)) if self.scheme in SCHEMES else None
+        self._web = HttpFolder(url, min(_BLOCK, _CHUNK), silence) if self.scheme in SCHEMES else None
         if self._web is None:
             self._open_store(url)
 
@@ -131,6 +134,24 @@ class Remote:
         if found is None:
             raise FormatError(f"{self.shown}/{name} is larger than any manifest or claim: give the URL of a cache")
         return found
+
+    def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
+        """Read bytes of a file of `size` bytes from `start` into all of `target`, once.
+
+        Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
+        """
+        if self._web is not None:
+            self._web.read_into(name, start, target, size)
+            return
+        try:
+            data = self._fs.cat_file(self._path(name), start=start, end=start + len(target))
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
+            raise OSError(f"{type(error).__name__}: {self._clean(error)}") from None
+        if len(data) != len(target):
+            raise EOFError(f"{len(data):,} bytes came instead of {len(target):,}")
+        target[:] = data
 
     def manifest(self) -> tuple[Manifest, bytes]:
         """Return the manifest, validated, and its bytes. Raises NotACacheError, FormatError, StoreError."""

@@ -1,0 +1,181 @@
+"""RemoteCache: a cache at a URL, opened. Its tables are copied to this machine; its records are fetched for reading."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import DamageError, NotACacheError, StoreError
+from tpucache.redact import shown
+from tpucache.store.cache import Cache
+from tpucache.store.files import read_file, sha256_file, write_atomically
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.remote.fetching import Fetcher
+from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.local import LocalCopy
+from tpucache.store.remote.pieces import Pieces
+from tpucache.store.remote.reader import RemoteReader
+
+#: The environment variable with the folder for what is kept of caches at URLs.
+DIR_VARIABLE: Final = "TPUCACHE_DIR"
+
+_URLS: Final = "urls"
+_FRESH_SECONDS: Final = 30.0  # for which what another process of this machine read of a URL is taken as it is now
+_PATIENCE: Final = 60.0  # seconds for what another process reads
+_IDENTITY: Final = re.compile(r"[0-9a-f]{64}")
+#: Seconds without a byte after which a request is given up.
+SILENCE_SECONDS: Final = 20.0
+
+_log: Final = logging.getLogger("tpucache")
+
+
+def default_directory() -> Path:
+    """Return the folder for what is kept of caches at URLs: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
+    if named := os.environ.get(DIR_VARIABLE):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache"
+
+
+class RemoteCache(Cache):
+    """A cache at a URL: the manifest is read and the tables are copied once on a machine, records when they are needed.
+
+    `directory` is the folder of this machine where it is kept, named by the manifest's digest: a cache that was built
+    anew at the same URL has another one. A pickled copy, or a forked process, asks for no manifest and no table.
+    """
+
+    def __init__(self, url: str, directory: Path, manifest: Manifest, most_bytes: int | None) -> None:
+        """Take a cache whose manifest and tables are in the folder already."""
+        super().__init__(directory, manifest)
+        self.url, self.most_bytes = url, most_bytes
+        self._remote_reader: RemoteReader | None = None
+
+    @classmethod
+    def open_url(cls, url: str, cache_dir: str | Path | None = None, cache_bytes: int | None = None) -> RemoteCache:
+        """Read a cache's manifest and tables from its URL: three requests, fewer where they are here already.
+
+        What is read is kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of its shards
+        (default: all, or 80 % of the free disk). Where the URL cannot be reached, and this machine has read it before,
+        what it has is used, with a warning. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
+        what is no such URL, DependencyError without the library of a store.
+        """
+        below = Path(cache_dir) if cache_dir is not None else default_directory()
+        below = below.expanduser().absolute()
+        with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
+            directory, manifest = _read_manifest(remote, url, below)
+            for entry in manifest.tables:
+                _copy_table(remote, directory, entry)
+        return cls(url, directory, manifest, cache_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_remote_reader": None}
+
+    @property
+    def reader(self) -> RemoteReader:
+        """What reads records by their rows of the index, once they are here."""
+        if self._remote_reader is None:
+            pieces = Pieces(self)
+            self._remote_reader = RemoteReader(self, pieces, functools.partial(_make_fetcher, self, pieces))
+        return self._remote_reader
+
+    def describe(self, number: int) -> str:
+        """Say which sample, in which variant, a record of the index is of."""
+        place, position = divmod(number, self.manifest.samples)
+        return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
+
+
+def _make_fetcher(cache: RemoteCache, pieces: Pieces) -> Fetcher:
+    local = LocalCopy(cache.directory, cache.manifest, pieces, cache.most_bytes)
+    return Fetcher(Remote(cache.url, silence=SILENCE_SECONDS), local, pieces, cache.describe, shown(cache.url))
+
+
+def _read_manifest(remote: Remote, url: str, below: Path) -> tuple[Path, Manifest]:
+    """Return the folder of a cache, and its manifest, which one process of a machine reads for all."""
+    note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(note.with_suffix(".lock")):
+            known, age = _read_note(note)
+            if known is not None and age < _FRESH_SECONDS and (found := _known(below, known)):
+                return found
+            try:
+                manifest, data = remote.manifest()
+            except NotACacheError:
+                raise
+            except StoreError as error:
+                if known is None or not (found := _known(below, known)):
+                    raise
+                _log.warning("%s. What this machine has of it since an earlier time is used", error)
+                return found
+            directory = below / manifest.identity
+            directory.mkdir(exist_ok=True)
+            if not (directory / MANIFEST_NAME).exists():
+                write_atomically(directory / MANIFEST_NAME, data)
+            write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
+    except OSError as error:
+        raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
+    return directory, manifest
+
+
+def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
+    """Return a folder and its manifest as they are here, None where they are not."""
+    try:
+        manifest = Manifest.load(below / identity)
+    except StoreError:
+        return None
+    return (below / identity, manifest) if manifest.identity == identity else None
+
+
+def _read_note(note: Path) -> tuple[str | None, float]:
+    """Return which cache was at a URL, and how many seconds ago."""
+    try:
+        identity = json.loads(read_file(note))["identity"]
+        age = time.time() - note.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, 0.0
+    is_right = isinstance(identity, str) and _IDENTITY.fullmatch(identity)
+    return (identity, age if age >= 0 else _FRESH_SECONDS) if is_right else (None, 0.0)
+
+
+def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
+    """Copy a table, unless it is here already. Raises DamageError where it is not as the manifest says."""
+    path = directory / entry.name
+    with _only_one(directory / f"{entry.name}.lock"):
+        if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:
+            return
+        data = remote.read(entry.name, entry.bytes)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise DamageError(
+                f"{remote.shown}/{entry.name} is not as the manifest says: the cache was damaged at the URL, or is "
+                "being replaced. Open it again in a moment, or push it again"
+            )
+        write_atomically(path, data)
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Let one process after another do this. Raises StoreError where another one does not end."""
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StoreError(f"another process has held {path} for {_PATIENCE:.0f} s: end it") from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(number)

@@ -1,0 +1,409 @@
+"""Fetcher: threads that read the pieces of a cache from its URL, in the order in which they will be needed.
+
+A plan says which records will be read, far ahead. The pieces that they lie in are fetched in the order of their first
+use. Each record is compared with its checksum before anybody is given it. Pieces for which there is room are kept on
+the disk; of the others the next ones are kept in memory until all that the plan needs of them was read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+import zlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from tpucache.errors import DamageError, StoreError
+from tpucache.machine import available_memory
+from tpucache.store.index import Numbers, Rows
+from tpucache.store.remote.http import ChangedError, HttpError
+from tpucache.store.remote.local import LocalCopy
+from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
+
+_LEAST_THREADS: Final = 4
+_MOST_THREADS: Final = 16
+_TRIES: Final = 6
+_TRY_SECONDS: Final = 45.0  # after which a request is not repeated any more
+_FIRST_PAUSE: Final = 0.2
+_CHECKS: Final = 3  # times that bytes with a wrong checksum are asked for
+_POLL: Final = 0.02  # seconds after which what another process fetches is looked at again
+_RING_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not kept
+_RING_BYTES: Final = 2 << 30
+_LEAST_RING: Final = 8  # pieces
+#: Of a piece, the share that has to be needed at once for the whole piece to be read instead of these records.
+_WHOLE_SHARE: Final = 4
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class Store(Protocol):
+    """What files are read from: a web server or an object store. Threads may share one."""
+
+    def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
+        """Read bytes of a file of `size` bytes from `start` into all of `target`, once.
+
+        Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
+        """
+        ...
+
+
+class Plan:
+    """Which pieces will be needed, in their order; it is read no further ahead than there is room for."""
+
+    def __init__(self, windows: Iterator[Rows], pieces: Pieces) -> None:
+        """Take the index rows that will be read, in their order, some thousand at a time."""
+        self._windows, self._pieces = windows, pieces
+        self._next: deque[int] = deque()
+        self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
+        self.is_fresh = True  # nothing of it was read
+
+    def peek(self) -> int | None:
+        """Return the next piece, None at the end."""
+        while not self._next:
+            rows = next(self._windows, None)
+            if rows is None:
+                return None
+            found = self._pieces.of(rows)[1]
+            unique, first, counts = np.unique(found, return_index=True, return_counts=True)
+            self._next.extend(unique[np.argsort(first)].tolist())
+            self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
+        return self._next[0]
+
+    def pop(self) -> None:
+        """Go on to the piece after the next."""
+        self._next.popleft()
+
+
+class Flight:
+    """A piece, or some records of one, that is asked for: `data` once it is here and not on the disk, or the error."""
+
+    def __init__(self, run: Run, piece: int, *, is_whole: bool) -> None:
+        self.run, self.piece, self.is_whole = run, piece, is_whole
+        self.data: memoryview | None = None
+        self.error: Exception | None = None
+        self.is_done = False
+
+    def bytes(self, start: int, stop: int) -> memoryview:
+        """Return some of its bytes, counted from its start, of one that is not on the disk."""
+        return memoryview(b"") if self.data is None else self.data[start:stop]
+
+
+class Fetcher:
+    """Fetches pieces for one process. It starts its threads when the first piece is asked for."""
+
+    def __init__(
+        self, store: Store, local: LocalCopy, pieces: Pieces, describe: Callable[[int], str], url: str
+    ) -> None:
+        """Take what is read from and where it is kept; `describe` says which sample a record of the index is of."""
+        self.process = os.getpid()
+        self._store, self._local, self._pieces, self._describe, self._url = store, local, pieces, describe, url
+        self._changed = threading.Condition()
+        self._urgent: deque[Flight] = deque()  # few records that somebody waits for
+        self._wanted: deque[int] = deque()  # pieces that somebody waits for, or will
+        self._elsewhere: deque[int] = deque()  # pieces that another process fetches
+        self._plans: list[tuple[weakref.ref[Any], Plan]] = []  # the newest first
+        self._flights: dict[int, Flight] = {}  # of pieces
+        self._ring: OrderedDict[int, Flight] = OrderedDict()  # pieces in memory, those read longest ago first
+        self._ring_most = max(_LEAST_RING, min(_RING_BYTES, available_memory() // _RING_SHARE) // PIECE_BYTES)
+        self._threads: list[threading.Thread] = []
+        self._working = 0  # threads at work at pieces
+        self._is_closed = False
+        self.statistics = Statistics()
+
+    def expect(self, owner: object, windows: Iterator[Rows]) -> None:
+        """Fetch what these windows need, in their order, instead of what the same owner expected before."""
+        plan = Plan(windows, self._pieces)
+        with self._changed:
+            self._plans = [(weakref.ref(owner), plan), *(one for one in self._plans if one[0]() not in (None, owner))]
+            self._start(_LEAST_THREADS)
+            self._changed.notify_all()
+
+    def get(self, numbers: Numbers, pieces: Numbers, rows: Rows) -> dict[int, Flight]:
+        """Wait until records are here, given by their numbers, pieces and whole index rows.
+
+        Returns those that are not on the disk, by their place among the numbers. Raises DamageError, StoreError.
+        """
+        found: dict[int, Flight] = {}
+        local = self._local
+        began = time.monotonic()
+        own: list[Flight] = []
+        is_waiting = False
+        while True:
+            missing = np.flatnonzero(~local.has(numbers))
+            missing = missing[[at not in found for at in missing.tolist()]] if found else missing
+            if not len(missing):
+                break
+            if len(unproven := missing[local.is_unproven(numbers[missing])]):
+                for run in self._pieces.runs(numbers[unproven], rows[unproven]):
+                    local.prove(run)
+                continue
+            with self._changed:
+                self._collect(found, own, numbers, pieces, missing)
+                missing = missing[[at not in found for at in missing.tolist()]]
+                if len(missing):
+                    self._ask(numbers, pieces, rows, missing, own)
+                    self._changed.wait(_POLL)
+                    is_waiting = True
+        waited = time.monotonic() - began
+        with self._changed:
+            self._note_read(pieces)
+            self.statistics.waited += waited if is_waiting else 0.0
+            self.statistics.needed += int(rows["length"].sum())
+        return found
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all records of the cache are here."""
+        return self._local.records == len(self._pieces.cache.index)
+
+    def close(self) -> None:
+        """End the threads; what is being fetched is finished first."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _collect(
+        self, found: dict[int, Flight], own: list[Flight], numbers: Numbers, pieces: Numbers, missing: Numbers
+    ) -> None:
+        """Enter what has come since into `found`. Raises the error of what could not be fetched."""
+        for at in missing.tolist():
+            flight = self._ring.get(int(pieces[at])) or self._flights.get(int(pieces[at]))
+            if flight is not None and flight.is_done and flight.data is not None:
+                found[at] = flight
+        for flight in [each for each in own if each.is_done]:
+            own.remove(flight)
+            if flight.error is not None:
+                raise flight.error
+            if flight.data is not None:
+                places = dict(zip(flight.run.numbers.tolist(), range(len(flight.run.numbers)), strict=True))
+                found.update({at: flight for at in missing.tolist() if int(numbers[at]) in places})
+
+    def _ask(self, numbers: Numbers, pieces: Numbers, rows: Rows, missing: Numbers, own: list[Flight]) -> None:
+        """Ask for what is missing and was not asked for: single records where few are needed at once, or pieces.
+
+        Single records come soon, but whole pieces faster. So the records of a plan's first batch are read by
+        themselves, and those that no plan names.
+        """
+        asked = {flight.piece for flight in own}
+        is_first = any(plan.is_fresh for _, plan in self._plans)
+        wanted: list[int] = []
+        for piece in dict.fromkeys(pieces[missing].tolist()):  # in the order in which they are needed
+            if piece in asked:
+                continue
+            if piece not in self._flights:
+                part = missing[pieces[missing] == piece]
+                is_planned = any(plan.needed.get(piece) for _, plan in self._plans)
+                few, run = int(rows["length"][part].sum()), self._pieces.run(piece)
+                if few * _WHOLE_SHARE < run.stop - run.start and (is_first or not is_planned):
+                    flights = [
+                        Flight(part, piece, is_whole=False) for part in self._pieces.runs(numbers[part], rows[part])
+                    ]
+                    self._urgent.extend(flights)
+                    own.extend(flights)
+                    if not is_planned and self._local.make_room(piece):
+                        self._wanted.append(piece)
+                    continue
+                self._flights[piece] = Flight(run, piece, is_whole=True)
+                wanted.append(piece)
+            own.append(self._flights[piece])
+        self._wanted.extendleft(reversed(wanted))
+        for _, plan in self._plans:
+            plan.is_fresh = False
+        self._start(_MOST_THREADS if self._urgent else _LEAST_THREADS)
+        self._changed.notify_all()
+
+    def _note_read(self, pieces: Numbers) -> None:
+        """Count records as read: what a plan needs no more makes room in memory."""
+        unique, counts = np.unique(pieces, return_counts=True)
+        for piece, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            for _, plan in self._plans:
+                if plan.needed.get(piece):
+                    plan.needed[piece] -= count
+                    break
+        self._changed.notify_all()
+
+    def _start(self, threads: int) -> None:
+        """Have at least so many threads."""
+        while len(self._threads) < threads:
+            thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="tpucache-fetch", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _next_flight(self) -> Flight | None:
+        """Return what is to be fetched next; None where there is nothing now."""
+        if self._urgent:
+            return self._urgent.popleft()
+        if self._working >= self.statistics.width:
+            return None
+        for waiting in (self._elsewhere, self._wanted):
+            for _ in range(len(waiting)):
+                flight = self._take(waiting.popleft())
+                if flight is not None:
+                    return flight
+        self._plans = [one for one in self._plans if one[0]() is not None]
+        for _, plan in self._plans:
+            while (piece := plan.peek()) is not None:
+                if not self._local.make_room(piece) and not self._ring_has_room():
+                    break
+                plan.pop()
+                if piece not in self._flights and (flight := self._take(piece)) is not None:
+                    return flight
+        return None
+
+    def _take(self, piece: int) -> Flight | None:
+        """Return a piece to be fetched, with its lock; None where it is here, or another process fetches it."""
+        flight, run = self._flights.get(piece), self._pieces.run(piece)
+        if piece in self._ring or self._local.has(run.numbers).all():
+            if flight is not None:
+                self._land(flight)
+            return None
+        if not self._local.lock(piece):
+            self._elsewhere.append(piece)
+            return None
+        if flight is None:
+            flight = self._flights[piece] = Flight(run, piece, is_whole=True)
+        return flight
+
+    def _ring_has_room(self) -> bool:
+        flying = sum(1 for flight in self._flights.values() if flight.is_whole)
+        if len(self._ring) + flying < self._ring_most:
+            return True
+        for piece in self._ring:
+            if not any(plan.needed.get(piece, 0) > 0 for _, plan in self._plans):
+                del self._ring[piece]
+                return True
+        return False
+
+    def _work(self) -> bool:
+        """Fetch one piece, or wait a moment for one; return whether to go on."""
+        with self._changed:
+            flight = None if self._is_closed else self._next_flight()
+            if flight is None:
+                self._changed.wait(1.0)
+                return not self._is_closed
+            self._working += flight.is_whole
+        try:
+            self._fetch(flight)
+        except Exception as error:  # noqa: BLE001  # whoever waits for it raises it
+            flight.error = error
+        with self._changed:
+            self._working -= flight.is_whole
+            if flight.is_whole:
+                self._local.unlock(flight.piece)
+                if flight.data is not None:
+                    self._ring[flight.piece] = flight
+                    while len(self._ring) > self._ring_most:
+                        self._ring.popitem(last=False)
+            self._land(flight)
+            self._start(self.statistics.width)
+        return True
+
+    def _land(self, flight: Flight) -> None:
+        """Tell those who wait for a flight that it is done."""
+        flight.is_done = True
+        if flight.is_whole:
+            self._flights.pop(flight.piece, None)
+        self._changed.notify_all()
+
+    def _fetch(self, flight: Flight) -> None:
+        """Fetch a piece or some records of one, onto the disk if there is room for the piece. Raises what is wrong."""
+        run, data = flight.run, self._read_checked(flight.run)
+        if not (self._local.make_room(flight.piece) and self._local.write(run, data)):
+            flight.data = data
+
+    def _read_checked(self, run: Run) -> memoryview:
+        """Return the bytes of a run, each record compared with its checksum. Raises DamageError, StoreError."""
+        shard = self._pieces.shards[run.shard]
+        name, size = shard.name, shard.bytes
+        wrong = -1
+        for _ in range(_CHECKS):
+            data = self._read(name, size, run)
+            starts = (run.rows["offset"].astype(np.int64) - run.start).tolist()
+            ends = (np.array(starts) + run.rows["length"]).tolist()
+            sums = zip(starts, ends, run.rows["crc32"].tolist(), strict=True)
+            wrong = next((at for at, (start, end, crc) in enumerate(sums) if zlib.crc32(data[start:end]) != crc), -1)
+            if wrong < 0:
+                return data
+        where = self._describe(int(run.numbers[wrong]))
+        raise DamageError(
+            f"{self._url}/{name} holds other bytes than the index says, in the record of {where}, {_CHECKS} times in a "
+            "row: the cache was damaged or replaced at the URL. Verify it where it was built, and push it again"
+        )
+
+    def _read(self, name: str, size: int, run: Run) -> memoryview:
+        """Return the bytes of a run, asked for again at growing intervals after an error that may pass."""
+        data = memoryview(bytearray(run.stop - run.start))
+        began = time.monotonic()
+        for tried in range(1, _TRIES + 1):
+            start = time.monotonic()
+            try:
+                self._store.read_into(name, run.start, data, size)
+            except ChangedError as error:
+                raise StoreError(
+                    f"{self._url}: {error}. A cache that was built anew is another one: open its URL again"
+                ) from None
+            except (OSError, EOFError, HTTPException) as error:
+                self.statistics.failures += 1
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                is_final = isinstance(error, (FileNotFoundError, PermissionError)) or (
+                    isinstance(error, HttpError) and error.is_final
+                )
+                if is_final or tried == _TRIES or time.monotonic() - began > _TRY_SECONDS:
+                    raise StoreError(
+                        f"{self._url}/{name}: {reason}, after {tried} tries. Check the network and the URL"
+                    ) from None
+                time.sleep(_FIRST_PAUSE * 2 ** (tried - 1) * random.uniform(0.5, 1.5))
+            else:
+                self.statistics.count(len(data), time.monotonic() - start)
+                return data
+        raise StoreError(f"{self._url}/{name} cannot be read")
+
+
+class Statistics:
+    """What was read from a URL, and how fast it comes."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.bytes = 0
+        self.needed = 0
+        self.requests = 0
+        self.failures = 0
+        self.waited = 0.0
+        self.latency = 1.0  # the shortest time of an answer, in seconds
+        self._marks: deque[tuple[float, int]] = deque(maxlen=64)
+        self._lock = threading.Lock()
+
+    def count(self, size: int, seconds: float) -> None:
+        """Note an answer."""
+        with self._lock:
+            self.bytes += size
+            self.requests += 1
+            self.latency = min(self.latency, seconds)
+            self._marks.append((time.monotonic(), self.bytes))
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, lately."""
+        if len(self._marks) < 2:
+            return 0.0
+        (first, before), (last, after) = self._marks[0], self._marks[-1]
+        return (after - before) / max(1e-6, last - first)
+
+    @property
+    def width(self) -> int:
+        """How many requests for pieces fill the link."""
+        return int(min(_MOST_THREADS, max(_LEAST_THREADS, 2 + 2 * self.rate * self.latency / PIECE_BYTES)))
+
+
+def _serve(fetcher: weakref.ref[Fetcher]) -> None:
+    """Work for a fetcher for as long as it exists."""
+    while (one := fetcher()) is not None and one._work():
+        del one
