@@ -25,8 +25,8 @@ from tpucache import (
     UsageError,
     build_cache,
 )
-from tpucache.store.remote import folder as remote
 from tpucache.publish.transfer import fetch_cache, push_cache
+from tpucache.store.remote import folder as remote
 from tpucache.store.verify import verify_cache
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from tpucache import CachedDataset, Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
-from tpucache.store.remote import folder as remote
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.redact import redact, url_secrets
+from tpucache.store.remote import folder as remote
 
 SECRETS = ("pa55word", "t0ken")
 

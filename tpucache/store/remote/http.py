@@ -86,6 +86,10 @@ class HttpFolder:
         self._idle: defaultdict[Origin, list[_Connection]] = defaultdict(list)
         self._lock = threading.Lock()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_idle"):
+            self.close()
+
     def read(self, name: str, most: int) -> bytes | None:
         """Return a small file's bytes, None where there are more than `most`.
 

@@ -1,0 +1,58 @@
+"""A cache behind a web server, cut into many small pieces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for servers.py
+
+from servers import Server
+
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.store.remote import fetching, pieces
+
+
+@pytest.fixture(scope="session")
+def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs at 16x16 with three augmented variants, several shards each. Not to be written to."""
+    directory = tmp_path_factory.mktemp("published") / "cache"
+    build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
+    return directory
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut caches into pieces of a few records, and ask for records apart where they do not touch."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(fetching, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(pieces, "_GAP_BYTES", 0)
+    monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture
+def server(cache: Path) -> Iterator[Server]:
+    """A web server of the cache."""
+    server = Server(cache)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def opened(server: Server, small_pieces: None, tmp_path: Path) -> Iterator[Callable[..., CachedDataset]]:
+    """The function `opened(**options)`: the cache at the server, kept in a folder of this test."""
+    datasets: list[CachedDataset] = []
+
+    def make(**options: object) -> CachedDataset:
+        options = {"cache_dir": tmp_path / "kept", "in_memory": False, **options}
+        datasets.append(CachedDataset(server.url, **options))
+        return datasets[-1]
+
+    yield make
+    for dataset in datasets:
+        reader = dataset._reader
+        if reader is not None:
+            reader.cache.reader.close()

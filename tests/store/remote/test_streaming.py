@@ -1,0 +1,380 @@
+"""What is read from a URL is what a local copy gives, or one clear error, whatever happens on the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servers import Server
+from torch.utils.data import DataLoader
+
+from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, NotACacheError, StoreError
+from tpucache.store.cache import field_batches
+from tpucache.store.remote import fetching, local
+from tpucache.store.remote.cache import RemoteCache
+
+Opened = Callable[..., CachedDataset]
+TABLES = ("manifest.json", "index.npy", "samples.npz")
+
+
+def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[list[object]]:
+    """Return the images and labels of each batch of some epochs."""
+    loader = CachedLoader(dataset, 16, **options)
+    return [[images.tolist(), labels.tolist()] for _ in range(epochs) for images, labels in loader]
+
+
+def parts(server: Server) -> Counter[tuple[str, int, int]]:
+    """Return how often each span of a shard was asked for."""
+    return Counter(each for each in server.ranges if each[0].endswith(".lmdb"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": "block", "window": 32}, {"shuffle": True}, {"shuffle": True, "rank": 1, "world_size": 3}],
+    ids=["file", "block", "full", "rank"],
+)
+@pytest.mark.parametrize("kept", [None, 12 << 10, 0], ids=["all", "some", "none"])
+def test_batches_of_two_epochs_are_those_of_a_local_copy(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
+) -> None:
+    monkeypatch.setattr(fetching, "_LEAST_RING", 2)
+    monkeypatch.setattr(fetching, "_RING_BYTES", 0)
+    expected = batches(CachedDataset(cache, "epoch"), 2, **options)
+    assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
+
+
+def test_every_way_of_reading_gives_what_a_local_copy_gives(opened: Opened, cache: Path) -> None:
+    own = CachedDataset(cache)
+    image, label = opened()[77]
+    assert image.equal(own[77][0])
+    assert label == own[77][1]
+    assert opened(cache_dir=opened().directory.parent / "b").select([5, 3])[1][0].equal(own[3][0])
+    dataset = opened(cache_bytes=0)
+    assert np.array_equal(
+        np.concatenate([*dataset.field_batches("image")]), np.concatenate([*own.field_batches("image")])
+    )
+    remote = opened(cache_bytes=0)._open_reader.cache
+    rows = remote.index[np.array([3, 149])]
+    assert [bytes(remote.reader.read(row)) for row in rows] == [
+        bytes(own._open_reader.cache.reader.read(row)) for row in rows
+    ]
+    assert len([*field_batches(remote, np.arange(20), "image")]) == 1
+    kept = opened(in_memory=True, cache_bytes=0)
+    assert batches(kept, 2) == batches(own, 2)
+    mixed = [
+        [
+            images.tolist()
+            for images, _ in MixedLoader([CachedLoader(each, 8, shuffle=True), CachedLoader(own, 8)], shares=[3, 1])
+        ]
+        for each in (opened(cache_bytes=0), own)
+    ]
+    assert mixed[0] == mixed[1]
+
+
+def test_no_path_reads_what_is_not_there(opened: Opened, cache: Path, server: Server) -> None:
+    dataset, own = opened(), CachedDataset(cache)
+    for position in range(0, 150, 7):  # pieces of some samples are kept, and those of others are holes
+        dataset[position]
+    held = threading.Event()
+    server.fault = lambda name, number: "503" if held.is_set() else None
+    held.set()
+    threading.Timer(0.3, held.clear).start()  # whatever reads before this reads a hole
+    assert dataset[3][0].equal(own[3][0])
+    assert batches(dataset) == batches(own)
+
+
+def test_a_cache_is_opened_by_three_requests_however_many_open_it(opened: Opened, server: Server) -> None:
+    datasets = [opened() for _ in range(4)]
+    assert dict(server.requests) == dict.fromkeys(TABLES, 1)
+    copies = [pickle.loads(pickle.dumps(dataset)) for dataset in datasets]
+    assert [copy[9][1] for copy in copies] == [datasets[0][9][1]] * 4
+    assert {name: server.requests[name] for name in TABLES} == dict.fromkeys(TABLES, 1)
+
+
+def test_what_was_read_once_is_read_from_the_disk_from_then_on(opened: Opened, cache: Path, server: Server) -> None:
+    first = batches(opened(), 2, shuffle="block")
+    asked = len(server.ranges)
+    server.fault = lambda name, number: "503" if name not in TABLES else None
+    assert batches(opened(), 2, shuffle="block") == first == batches(CachedDataset(cache), 2, shuffle="block")
+    assert len(server.ranges) == asked
+
+
+def test_bytes_are_asked_for_about_once(opened: Opened, server: Server) -> None:
+    dataset = opened()
+    batches(dataset, 3, shuffle="block", window=32)
+    rows = dataset._open_reader.cache.index[np.arange(150)]
+    assert (
+        sum(stop - start for name, start, stop in server.ranges if name.startswith("v00")) <= 1.5 * rows["length"].sum()
+    )
+
+
+def test_no_more_is_kept_than_was_allowed(opened: Opened, cache: Path) -> None:
+    dataset = opened(cache_bytes=30 << 10)
+    assert batches(dataset, 2, shuffle=True) == batches(CachedDataset(cache), 2, shuffle=True)
+    taken = sum(path.stat().st_blocks * 512 for path in dataset.directory.glob("*.lmdb"))
+    assert 0 < taken <= (30 << 10) + 8192 * len([*dataset.directory.glob("*.lmdb")])
+
+
+@pytest.mark.parametrize("fault", ["cut", "503", "whole", "flip"])
+def test_every_fifth_answer_may_be_spoilt(opened: Opened, cache: Path, server: Server, fault: str) -> None:
+    counter = itertools.count(1)
+    server.fault = lambda name, number: fault if name not in TABLES and next(counter) % 5 == 0 else None
+    assert batches(opened(), 2, shuffle="block") == batches(CachedDataset(cache), 2, shuffle="block")
+
+
+def test_a_stalled_answer_is_given_up_and_asked_for_again(
+    opened: Opened, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpucache.store.remote.cache.SILENCE_SECONDS", 0.3)
+    server.fault = lambda name, number: "stall" if name not in TABLES and number == 2 else None
+    assert batches(opened()) == batches(CachedDataset(cache))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ("flip", DamageError, r"in the record of '.*\.png' in variant 0, 3 times in a row"),
+        ("503", StoreError, r"v00-00000.lmdb: HttpError: the server answers with status 503, after 6 tries"),
+        ("404", StoreError, r"the server has no v00-00000.lmdb"),
+    ],
+)
+def test_what_stays_wrong_is_one_clear_error(
+    opened: Opened, server: Server, fault: str, error: type[Exception], said: str
+) -> None:
+    server.fault = lambda name, number: fault if name == "v00-00000.lmdb" else None
+    dataset = opened()
+    for _ in range(2):
+        with pytest.raises(error, match=said):
+            batches(dataset)
+    assert not dataset._open_reader.cache.reader.fetcher._local.has(np.arange(10)).any()
+
+
+def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in cache.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    server = Server(copy)
+    try:
+        dataset = CachedDataset(server.url, cache_dir=tmp_path / "other", in_memory=False)
+        dataset[0]
+        shard = copy / "v00-00000.lmdb"
+        shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+        with pytest.raises(StoreError, match=r"was replaced on the server while it was read.*open its URL again"):
+            batches(dataset)
+        shard.write_bytes(shard.read_bytes() + b"more")
+        with pytest.raises(StoreError, match=r"bytes on the server, the manifest says|was replaced on the server"):
+            batches(CachedDataset(server.url, cache_dir=tmp_path / "third", in_memory=False))
+    finally:
+        server.close()
+
+
+def test_a_full_disk_ends_keeping_with_one_warning(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, left = os.pwrite, [20 << 10]
+
+    def full(number: int, data: memoryview, offset: int) -> int:
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return write(number, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        assert batches(opened(), 2, shuffle=True) == batches(CachedDataset(cache), 2, shuffle=True)
+    assert sum("No space left" in message for message in caplog.messages) == 1
+
+
+def test_what_was_written_before_the_machine_started_is_proven_again(
+    opened: Opened, cache: Path, server: Server
+) -> None:
+    dataset = opened()
+    expected = batches(dataset)
+    directory = dataset.directory
+    dataset._open_reader.cache.reader.close()
+    state = bytearray((directory / local.STATE_NAME).read_bytes())
+    state[30] ^= 1  # another start of the machine
+    (directory / local.STATE_NAME).write_bytes(state)
+    shard = directory / "v00-00000.lmdb"
+    data = bytearray(shard.read_bytes())
+    data[: len(data) // 2] = bytes(len(data) // 2)  # lost by a power cut
+    shard.write_bytes(data)
+    asked = len(server.ranges)
+    assert batches(opened()) == expected == batches(CachedDataset(cache))
+    assert len(server.ranges) > asked
+
+
+def test_without_a_network_what_is_here_is_used_with_a_warning(
+    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = batches(opened())
+    monkeypatch.setattr("tpucache.store.remote.cache._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
+    server.fault = lambda name, number: "503"
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        assert batches(opened()) == expected
+    assert any("What this machine has of it since an earlier time is used" in message for message in caplog.messages)
+
+
+def test_a_cache_built_anew_at_the_url_is_another_one(
+    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened()
+    monkeypatch.setattr("tpucache.store.remote.cache._FRESH_SECONDS", 0.0)
+    assert opened().directory == first.directory
+    server.folder = server.folder.parent / "nothing"
+    with pytest.raises(NotACacheError, match=r"holds no manifest.json"):
+        opened()
+
+
+def test_a_folder_that_is_no_url_s_is_not_taken(opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreError, match="Give another folder as cache_dir"):
+        opened(cache_dir=tmp_path / "file")
+
+
+def test_a_resumed_loader_goes_on_where_it_was(opened: Opened, cache: Path) -> None:
+    loader, own = (CachedLoader(each, 16, shuffle="block", seed=3) for each in (opened(), CachedDataset(cache)))
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    again = CachedLoader(opened(), 16, shuffle="block", seed=3)
+    again.load_state_dict(loader.state_dict())
+    rest = [labels.tolist() for _, labels in again]
+    assert rest == [labels.tolist() for _, labels in own][3:]
+
+
+def test_an_iteration_that_is_abandoned_leaves_nothing_that_waits(opened: Opened) -> None:
+    dataset = opened(cache_bytes=0)
+    for _ in range(3):
+        next(iter(CachedLoader(dataset, 16, shuffle=True)))
+    fetcher = dataset._open_reader.cache.reader.fetcher
+    dataset.close()
+    del dataset
+    fetcher.close()
+    for thread in fetcher._threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path, context: str) -> None:
+    dataset = opened(cache_bytes=0)
+    loader = DataLoader(dataset, 16, num_workers=2, multiprocessing_context=context)
+    found = [images.tolist() for images, _ in loader]
+    assert found == [images.tolist() for images, _ in DataLoader(CachedDataset(cache), 16)]
+
+
+SHARING = """
+import json, os, sys
+from tpucache import CachedDataset, CachedLoader
+from tpucache.store.remote import pieces
+pieces.PIECE_BYTES, pieces._GAP_BYTES = 5 << 10, 0
+url, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+ends = []
+for rank in range(count):
+    out, into = os.pipe()
+    if not os.fork():
+        dataset = CachedDataset(url, cache_dir=folder, in_memory=False)
+        loader = CachedLoader(dataset, 8, shuffle="block", window=64, rank=rank, world_size=count)
+        labels = [labels.tolist() for _, labels in loader]
+        sums = [int(images.sum()) for images, _ in loader]
+        os.write(into, json.dumps([labels, sums]).encode())
+        os._exit(0)
+    os.close(into)
+    ends.append(out)
+print(json.dumps([json.loads(b"".join(iter(lambda: os.read(end, 1 << 16), b""))) for end in ends]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_folder_fetch_each_piece_once(
+    server: Server, cache: Path, tmp_path: Path, run_forking: Callable[..., str]
+) -> None:
+    server.delay = 0.01
+    found = json.loads(run_forking(SHARING, server.url, tmp_path / "kept", 4))
+    own = [
+        CachedLoader(CachedDataset(cache), 8, shuffle="block", window=64, rank=rank, world_size=4) for rank in range(4)
+    ]
+    assert [labels for labels, _ in found] == [[labels.tolist() for _, labels in loader] for loader in own]
+    assert {name: server.requests[name] for name in TABLES} == dict.fromkeys(TABLES, 1)
+    whole = [span for span in parts(server) if span[2] - span[1] > 2 << 10]
+    assert whole
+    assert max(parts(server)[span] for span in whole) == 1
+
+
+FORKED = """
+import os, sys
+from tpucache import CachedDataset, CachedLoader, UsageError
+from tpucache.store.remote import pieces
+pieces.PIECE_BYTES, pieces._GAP_BYTES = 5 << 10, 0
+dataset = CachedDataset(sys.argv[1], cache_dir=sys.argv[2], in_memory=False)
+own = CachedDataset(sys.argv[3], in_memory=False)
+if not os.fork():
+    for image, other in zip(dataset, own):
+        assert image[0].equal(other[0])
+    os._exit(0)
+assert os.wait()[1] == 0
+iterator = iter(CachedLoader(dataset, 16, shuffle="block"))
+next(iterator)
+os.fork = os.register_at_fork and __import__("posix").fork  # with threads, as a user's program would
+pid = os.fork()
+if not pid:
+    labels = [labels.tolist() for _, labels in CachedLoader(dataset, 16, shuffle="block")]
+    os._exit(0 if labels == [labels.tolist() for _, labels in CachedLoader(own, 16, shuffle="block")] else 1)
+assert os.waitpid(pid, 0)[1] == 0
+print("right")
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_fetches_by_itself(
+    server: Server, cache: Path, tmp_path: Path, run_forking: Callable[..., str]
+) -> None:
+    assert run_forking(FORKED, server.url, tmp_path / "kept", cache) == "right\n"
+
+
+KILLED = """
+import os, signal, sys
+from tpucache import CachedDataset
+from tpucache.store.remote import local, pieces
+pieces.PIECE_BYTES = 5 << 10
+write, count = local.LocalCopy.write, 0
+def dying(self, run, data):
+    global count
+    count += 1
+    if count == 4:
+        os.pwrite(self.file(run.shard).number, data[: len(data) // 2], run.start)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, run, data)
+local.LocalCopy.write = dying
+dataset = CachedDataset(sys.argv[1], cache_dir=sys.argv[2], in_memory=False)
+for image in dataset:
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_had_fetched_is_used_and_the_rest_is_fetched(
+    opened: Opened, server: Server, cache: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, server.url, str(tmp_path / "kept")], check=False, timeout=60)
+    assert done.returncode == -9
+    assert batches(opened()) == batches(CachedDataset(cache))
+
+
+def test_an_opened_cache_says_where_it_is_kept(opened: Opened, tmp_path: Path) -> None:
+    cache = RemoteCache.open_url(opened()._open_reader.cache.url, tmp_path / "kept")
+    assert cache.directory == tmp_path / "kept" / cache.manifest.identity
