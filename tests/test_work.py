@@ -210,9 +210,13 @@ def test_batches_use_the_same_memory_again(codec: str, in_memory: bool, cache_of
     assert most < 80_000
 
 
-@pytest.mark.usefixtures("large_batches")
 @pytest.mark.parametrize("codec", ["raw", "jpeg", "dct-zstd"])
-def test_a_record_is_one_read_and_in_memory_none(codec: str, cache_of: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_record_is_one_read_and_in_memory_none(
+    codec: str, is_large: bool, cache_of: Callable[[str], Path], request: pytest.FixtureRequest
+) -> None:
+    if is_large:
+        request.getfixturevalue("large_batches")
     for in_memory in (False, True):
         dataset = CachedDataset(cache_of(codec), in_memory=in_memory).packed()
         records = range(len(dataset))
