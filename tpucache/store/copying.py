@@ -335,23 +335,47 @@ def _copy_cache(source: Path, manifest: Manifest, target: Path, report: Callable
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
-    done, missing = 0, []
-    for entry in manifest.files:
-        if is_whole(target, entry):
-            done += entry.bytes
-            report(done, manifest.total_bytes)
-        else:
-            missing.append(entry)
+    missing = find_missing(manifest, lambda entry: is_whole(target, entry), report)
     if missing or not (target / MANIFEST_NAME).exists():
-        check_room(target, sum(entry.bytes for entry in missing))
-        report(done, manifest.total_bytes)
+        needed = sum(entry.bytes for entry in missing)
+        check_room(target, needed)
+        report(manifest.total_bytes - needed, manifest.total_bytes)
         claim_folder(target, claim)
-        for entry in missing:
-            copy_file(source, target, entry)
-            done += entry.bytes
-            report(done, manifest.total_bytes)
+        copy_missing(manifest, missing, lambda entry, _: copy_file(source, target, entry), report)
         write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
     remove_claim(target)
+
+
+def find_missing(
+    manifest: Manifest, is_there: Callable[[FileEntry], bool], on_progress: Callable[[int, int], None]
+) -> list[FileEntry]:
+    """Return the files of a cache that have not arrived yet; those that have count as done."""
+    done, missing = 0, []
+    for entry in manifest.files:
+        if is_there(entry):
+            done += entry.bytes
+            on_progress(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    return missing
+
+
+def copy_missing(
+    manifest: Manifest,
+    missing: Sequence[FileEntry],
+    copy: Callable[[FileEntry, Callable[[int], None]], None],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Copy the missing files of a cache; `copy` is given a file and a function to call with its bytes done."""
+    before = manifest.total_bytes - sum(entry.bytes for entry in missing)
+
+    def advance(done: int) -> None:
+        on_progress(before + done, manifest.total_bytes)
+
+    for entry in missing:
+        copy(entry, advance)
+        advance(entry.bytes)
+        before += entry.bytes
 
 
 def check_room(target: Path, needed: int) -> None:
