@@ -19,6 +19,7 @@ from tpucache.store.copying import (
     MAX_CLAIM_BYTES,
     PART_SUFFIX,
     Claim,
+    OnProgress,
     check_apart,
     check_descends,
     check_ours,
@@ -37,8 +38,6 @@ from tpucache.store.files import append_chunks, read_chunks, rename_durably, wri
 from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole
-
-OnProgress = Callable[[int, int], None]
 
 _log: Final = logging.getLogger("tpucache")
 # Hugging Face puts these into each repository; no cache has a file of these names.

@@ -33,7 +33,7 @@ def test_blocks_built_whole_are_the_same_as_blocks_of_chunks(
     photos: Path, tmp_path: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     reports: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "whole", _RECIPE, jobs=jobs, report=reports.append)
+    build_cache(photos, tmp_path / "whole", _RECIPE, jobs=jobs, on_progress=reports.append)
     assert [(reports[-1].samples, reports[-1].bytes)] == [(150, 150 * 16 * 16 * 3)]
     monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     build_cache(photos, tmp_path / "chunks", _RECIPE, jobs=jobs)

@@ -54,10 +54,10 @@ class Scheduler:
         self,
         context: BuildContext,
         blocks: Sequence[Block],
-        report: Callable[[BuildProgress], None] = lambda progress: None,
+        on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     ) -> None:
-        """Look for what exists already. `report` is called with the progress; no task starts after the deadline."""
-        self._context, self._blocks, self._report = context, blocks, report
+        """Look for what exists already. `on_progress` is given what is done; no task starts after the deadline."""
+        self._context, self._blocks, self._on_progress = context, blocks, on_progress
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
         self._sealed: dict[tuple[int, int], BuiltShard] = {}
@@ -92,7 +92,7 @@ class Scheduler:
 
     def build(self, executor: Executor) -> list[BuiltShard]:
         """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
-        self._report(self._progress())
+        self._on_progress(self._progress())
         while missing := [block for block in self._blocks if not self._is_built(block)]:
             before = len(self._done), len(self._sealed)
             self._run_tasks(executor, missing)
@@ -235,7 +235,7 @@ class Scheduler:
             for chunk in self._chunks[task.number]:
                 self._done.pop((task.number, chunk.number), None)
                 self._find_chunk(task, chunk)
-        self._report(self._progress())
+        self._on_progress(self._progress())
 
     def _is_built(self, block: Block) -> bool:
         return all((block.number, variant) in self._sealed for variant in block.variants)

@@ -1,13 +1,17 @@
-"""Where samples come from: each source lists its samples in a stable order and loads one at a time."""
+"""Where samples come from: each source lists its samples in a stable order and loads one at a time.
+
+Other packages add kinds of sources by entry points of the group `tpucache.sources`, each naming a SourceKind.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.options import options_of
-from tpucache.store.files import check_is_local
+from tpucache.plugins import Table
+from tpucache.store.files import check_is_local, is_url
 from tpucache.warmup.sources import archive_samples as archives
 from tpucache.warmup.sources import datasets, folder, parquet, table, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
@@ -17,7 +21,7 @@ from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.selected import select_source
-from tpucache.warmup.sources.source import Items, Sample, Source, SourceKind
+from tpucache.warmup.sources.source import Item, Items, Listing, Sample, Source, SourceKind
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecords import TFRecordSource
 
@@ -25,9 +29,12 @@ __all__ = [
     "ArchiveSource",
     "DatasetSource",
     "FolderSource",
+    "Item",
+    "Listing",
     "ParquetSource",
     "Sample",
     "Source",
+    "SourceKind",
     "TFRecordSource",
     "TableOptions",
     "TableSource",
@@ -39,14 +46,26 @@ __all__ = [
     "to_source",
 ]
 
+
+def _check_kind(_name: str, part: Any) -> SourceKind:
+    """Return another package's kind of source. Raises TypeError where it is none."""
+    if not isinstance(part, SourceKind):
+        raise TypeError(f"{part!r} is no tpucache.warmup.sources.SourceKind")
+    return part
+
+
 #: All kinds of sources; the first that matches is opened.
-_KINDS: Final[tuple[SourceKind, ...]] = (
-    folder.KIND,
-    table.KIND,
-    archives.KIND,
-    parquet.KIND,
-    tfrecords.KIND,
-    datasets.KIND,
+_KINDS: Final = Table[SourceKind](
+    "tpucache.sources",
+    {
+        "folder": folder.KIND,
+        "table": table.KIND,
+        "archive": archives.KIND,
+        "parquet": parquet.KIND,
+        "tfrecord": tfrecords.KIND,
+        "dataset": datasets.KIND,
+    },
+    _check_kind,
 )
 
 
@@ -62,10 +81,11 @@ def to_source(source: str | Path | Source | Items) -> Source:
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
     """Return the source that a path, pattern or name means; `options` state what its columns or features mean.
 
-    Raises SourceError when it is no source, UsageError for options that such a source does not have, and for a URL.
+    tpucache's own kinds of sources are asked first, but not for a URL, which none of them reads. Raises SourceError
+    when it is no source, UsageError for options that such a source does not have, and for a URL.
     """
-    check_is_local(source)
-    kind = next((kind for kind in _KINDS if kind.matches(source)), None)
+    names = [name for name in _KINDS if not (is_url(source) and name in _KINDS.own)]
+    kind = next((_KINDS[name] for name in names if _KINDS[name].matches(source)), None)
     if kind is not None:
         given = [
             name for name, value in vars(options or TableOptions()).items() if value != getattr(TableOptions, name)
@@ -74,6 +94,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
         if unused:
             raise UsageError(f"{source} is {kind.description}, which has no {unused[0]}: leave it out")
         return kind.open(source, options)
-    *others, last = (kind.description for kind in _KINDS)
+    check_is_local(source)
+    *others, last = (kind.description for kind in _KINDS.values())
     problem = "is a file of another kind" if Path(source).exists() else "does not exist"
     raise SourceError(f"{Path(source)} {problem}: give {', '.join(others)}, or {last}")
