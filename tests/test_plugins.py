@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpucache import CachedDataset, DependencyError, FormatError, Recipe, RecipeError, SourceError, build_cache, plugins
+from tpucache import (
+    CachedDataset,
+    DependencyError,
+    Recipe,
+    RecipeError,
+    SourceError,
+    UnknownCodecError,
+    build_cache,
+    plugins,
+)
 from tpucache.plugins import GROUPS
 from tpucache.store.codecs import CODECS, IMAGE_CODECS, _make_codec
 from tpucache.training import BACKENDS, make_task, open_device
@@ -95,8 +104,49 @@ def test_a_cache_without_its_codec_says_which_is_missing(install, tmp_path):
     (tmp_path / "site-packages" / "parts-1.5.dist-info" / "entry_points.txt").write_text("")
     plugins.installed.cache_clear()
     del CODECS._parts["upside"]
-    with pytest.raises(FormatError, match=r"has the codec 'upside'. Install the package that brings it"):
+    with pytest.raises(UnknownCodecError, match=r"has the codec 'upside'. Install the package that brings it$"):
         CachedDataset(tmp_path / "cache")
+
+
+MISTAKES = [
+    ("return array[::-1].tobytes()", "return None", DependencyError, "encodes an array as a NoneType"),
+    ("out[...] =", "out[3:] =", DependencyError, "the codec 'upside' of the package parts 1.5 cannot be used"),
+    ('str(text) == "six.grey"', "text.shape", DependencyError, "the source 'grey' of the package parts 1.5 .*shape"),
+    ('{"image":', '{}["image"] or {"image":', SourceError, "0: parts.Grey.load raised KeyError: 'image'"),
+    ("return Item(", "return dict(", SourceError, "0: parts.Grey.load returned a dict, not an Item"),
+    ("return Listing(", "raise OSError('gone'); (", SourceError, "parts.Grey.list raised OSError: gone"),
+    ("return Listing(", "return tuple, (", SourceError, "parts.Grey.list returned a tuple, not a Listing"),
+    ("Sample(n,", "Sample(n + 1,", SourceError, "does not number the samples from 0"),
+    ('f"{n}"', '"all"', SourceError, "two samples with the path 'all'"),
+    (
+        "class Grey:",
+        "class Grey:\n    def __reduce__(self): raise OSError('unfit')",
+        SourceError,
+        "raised OSError: unfit",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "error", "said"), MISTAKES)
+def test_a_mistake_in_a_package_is_one_error_that_names_it(install, tmp_path, before, after, error, said):
+    assert before in MODULE
+    install("parts", MODULE.replace(before, after), codecs_upside="parts:Upside", sources_grey="parts:KIND")
+    with pytest.raises(error, match=said):
+        build_cache("six.grey", tmp_path / "cache", Recipe(size=8, codec="upside"), jobs=1)
+
+
+def test_a_text_like_a_module_may_be_a_packages(install, tmp_path):
+    install("parts", MODULE.replace("six.grey", "grey:six"), sources_grey="parts:KIND")
+    assert build_cache("grey:six", tmp_path / "cache", Recipe(size=8), jobs=1).samples == 6
+
+
+def test_a_package_that_cannot_be_used_does_not_disturb_others(install, tmp_path, photos):
+    install("parts", "raise OSError('no library')", codecs_upside="parts:Upside", sources_grey="parts:KIND")
+    install("second", MODULE.replace("grey", "white"), sources_white="second:KIND")
+    assert build_cache("six.white", tmp_path / "cache", Recipe(size=8), jobs=1).samples == 6
+    assert build_cache(photos, tmp_path / "other", Recipe(size=8), jobs=1).samples > 6
+    with pytest.raises(RecipeError, match=r"one of raw, .*, upside"):
+        Recipe(codec="none")
 
 
 def test_nothing_is_imported_before_it_is_used(install):

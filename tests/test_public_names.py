@@ -47,6 +47,7 @@ ERRORS += [
     "TpucacheError",
     "TrainingError",
     "UnfinishedError",
+    "UnknownCodecError",
     "UsageError",
 ]
 #: What users import from the other public modules; these have more besides.

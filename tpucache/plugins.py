@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tpucache.errors import DependencyError
+from tpucache.errors import DependencyError, TpucacheError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -25,6 +25,7 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 
 Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 class Table(Mapping[str, Part]):
@@ -67,22 +68,36 @@ class Table(Mapping[str, Part]):
     def __len__(self) -> int:
         return sum(1 for _ in self)  # a list would ask for the length first
 
+    def use(self, name: str, work: Callable[[Part], Result]) -> Result:
+        """Return what `work` makes of a part. What it raises of another package's part is a DependencyError."""
+        part = self[name]
+        if name in self.own:
+            return work(part)
+        try:
+            return work(part)
+        except TpucacheError:
+            raise
+        except Exception as error:
+            raise self._unusable(installed(self._group)[name][0], error) from error
+
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
         """Return names to choose from: `first`, and those of the parts for which `where` holds, all if it is None."""
         return Names(self, first, where)
 
     def _load(self, entry: EntryPoint, *others: EntryPoint) -> Part:
-        kind = f"the {GROUPS[self._group]} {entry.name!r}"
         if others:
-            packages = " and ".join(sorted(map(package_of, (entry, *others))))
-            raise DependencyError(f"{packages} both have {kind}: uninstall one of them")
+            packages, kind = " and ".join(sorted(map(package_of, (entry, *others)))), GROUPS[self._group]
+            raise DependencyError(f"{packages} both have the {kind} {entry.name!r}: uninstall one of them")
         try:
             return self._check(entry.name, entry.load())
         except Exception as error:  # importing somebody's module raises whatever it raises
-            raise DependencyError(
-                f"{kind} of the package {package_of(entry)} cannot be used: {type(error).__name__}: {error}. Install "
-                "another version of it, or uninstall it"
-            ) from error
+            raise self._unusable(entry, error) from error
+
+    def _unusable(self, entry: EntryPoint, error: Exception) -> DependencyError:
+        return DependencyError(
+            f"the {GROUPS[self._group]} {entry.name!r} of the package {package_of(entry)} cannot be used: "
+            f"{type(error).__name__}: {error}. Install another version of it, or uninstall it"
+        )
 
 
 class Names(Collection[str]):
@@ -90,8 +105,8 @@ class Names(Collection[str]):
 
     def __init__(self, table: Table[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
         self._table, self._first = table, first
-        self._is_right: Callable[[str], bool] = lambda name: where is None or where(table[name])
-        self.own: Final = (*first, *(name for name in table.own if self._is_right(name)))
+        self._where: Callable[[str], bool] = lambda name: where is None or where(table[name])
+        self.own: Final = (*first, *(name for name in table.own if self._where(name)))
 
     def __contains__(self, name: object) -> bool:
         return name in self.own or (isinstance(name, str) and name in self._table and self._is_right(name))
@@ -105,6 +120,12 @@ class Names(Collection[str]):
 
     def __bool__(self) -> bool:
         return True
+
+    def _is_right(self, name: str) -> bool:
+        try:
+            return self._where(name)
+        except DependencyError:  # using it says what is wrong with it
+            return True
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class Scheduler:
         self._kept: set[int] = set()  # by earlier runs
         self.known: dict[int, dict[int, int]] = {}  # checksums of one of each chunk's or shard's samples
         self._made = 0
+        self._built: set[int] = set()  # blocks whose shards are all there
         self._stopped = False  # a worker saw the deadline pass
         for block in blocks:
             self._find_shards(block)
@@ -191,6 +192,7 @@ class Scheduler:
 
     def _count_built(self, block: int, info: ChunkInfo) -> None:
         """Count the samples of a block whose shards are all there."""
+        self._built.add(block)
         for chunk in self._chunks[block]:
             self._done[block, chunk.number] = ChunkResult(0, 0, 0)
         self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
@@ -221,7 +223,8 @@ class Scheduler:
         if isinstance(result, WrittenShard):
             result = install_shard(self._context, result)
         if isinstance(task, Chunk):
-            (self._done if result.whole else self._partial)[task.block, task.number] = result
+            if task.block not in self._built:  # a shard's result may come before that of its last chunk
+                (self._done if result.whole else self._partial)[task.block, task.number] = result
             self._stopped |= not result.whole
             self._made += result.bytes
         elif isinstance(result, BuiltShard):
