@@ -129,6 +129,35 @@ def add_cache(
     add_json(command)
 
 
+def add_cache_or_url(
+    command: argparse.ArgumentParser,
+    metavar: str = "CACHE",
+    text: str = "the folder of a cache that warmup built, kaggle:slug for one that is mounted, or its URL",
+) -> None:
+    """Add the cache a command reads, where what is kept of one at a URL lies, and --json."""
+    command.add_argument("cache", metavar=metavar, type=cache_or_url, help=text)
+    add_json(command)
+    group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
+    group.add_argument(
+        "--cache-dir",
+        type=local_path,
+        metavar="DIR",
+        help="keep what is read of it below this folder (default: $TPUCACHE_DIR, or tpucache in the user's cache folder)",
+    )
+    group.add_argument(
+        "--cache-gb",
+        type=positive_number,
+        metavar="N",
+        help="keep at most so many GB of it; all of it if not given, or as much as 80%% of the free disk",
+    )
+
+
+def keeping(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_cache_or_url` adds, as CachedDataset and open_cache take it."""
+    most = options.cache_gb
+    return {"cache_dir": options.cache_dir, "cache_bytes": None if most is None else int(most * 1e9)}
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add --json."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -165,14 +194,16 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     )
 
 
-def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> Path:
+def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> str | Path:
     """Return the cache to read: a copy at --stage, made now or before, or the cache itself.
 
     `check` is called during the copy; if it raises, the copy can be continued later.
     """
-    cache: Path = options.cache
+    cache: str | Path = options.cache
     if options.stage is None:
         return cache
+    if isinstance(cache, str):
+        raise UsageError("--stage copies the folder of a cache; one at a URL is kept in --cache-dir: leave --stage out")
     from tpucache.progress import Progress
     from tpucache.store.copying import stage_cache
     from tpucache.store.manifest import Manifest
@@ -199,6 +230,22 @@ def cache(text: str) -> Path:
         return locate(text)
     except UsageError as error:  # as a ValueError, argparse would drop what it says
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def cache_or_url(text: str) -> str | Path:
+    """Read a cache as `cache` does, or a URL, which stays as it is."""
+    from tpucache.loading.find import KAGGLE
+    from tpucache.store.files import is_url
+
+    return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
+
+
+def positive_number(text: str) -> float:
+    """Read a number above 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"it is a number above 0, not {text}")
+    return number
 
 
 def names(text: str) -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.arguments import (
-    add_cache,
+    add_cache_or_url,
     add_command,
     add_json,
     add_options,
@@ -15,6 +15,7 @@ from tpucache.cli.arguments import (
     cache,
     from_options,
     in_memory,
+    keeping,
     local_path,
     natural,
     positive,
@@ -26,13 +27,16 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.process import tell
 
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
 
 def inspect(options: argparse.Namespace) -> int:
     """Show what a cache contains, how large it is, and how it was made."""
+    from tpucache.loading.find import open_cache
     from tpucache.report.inspect import describe, describe_lines
-    from tpucache.store.manifest import Manifest
 
-    manifest = Manifest.load(options.cache)
+    manifest = open_cache(options.cache, **keeping(options)).manifest
     show(options, describe(manifest), describe_lines(manifest))
     return 0
 
@@ -44,7 +48,9 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
-    dataset = CachedDataset(staged(options), in_memory=in_memory(options))
+    dataset = CachedDataset(staged(options), in_memory=in_memory(options), **keeping(options))
+    if dataset.network is not None:
+        return _bench_network(options, dataset)
     result = run_bench(
         dataset,
         batch_size=options.batch_size,
@@ -66,6 +72,32 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
+    """Measure how fast a cache comes from its URL."""
+    from tpucache.report.bench import bench_network
+
+    found = bench_network(
+        dataset,
+        batch_size=options.batch_size,
+        threads=options.threads,
+        device_rate=options.device_rate,
+        finish=options.finish,
+    )
+    use = found.network
+    lines = [
+        f"read    {found.images_per_second:>10,.0f} samples/s in {found.seconds:,.1f} s, the first batch after "
+        f"{found.first_seconds:.2f} s",
+        f"link    {use.best_rate / 1e6:>10,.1f} MB/s at best; {found.link_share:.0%} of it in use",
+        f"bytes   {use.bytes / 1e6:>10,.1f} MB read, {found.bytes_for_each_needed:.2f} for each that is needed, in "
+        f"{use.requests:,} requests, of which {use.failures:,} failed",
+        f"waited  {use.waited:>10,.1f} s for the network",
+    ]
+    if found.idle is not None:
+        lines.append(f"idle    {found.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} samples/s")
+    show(options, found.to_dict(), lines)
+    return 0
+
+
 def preview(options: argparse.Namespace) -> int:
     """Draw a contact sheet: samples down, variants across, masks, boxes and keypoints drawn in."""
     from tpucache.report.preview import preview_cache, save_picture
@@ -74,12 +106,12 @@ def preview(options: argparse.Namespace) -> int:
     if options.batch:
         from tpucache.report.batch import preview_batch
 
-        sheet = preview_batch(options.cache, augment, options.samples, seed=options.seed)
+        sheet = preview_batch(_opened(options), augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
         raise UsageError("augmentations are of a batch: give --batch, too")
     else:
         sheet = preview_cache(
-            options.cache, options.samples, seed=options.seed, class_name=options.class_name, variants=options.variants
+            _opened(options), options.samples, seed=options.seed, class_name=options.class_name, variants=options.variants
         )
     path = save_picture(sheet, options.output)
     report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
@@ -91,7 +123,7 @@ def report(options: argparse.Namespace) -> int:
     """Write one HTML page about a cache (samples, classes, sizes, recipe) or a run (curves, seconds, mistakes)."""
     from tpucache.runs import is_run
 
-    if is_run(options.cache):
+    if isinstance(options.cache, Path) and is_run(options.cache):
         from tpucache.report.run_page import report_run
 
         page = report_run(options.cache, options.samples, cache=options.valid)
@@ -100,11 +132,18 @@ def report(options: argparse.Namespace) -> int:
     else:
         from tpucache.report.cache_page import report_cache
 
-        page = report_cache(options.cache, options.samples, seed=options.seed, variants=options.variants)
+        page = report_cache(_opened(options), options.samples, seed=options.seed, variants=options.variants)
     path = page.save(options.output)
     size = path.stat().st_size
     show(options, {"path": str(path), "bytes": size}, [f"{path}: {size:,} bytes, open it in any browser"])
     return 0
+
+
+def _opened(options: argparse.Namespace) -> Path | CachedDataset:
+    """Return a cache's folder, or the dataset of one at a URL."""
+    from tpucache.loading.dataset import CachedDataset
+
+    return options.cache if isinstance(options.cache, Path) else CachedDataset(options.cache, **keeping(options))
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -121,9 +160,9 @@ def doctor(options: argparse.Namespace) -> int:
 def add(commands: Any) -> None:
     """Add inspect, preview, report, bench and doctor."""
     command = add_command(commands, inspect, "cache/train --json")
-    add_cache(command)
+    add_cache_or_url(command)
     command = add_command(commands, preview, "cache/train -o sheet.png --samples 16")
-    add_cache(command)
+    add_cache_or_url(command)
     _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
     command.add_argument(
@@ -131,7 +170,9 @@ def add(commands: Any) -> None:
     )
     add_options(command.add_argument_group("augmentation of a batch", "as in train"), AugmentSettings)
     command = add_command(commands, report, "runs/first -o report.html")
-    add_cache(command, "CACHE|RUN", "the folder of a cache that warmup built, or of a run that train wrote")
+    add_cache_or_url(
+        command, "CACHE|RUN", "the folder of a cache that warmup built, its URL, or the folder of a run that train wrote"
+    )
     command.add_argument(
         "--valid",
         type=cache,
@@ -140,7 +181,7 @@ def add(commands: Any) -> None:
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500")
-    add_cache(command)
+    add_cache_or_url(command)
     command.add_argument("--batch-size", type=positive, default=256, metavar="B", help="images a batch")
     add_reading(command)
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")

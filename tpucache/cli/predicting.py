@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from tpucache.cli.arguments import (
-    add_cache,
+    add_cache_or_url,
     add_command,
     add_device,
     add_reading,
@@ -21,17 +21,18 @@ from tpucache.cli.terminal import note, show
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.loading.find import open_cache
     from tpucache.loading.split import fold_positions
     from tpucache.runs import OUT_OF_FOLD_NAME
-    from tpucache.store.manifest import Manifest
     from tpucache.training.device import open_device
     from tpucache.training.prediction import Predictor
     from tpucache.training.prediction import predict as run_predict
     from tpucache.training.run.folds import read_folds
 
     cache, memory = staged(options), in_memory(options)
-    chosen = Manifest.load(cache).variants if options.variants == "all" else options.variants
-    datasets = [CachedDataset(cache, variant, in_memory=memory) for variant in chosen]
+    opened = open_cache(cache, **keeping(options))
+    chosen = opened.manifest.variants if options.variants == "all" else options.variants
+    datasets = [CachedDataset(opened, variant, in_memory=memory) for variant in chosen]
     if options.fold is not None:
         positions = fold_positions(datasets[0].table, options.fold)
         datasets = [dataset.select(positions) for dataset in datasets]
@@ -68,7 +69,7 @@ def add(commands: Any) -> None:
         nargs="+",
         help="folders of runs, whose predictions are averaged; all folds of a run of folds count",
     )
-    add_cache(command)
+    add_cache_or_url(command)
     command.add_argument("-o", "--output", metavar="FILE", type=local_path, required=True, help="the CSV to write")
     command.add_argument(
         "--variants",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
-    add_cache,
+    add_cache_or_url,
     add_command,
     add_device,
     add_options,
@@ -96,7 +96,7 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
     settings, memory = _settings(options, options.cores * processes.world_size), in_memory(options)
     with account.part("staging"):
         cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
-    data = CachedDataset(cache, in_memory=memory)
+    data = CachedDataset(cache, in_memory=memory, **keeping(options))
     train_set, valid_set = _split(data, options.valid, options.seed, memory)
     run, folds = options.run, None
     if options.folds:
@@ -160,7 +160,7 @@ def _split(
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import fold_split, stratified_split
 
-    augmented = CachedDataset(data.directory, "epoch", in_memory=memory) if data.manifest.augmented else data
+    augmented = data.in_variant("epoch") if data.manifest.augmented else data
     if valid is None:
         return augmented, None
     if valid.startswith("fold="):
@@ -177,7 +177,7 @@ def _split(
 def add(commands: Any) -> None:
     """Add train."""
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
-    add_cache(command)
+    add_cache_or_url(command)
     command.add_argument(
         "--run", type=local_path, required=True, metavar="RUN", help="the folder that the run writes to"
     )

@@ -18,10 +18,11 @@ from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
-from tpucache.store.cache import field_batches
+from tpucache.store.cache import Cache, field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
+from tpucache.store.reader import NetworkUse
 from tpucache.store.samples import NO_LABEL, SampleTable
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class CachedDataset(Dataset[Item]):
 
     def __init__(
         self,
-        cache: str | Path,
+        cache: str | Path | Cache,
         variant: Variant = 0,
         indices: Sequence[int] | Array | None = None,
         *,
@@ -76,7 +77,8 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the rest, or for want of memory.
         """
-        opened = open_cache(cache, cache_dir, cache_bytes)
+        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, cache_bytes)
+        self.place: str = opened.place
         self.directory: Path = opened.directory
         self.manifest: Manifest = opened.manifest
         self.table: SampleTable = opened.samples
@@ -139,6 +141,11 @@ class CachedDataset(Dataset[Item]):
         return self._epoch.get()
 
     @property
+    def cache(self) -> Cache:
+        """The opened cache that the samples are of."""
+        return self._open_reader.cache
+
+    @property
     def names(self) -> list[str]:
         """The names of a record's fields, in order."""
         return [field.name for field in self.manifest.fields]
@@ -157,6 +164,11 @@ class CachedDataset(Dataset[Item]):
     def in_memory(self) -> bool:
         """Whether a CachedLoader keeps each record in memory once it is read."""
         return self._reader is not None and self.reading.way == "keep"
+
+    @property
+    def network(self) -> NetworkUse | None:
+        """What this process has read of a cache at a URL so far; None for a cache in a folder."""
+        return None if self._reader is None else self._reader.cache.reader.network
 
     @property
     def mean_record_bytes(self) -> int:
@@ -225,6 +237,11 @@ class CachedDataset(Dataset[Item]):
         Raises UsageError; OutOfRangeError, which is also an IndexError, for positions outside of the samples.
         """
         return self._derive(self._selection.select(indices), self._open_reader)
+
+    def in_variant(self, variant: Variant) -> CachedDataset:
+        """Return all samples of the cache in another variant; files and what is fetched of a URL are shared."""
+        reader = self._open_reader
+        return CachedDataset(reader.cache, variant, in_memory=reader.in_memory)
 
     def where(self, condition: str) -> CachedDataset:
         """Return the samples that meet a condition such as "age > 60 and site == 'A'", as `matching` reads it.

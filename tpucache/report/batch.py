@@ -48,8 +48,8 @@ def preview_batch(
     DamageError for the cache.
     """
     if not isinstance(cache, CachedDataset):
-        plain = CachedDataset(cache)
-        cache = CachedDataset(cache, "epoch") if plain.manifest.augmented else plain
+        cache = CachedDataset(cache)
+        cache = cache.in_variant("epoch") if cache.manifest.augmented else cache
     if IMAGE not in cache.names or not len(cache):
         raise UsageError(f"{cache.directory} holds no image to show")
     settings = augment or AugmentSettings()
@@ -68,7 +68,7 @@ def preview_batch(
     chosen = [f"{name} {value:g}" for name, value in vars(settings).items() if value != getattr(AugmentSettings, name)]
     line = f"a batch of {len(batch)}, {', '.join(chosen) if chosen else 'not augmented'}"
     layout = Layout(len(paths), 1, fitted_size(image.shape, side))
-    return draw_sheet(layout, cache.directory.resolve().name, line, cells)
+    return draw_sheet(layout, Path(cache.place).resolve().name, line, cells)
 
 
 def _augmented(

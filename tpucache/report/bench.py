@@ -20,6 +20,7 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.native import gather
+from tpucache.store.reader import NetworkUse
 
 _GATHER_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
@@ -99,6 +100,75 @@ def run_bench(
         in_memory=plan.way == "keep",
         reading=plan.way,
         planned_bytes=plan.planned_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class NetworkBench:
+    """How fast a cache came from its URL: samples a second, seconds in all and to the first batch, and what was read.
+
+    `link_share` is the share of the best second's rate that was in use on average, `idle` the share of the time after
+    the first batch in which an accelerator of a given rate waited, None without one.
+    """
+
+    images_per_second: float
+    seconds: float
+    first_seconds: float
+    link_share: float
+    bytes_for_each_needed: float
+    idle: float | None
+    network: NetworkUse
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return {**asdict(self), "network": self.network._asdict()}
+
+
+def bench_network(
+    dataset: CachedDataset,
+    *,
+    batch_size: int = 256,
+    threads: int = 2,
+    seconds: float = 20.0,
+    device_rate: float | None = None,
+    finish: Finish = "host",
+) -> NetworkBench:
+    """Read a cache at a URL in the order of shuffle="block", for an epoch or so many seconds.
+
+    With `device_rate` a simulated accelerator takes so many images a second. Raises UsageError when the cache is
+    smaller than a batch, or is not at a URL.
+    """
+    if len(dataset) < batch_size:
+        raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
+    began = time.perf_counter()
+    loader = CachedLoader(dataset, batch_size, shuffle="block", drop_last=True, threads=threads, finish=finish)
+    times: list[float] = []
+
+    def batches() -> Iterator[Any]:
+        for batch in loader:
+            times.append(time.perf_counter())
+            yield batch
+            if times[-1] - began > seconds:
+                return
+
+    idle = None
+    if device_rate is None:
+        for _ in batches():
+            pass
+    else:
+        idle = simulate_device(batches(), batch_size / device_rate, seconds)
+    use = loader.dataset.network
+    if use is None:
+        raise UsageError(f"{dataset.place} is no URL: use run_bench")
+    taken = times[-1] - began
+    return NetworkBench(
+        images_per_second=len(times) * batch_size / taken,
+        seconds=taken,
+        first_seconds=times[0] - began,
+        link_share=use.bytes / taken / use.best_rate if use.bytes else 0.0,
+        bytes_for_each_needed=use.bytes / use.needed_bytes if use.needed_bytes else 0.0,
+        idle=idle,
+        network=use,
     )
 
 

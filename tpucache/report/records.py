@@ -32,7 +32,7 @@ class Records:
 
         Raises NotACacheError, FormatError or DamageError.
         """
-        self._cache = Cache.open(cache if isinstance(cache, (str, Path)) else cache.directory)
+        self._cache = open_cache(cache) if isinstance(cache, (str, Path)) else cache.cache
         self.directory: Path = self._cache.directory
         self.manifest: Manifest = self._cache.manifest
         self.table: SampleTable = self._cache.samples
@@ -42,7 +42,7 @@ class Records:
     @property
     def name(self) -> str:
         """The cache's name: its folder's."""
-        return self.directory.resolve().name
+        return Path(self._cache.place).resolve().name
 
     @property
     def image(self) -> Field | None:

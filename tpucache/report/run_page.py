@@ -62,7 +62,8 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.
     """
-    folder, directory = Path(run), None if cache is None else locate(cache)
+    folder, directory = Path(run), None if cache is None or is_url(cache) else locate(cache)
+    place = cache if directory is None else directory
     if not (folder / FOLDS_NAME).exists():
         files = read_run(folder)
         return make_page("run.html", files.name, {"run": _run_values(files, samples, directory)})

@@ -40,6 +40,11 @@ class Cache:
         """Read a cache's manifest; nothing else is opened. Raises what `Manifest.load` raises."""
         return cls(directory, Manifest.load(directory))
 
+    @property
+    def place(self) -> str:
+        """Where the cache is, as it may be shown: its folder, or its URL."""
+        return str(self.directory)
+
     # Two threads may both open one of these, and both are right.
     @property
     def index(self) -> RecordIndex:

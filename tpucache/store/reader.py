@@ -12,7 +12,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,22 @@ _REMEDY: Final = "Run `python -m tpucache verify {directory}`, or copy it again.
 
 Rows = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
+
+
+class NetworkUse(NamedTuple):
+    """What was read over the network: bytes in all, and of records that were asked for; requests, and those that failed.
+
+    `rate` is the bytes a second while anything was read, `best_rate` those of the best second, and `waited` the seconds
+    in which somebody waited for a record.
+    """
+
+    bytes: int
+    needed_bytes: int
+    requests: int
+    failures: int
+    rate: float
+    best_rate: float
+    waited: float
 
 
 class ShardReader:
@@ -54,6 +70,8 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_directory"], state["_shards"])  # type: ignore[misc]  # a fresh lock, no open files
 
+    #: What was read over the network; None for files of this machine.
+    network: NetworkUse | None = None
     #: Whether a shard's file holds all of its records, so that it may be mapped.
     is_whole: bool = True
 

@@ -12,7 +12,6 @@ from typing import cast
 from torch import nn
 
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.find import locate
 from tpucache.loading.split import stratified_split
 from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
@@ -108,11 +107,11 @@ def _open_training(data: Data) -> CachedDataset:
     """Return the dataset; of a cache by its path, another variant each epoch."""
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
-    return CachedDataset(dataset.directory, "epoch") if is_path and dataset.manifest.augmented else dataset
+    return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
 
 
 def _open(data: Data) -> CachedDataset:
-    return data if isinstance(data, CachedDataset) else CachedDataset(locate(data))
+    return data if isinstance(data, CachedDataset) else CachedDataset(data)
 
 
 def _name(model: nn.Module | Callable[..., nn.Module]) -> str:

@@ -19,7 +19,6 @@ from tpucache.errors import DamageError, NotACacheError, StoreError
 from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.files import read_file, sha256_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.folder import Remote
@@ -29,6 +28,9 @@ from tpucache.store.remote.reader import RemoteReader
 
 #: The environment variable with the folder for what is kept of caches at URLs.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"
+
+#: What the manifest is called here. It is no `manifest.json`: the folder is no cache, as parts of its shards are missing.
+MANIFEST_COPY: Final = "manifest-at-url.json"
 
 _URLS: Final = "urls"
 _FRESH_SECONDS: Final = 30.0  # for which what another process of this machine read of a URL is taken as it is now
@@ -81,6 +83,11 @@ class RemoteCache(Cache):
         return {**self.__dict__, "_remote_reader": None}
 
     @property
+    def place(self) -> str:
+        """The URL, without its secrets."""
+        return shown(self.url)
+
+    @property
     def reader(self) -> RemoteReader:
         """What reads records by their rows of the index, once they are here."""
         if self._remote_reader is None:
@@ -119,8 +126,8 @@ def _read_manifest(remote: Remote, url: str, below: Path) -> tuple[Path, Manifes
                 return found
             directory = below / manifest.identity
             directory.mkdir(exist_ok=True)
-            if not (directory / MANIFEST_NAME).exists():
-                write_atomically(directory / MANIFEST_NAME, data)
+            if not (directory / MANIFEST_COPY).exists():
+                write_atomically(directory / MANIFEST_COPY, data)
             write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
     except OSError as error:
         raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
@@ -130,8 +137,8 @@ def _read_manifest(remote: Remote, url: str, below: Path) -> tuple[Path, Manifes
 def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
     """Return a folder and its manifest as they are here, None where they are not."""
     try:
-        manifest = Manifest.load(below / identity)
-    except StoreError:
+        manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY))
+    except (OSError, StoreError):
         return None
     return (below / identity, manifest) if manifest.identity == identity else None
 

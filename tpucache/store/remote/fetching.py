@@ -24,6 +24,7 @@ import numpy as np
 from tpucache.errors import DamageError, StoreError
 from tpucache.machine import available_memory
 from tpucache.store.index import Numbers, Rows
+from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError, HttpError
 from tpucache.store.remote.local import LocalCopy
 from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
@@ -38,6 +39,7 @@ _POLL: Final = 0.02  # seconds after which what another process fetches is looke
 _RING_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not kept
 _RING_BYTES: Final = 2 << 30
 _LEAST_RING: Final = 8  # pieces
+_LONGEST_SECOND: Final = 3.0  # of what counts as a second of reading without a pause
 #: Of a piece, the share that has to be needed at once for the whole piece to be read instead of these records.
 _WHOLE_SHARE: Final = 4
 
@@ -368,39 +370,51 @@ class Fetcher:
 
 
 class Statistics:
-    """What was read from a URL, and how fast it comes."""
+    """Counts what is read from a URL, and how fast it comes."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.bytes = 0
-        self.needed = 0
-        self.requests = 0
-        self.failures = 0
+        self.bytes = self.needed = self.requests = self.failures = 0
         self.waited = 0.0
         self.latency = 1.0  # the shortest time of an answer, in seconds
+        self._busy = 0.0  # seconds in which anything was read
+        self._best = 0.0
+        self._second = (0.0, 0)  # when the last second began, and the bytes before it
+        self._last = 0.0
         self._marks: deque[tuple[float, int]] = deque(maxlen=64)
         self._lock = threading.Lock()
 
     def count(self, size: int, seconds: float) -> None:
-        """Note an answer."""
+        """Note an answer that took so many seconds until now."""
         with self._lock:
+            now = time.monotonic()
             self.bytes += size
             self.requests += 1
             self.latency = min(self.latency, seconds)
-            self._marks.append((time.monotonic(), self.bytes))
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second, lately."""
-        if len(self._marks) < 2:
-            return 0.0
-        (first, before), (last, after) = self._marks[0], self._marks[-1]
-        return (after - before) / max(1e-6, last - first)
+            self._busy += min(seconds, now - self._last) if self._last else seconds
+            self._last = now
+            self._marks.append((now, self.bytes))
+            began, before = self._second
+            if now - began >= 1.0:
+                if began and now - began < _LONGEST_SECOND:
+                    self._best = max(self._best, (self.bytes - before) / (now - began))
+                self._second = (now, self.bytes)
 
     @property
     def width(self) -> int:
-        """How many requests for pieces fill the link."""
-        return int(min(_MOST_THREADS, max(_LEAST_THREADS, 2 + 2 * self.rate * self.latency / PIECE_BYTES)))
+        """How many requests for pieces fill the link, by its latency and its rate."""
+        rate = 0.0
+        if len(self._marks) > 1:
+            (first, before), (last, after) = self._marks[0], self._marks[-1]
+            rate = (after - before) / max(1e-6, last - first)
+        return int(min(_MOST_THREADS, max(_LEAST_THREADS, 2 + 2 * rate * self.latency / PIECE_BYTES)))
+
+    @property
+    def use(self) -> NetworkUse:
+        """The figures so far."""
+        with self._lock:
+            rate = self.bytes / max(1e-6, self._busy)
+            best = max(self._best, rate)
+            return NetworkUse(self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited)
 
 
 def _serve(fetcher: weakref.ref[Fetcher]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from tpucache.store.cache import Cache
 from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.reader import ShardReader
+from tpucache.store.reader import NetworkUse, ShardReader
 from tpucache.store.remote.fetching import Fetcher, Flight
 from tpucache.store.remote.pieces import Pieces
 
@@ -48,6 +48,11 @@ class RemoteReader(ShardReader):
             if self._fetcher is None or self._fetcher.process != os.getpid():
                 self._fetcher = self._make()
             return self._fetcher
+
+    @property
+    def network(self) -> NetworkUse:  # type: ignore[override]  # another reader has none
+        """What this process has read so far."""
+        return self.fetcher.statistics.use
 
     def close(self) -> None:
         """Close the files, and end what fetches."""

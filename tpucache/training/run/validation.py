@@ -54,7 +54,7 @@ def snapshot_validation(
 
 def _describe(dataset: CachedDataset) -> dict[str, Any]:
     return {
-        "cache": str(dataset.directory),
+        "cache": dataset.place,
         "variant": dataset.variant,
         "samples": len(dataset),
         "digest": dataset.digest_without_columns,
