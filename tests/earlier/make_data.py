@@ -4,9 +4,9 @@
     PYTHONPATH=/tmp/COMMIT:/tmp/COMMIT/tests/training python tests/earlier/make_data.py COMMIT
 
 It holds a cache of six images for each codec and, where there was such a thing, one of 16 bits (`deep`), the pixels
-that were read from those that lose some (`pixels.npz`), the hashes of records
-that were added to it (`expected.json`), a warmup that was interrupted (`begun`), one that was interrupted while it added
-to a cache (`adding`), and, of the commits that `_RUNS` names, runs that are finished and stopped.
+that were read from those that lose some (`pixels.npz`), the hashes of records that were added to them
+(`expected.json`), a warmup that was interrupted (`begun`), one that was interrupted while it added to a cache
+(`adding`), and, of the commits that `_RUNS` names, runs that are finished and stopped.
 """
 
 from __future__ import annotations

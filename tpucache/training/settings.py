@@ -27,9 +27,6 @@ _FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
 _DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup", "precision")
 _UNDECIDED: Final = (None, "auto")
 
-#: What runs did that did not record it.
-_EARLIER: Final = {"lr": 0.1, "scale": "none", "weight_decay": 5e-4, "schedule": "one-cycle"}
-
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -213,17 +210,15 @@ def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `to_dict` gave, in this version or an earlier one.
+    """Return the settings that `to_dict` gave; one that is missing has its default.
 
-    A setting that did not exist then gets its default, which is therefore always what was done before it existed; what
-    is decided now when a run begins was then the same for all. Raises UsageError for settings of a later version.
+    Raises UsageError for settings of a later version.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
         raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
-    earlier = {**_EARLIER, "precision": "bf16" if values.get("bf16") else "float32"}
-    return TrainSettings(**{**earlier, **values, "augment": AugmentSettings(**values["augment"])})
+    return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:

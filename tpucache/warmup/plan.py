@@ -334,9 +334,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
     old = before.recipe["augmentation"] if before is not None else {}
     if old.get("callable") == recipe.augment:
         now = {"callable": recipe.augment, **code_digests(recipe.augment)}
-        return (
-            now if code_changes(old, now) else dict(old)
-        )  # an earlier version may have recorded less of the same code
+        return now if code_changes(old, now) else dict(old)
     return resolve(recipe.augment, recipe.height, recipe.width, fields)
 
 

@@ -201,16 +201,11 @@ def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) ->
     index = table_name(INDEX_NAME, generation)
     link_or_copy(folder / before.index.name, folder / index, folder / WORK_NAME / f"{index}.tmp")  # it has no labels
     source = changes.get("source", before.source)
-    manifest = dataclasses.replace(
-        before,
-        **{
-            **changes,
-            "tables": (
-                FileEntry(index, before.index.bytes, before.index.sha256),
-                write_table(folder, table_name(SAMPLES_NAME, generation), data),
-            ),
-            "source": {**source, "relabelled": [*earlier_tables(before), before.table.sha256]},
-        },
+    changes["tables"] = (
+        FileEntry(index, before.index.bytes, before.index.sha256),
+        write_table(folder, table_name(SAMPLES_NAME, generation), data),
     )
+    changes["source"] = {**source, "relabelled": [*earlier_tables(before), before.table.sha256]}
+    manifest = before.changed(**changes)
     manifest.save(folder, folder / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest

@@ -64,7 +64,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
         unsure = {str(skip.number) for skip in skipped}
         digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:
-        return _save(cache, dataclasses.replace(before, skipped=skipped, source={**before.source, "digests": digests}))
+        return _save(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
+from tpucache.store import earlier
 from tpucache.training.device.base import Counters, Device
 from tpucache.training.device.processes import Processes, open_processes
 
@@ -20,22 +21,15 @@ __all__ = [
     "Device",
     "EagerDevice",
     "Processes",
-    "backend_name",
     "open_device",
 ]
 
 _HELP: Final = {"xla": "PyTorch/XLA", "torch": "plain PyTorch"}
 BACKENDS: Final = tuple(_HELP)
 BACKENDS_HELP: Final = "; ".join(f"{name}: {text}" for name, text in _HELP.items())
-_EARLIER_NAMES: Final = {"eager": "torch"}
 
 #: What the backend torch runs on; auto is the fastest of these that is there.
 DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
-
-
-def backend_name(name: str) -> str:
-    """Return a backend's name, given it or the one that earlier versions had for it."""
-    return _EARLIER_NAMES.get(name, name)
 
 
 def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: bool = False) -> Device:
@@ -45,7 +39,8 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
     there. Raises UsageError for another backend, number of cores or device than there is, DependencyError without
     torch_xla.
     """
-    if backend_name(backend) not in BACKENDS:
+    backend = earlier.backend(backend)
+    if backend not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
     if backend == "xla":
         if device != "auto":

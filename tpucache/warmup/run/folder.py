@@ -51,7 +51,7 @@ def cache_folder(cache: Path) -> Iterator[None]:
 def check_source(source: str | Path, cache: Path) -> None:
     """Raise UsageError when a source folder and the folder of a cache to be made are the same, or one holds the other.
 
-    What was made there by an earlier version may be finished and added to.
+    A cache that is there already, finished or not, may be finished and added to.
     """
     if not Path(source).is_dir() or _is_cache(cache):
         return
