@@ -49,11 +49,12 @@ def loader_state(state: Mapping[str, Any], own: Mapping[str, Any], record_bytes:
         return state
     _log.warning(
         "the loader's state was written before version 0.2: cache, number of samples and order are compared, but "
-        "variant, labels, selection and added variants cannot be"
+        "variant, labels, selection and added variants could not be compared"
     )
-    is_same = state.get("fingerprint") == own["fingerprint"]
+    fingerprint = state.get("fingerprint")
+    digest = own["digest"] if fingerprint == own["fingerprint"] else f"of the fingerprint {fingerprint}"
     chunk = max(1, _CHUNK_BYTES // max(1, record_bytes)) if own["chunk"] else 0
-    return {**state, "digest": own["digest"] if is_same else "of another cache", "chunk": chunk, "drawn": ""}
+    return {**state, "digest": digest, "chunk": chunk, "drawn": ""}
 
 
 def checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:

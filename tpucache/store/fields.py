@@ -105,7 +105,8 @@ def check_field(field: Field) -> None:
         raise FormatError(f"no field has shape {field.shape}")
     CODECS[field.codec].check(field)
     if field.packing != (own := CODECS[field.codec].packing):
-        raise FormatError(f"the packing of {field.codec} is {own!r}, and no release wrote {field.packing!r}")
+        known = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
+        raise FormatError(f"{known}, and no release wrote {field.packing!r}")
     if field.name == IMAGE:
         check_image(field)
 
