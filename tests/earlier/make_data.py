@@ -144,7 +144,10 @@ def _pack(folder: Path, target: Path) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and ".tmp" not in path.name:
                 entry = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _ZIP_DATE)
-                archive.writestr(entry, path.read_bytes(), zipfile.ZIP_LZMA)
+                content = path.read_bytes()
+                if path.name == "run.json":  # where it was made is nobody's business
+                    content = content.replace(str(folder).encode(), b"/data")
+                archive.writestr(entry, content, zipfile.ZIP_LZMA)
                 print(f"{path.stat().st_size:8,} {entry.filename}")
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 from pictures import Pixels, in_order, write_deep_images, write_images, write_mosaics
 
-from tpucache import CachedDataset, FormatError, Manifest, Recipe, SourceError, build_cache, verify_cache
+from tpucache import CachedDataset, FormatError, Manifest, Recipe, SourceError, build_cache, repair_cache, verify_cache
 from tpucache.loading.loader import CachedLoader
 from tpucache.store.format import VERSION, WORK_NAME
+from tpucache.warmup import TableOptions, relabel_cache
 from tpucache.warmup.run import scheduler
 
 DATA = Path(__file__).parent / "data"
@@ -104,6 +106,39 @@ def test_a_cache_is_added_to(unpacked: Unpacked, tmp_path: Path, commit: str, co
     if codec == "raw":  # of other codecs, the bytes are those of a version of a library
         expected = json.loads((data / "expected.json").read_text())["added"][codec]
         assert {entry.name: entry.records_sha256 for entry in manifest.shards} == expected
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+@pytest.mark.parametrize("by", ["relabel", "changed"])
+def test_a_cache_that_is_changed_is_of_the_newest_version(
+    unpacked: Unpacked, tmp_path: Path, commit: str, by: str
+) -> None:
+    cache, images = copied(unpacked(commit), "zstd", tmp_path / "cache"), write_mosaics(tmp_path / "images", 6)
+    if by == "relabel":
+        names = [f"{'ab'[number % 2]}/{number:02d}.bmp" for number in range(6)]
+        (tmp_path / "labels.csv").write_text("\n".join(["path,label", *(f"{name},same" for name in names)]))
+        relabel_cache(cache, tmp_path / "labels.csv", TableOptions(label_cols=("label",)))
+    else:
+        Manifest.load(cache).changed().save(cache)
+    assert Manifest.load(cache).version == VERSION
+    assert list(CachedDataset(cache).labels) == [0, 0, 0, 0, 0, 0] if by == "relabel" else [0, 0, 0, 1, 1, 1]
+    assert (pixels_of(cache) == expected_pixels(unpacked(commit), "zstd", images)).all()
+    assert verify_cache(cache) == []
+
+
+@pytest.mark.skipif(mmap.PAGESIZE != 4096, reason="shards have the page size of the machine that they were made on")
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_damaged_cache_is_repaired_to_the_same_bytes(unpacked: Unpacked, tmp_path: Path, commit: str) -> None:
+    data, cache = unpacked(commit) / "raw", copied(unpacked(commit), "raw", tmp_path / "cache")
+    write_mosaics(tmp_path / "images", 6)
+    for name in ("v00-00000.lmdb", "samples.npz", "index.npy"):
+        damaged = bytearray((cache / name).read_bytes())
+        damaged[-9] ^= 1
+        (cache / name).write_bytes(damaged)
+    repair_cache(tmp_path / "images", cache, jobs=1)
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == {
+        path.name: path.read_bytes() for path in data.iterdir()
+    }
 
 
 @pytest.mark.parametrize("commit", COMMITS)
