@@ -69,6 +69,7 @@ def test_a_checkpoint_gets_what_it_lacks() -> None:
     assert half == {"settings": {"bf16": True, "precision": "bf16"}, "model": {}, "digests": {}}
     best = earlier.checkpoint({**CHECKPOINT, "stand": {"steps": 3, "best": math.nan}})
     assert best["stand"] == {"steps": 3, "best": None}
+    assert earlier.checkpoint({**NEWEST, "stand": "nothing that a run writes"})["stand"] == "nothing that a run writes"
 
 
 @pytest.mark.parametrize(("sizes", "is_other"), [([2, 1], False), ([1, 2], True), ([3], True)])

@@ -63,10 +63,10 @@ def checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
     Both commits computed in float32 or bfloat16 and recorded the latter as `bf16`. e3a34f9 recorded no digests of the
     data, and took NaN for the best value.
     """
-    settings, stand = content["settings"], content.get("stand", {})
+    settings, stand = content["settings"], content.get("stand")
     precision = "bf16" if settings.get("bf16") else "float32"
     found = {"digests": {}, **content, "settings": {"precision": precision, **settings}}
-    if isinstance(best := stand.get("best"), float) and math.isnan(best):
+    if isinstance(stand, dict) and isinstance(best := stand.get("best"), float) and math.isnan(best):
         found["stand"] = {**stand, "best": None}
     return found
 

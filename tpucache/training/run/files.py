@@ -158,7 +158,8 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
         return changed
     if not content["digests"]:
         _log.warning(
-            "%s did not record the selection of samples: make sure that the cache, --valid and --seed are the same as before",
+            "%s did not record the selection of samples: make sure that the cache, --valid and --seed are the same as "
+            "before",
             path,
         )
         return []
