@@ -305,14 +305,15 @@ def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> li
 
 
 def stage_cache(
-    cache: str | Path, place: str | Path, report: Callable[[int, int], None] = lambda done, total: None
+    cache: str | Path, place: str | Path, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
     The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
     which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
-    `report` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when the
-    cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load` raises.
+    `on_progress` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when
+    the cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load`
+    raises.
     """
     source, below = Path(cache), folder_path(place)
     manifest = Manifest.load(source)
@@ -321,7 +322,7 @@ def stage_cache(
         return target
     check_apart(source, target)
     try:
-        _copy_cache(source, manifest, target, report)
+        _copy_cache(source, manifest, target, on_progress)
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target
@@ -331,7 +332,7 @@ def _folder_name(manifest: Manifest) -> str:
     return f"tpucache-{manifest.identity[:16]}"
 
 
-def _copy_cache(source: Path, manifest: Manifest, target: Path, report: Callable[[int, int], None]) -> None:
+def _copy_cache(source: Path, manifest: Manifest, target: Path, on_progress: Callable[[int, int], None]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
@@ -339,17 +340,17 @@ def _copy_cache(source: Path, manifest: Manifest, target: Path, report: Callable
     for entry in manifest.files:
         if is_whole(target, entry):
             done += entry.bytes
-            report(done, manifest.total_bytes)
+            on_progress(done, manifest.total_bytes)
         else:
             missing.append(entry)
     if missing or not (target / MANIFEST_NAME).exists():
         check_room(target, sum(entry.bytes for entry in missing))
-        report(done, manifest.total_bytes)
+        on_progress(done, manifest.total_bytes)
         claim_folder(target, claim)
         for entry in missing:
             copy_file(source, target, entry)
             done += entry.bytes
-            report(done, manifest.total_bytes)
+            on_progress(done, manifest.total_bytes)
         write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
     remove_claim(target)
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, FormatError
+from tpucache.errors import DamageError, FormatError, UnknownCodecError
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.pictures import check_image
@@ -99,6 +99,11 @@ class Field:
 
 def check_field(field: Field) -> None:
     """Raise FormatError for a field that no record has."""
+    if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:
+        raise UnknownCodecError(
+            f"no field is {field.name!r} {field.codec!r}: neither tpucache nor an installed package has the codec "
+            f"{field.codec!r}. Install the package that brings it"
+        )
     if not FIELD_NAME.fullmatch(field.name) or field.codec not in CODECS or field.dtype not in DTYPES:
         raise FormatError(f"no field is {field.name!r} {field.codec!r} {field.dtype!r}")
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:

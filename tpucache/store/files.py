@@ -162,6 +162,11 @@ def check_is_local(path: str | Path) -> None:
         )
 
 
+def is_url(path: str | Path) -> bool:
+    """Return whether a text names no file of this machine, but something that a URL names."""
+    return _find_url(path) is not None
+
+
 def _find_url(path: str | Path) -> str | None:
     """Return a URL as it may be shown, with the slashes that a Path has lost; None for the path of a file."""
     text = os.fspath(path)

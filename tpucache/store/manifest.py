@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache.errors import DamageError, FormatError, NotACacheError
+from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
 from tpucache.store import earlier
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field
@@ -282,7 +282,8 @@ class Manifest:
         try:
             return cls.from_json(text)
         except FormatError as error:
-            raise FormatError(f"{path}: {error}. Copy the cache again, or build it again") from error
+            advice = "" if isinstance(error, UnknownCodecError) else ". Copy the cache again, or build it again"
+            raise type(error)(f"{path}: {error}{advice}") from error
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -328,7 +329,7 @@ def read_field(item: JsonObject) -> Field:
     try:
         check_field(field)
     except FormatError as error:
-        raise FormatError(f"{item.where}: {error}") from error
+        raise type(error)(f"{item.where}: {error}") from error
     return field
 
 

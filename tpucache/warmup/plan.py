@@ -17,9 +17,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import RecipeError, SampleError, SourceError
+from tpucache.errors import DamageError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
+from tpucache.store.codecs import CODECS, Codec
 from tpucache.store.fields import BOXES, IMAGE, MASK, Field
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
@@ -189,6 +190,23 @@ def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> Non
             f"--codec {recipe.codec} is of images, and {source_name(source)} has none: arrays are stored as "
             f"{' or '.join(ARRAY_CODECS)}. Give one of these"
         )
+    for field in fields:
+        if field.codec not in CODECS.own:
+            _try_codec(field, recipe.quality if field.codec == recipe.codec else None)
+
+
+def _try_codec(field: Field, quality: int | None) -> None:
+    """Encode and decode an array by another package's codec, once. Raises DependencyError for whatever is wrong."""
+    array = np.zeros(field.shape, field.dtype)
+    data = CODECS.use(field.codec, lambda codec: codec.encode(field, array, quality))
+
+    def decode(codec: Codec) -> None:
+        try:
+            codec.decode_into(field, memoryview(data), np.empty_like(array))
+        except DamageError as error:  # no bytes are damaged here
+            raise ValueError(str(error)) from error
+
+    CODECS.use(field.codec, decode)
 
 
 def _warn_of_unchanged(cache: Cache, count: int) -> None:

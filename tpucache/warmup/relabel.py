@@ -31,7 +31,7 @@ from tpucache.warmup.sources.source import unique
 from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
 from tpucache.warmup.tables import label_column, label_facts, write_table
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 _ID: Final = "id"
 
@@ -133,7 +133,7 @@ def _new_columns(
     return columns, changes
 
 
-def _find_rows(cache: Cache, table: Table, options: TableOptions) -> Rows:
+def _find_rows(cache: Cache, table: Table, options: TableOptions) -> RowNumbers:
     """Return the row of each sample: int64 (samples,). Raises SourceError unless each has exactly one."""
     column = path_column(table, options)
     keys = table.column(column)

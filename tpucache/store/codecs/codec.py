@@ -106,7 +106,10 @@ class Codec(ABC):
             raise UsageError(
                 f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}"
             )
-        return self._encode(field, np.ascontiguousarray(array), quality)
+        data = self._encode(field, np.ascontiguousarray(array), quality)
+        if not isinstance(data, bytes):
+            raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
+        return data
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         """Decode bytes into `out`, a contiguous array of the field's dtype and shape. Raises DamageError."""

@@ -176,7 +176,7 @@ def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:
     return work / f"chunk-{block:05d}-{chunk:06d}-v{variant:04d}.bin"
 
 
-Rows = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 #: The array of a receipt that holds its JSON.
 _METADATA: Final = "told"
@@ -187,7 +187,7 @@ class BuiltShard:
     """A finished shard: its manifest entry (whose `first` is not known yet), its index rows, and its block's info."""
 
     entry: ShardEntry
-    rows: Rows
+    rows: Array
     info: ChunkInfo
 
 
