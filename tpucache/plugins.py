@@ -7,11 +7,14 @@ imported when a part of it is asked for, not before.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tpucache.errors import DependencyError, TpucacheError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: The groups of entry points, and what a part of each is called in messages.
 GROUPS: Final[Mapping[str, str]] = {
@@ -44,12 +47,13 @@ class Table(Mapping[str, Part]):
         self.modules: Final = tuple(part.partition(":")[0] for part in own.values() if isinstance(part, str))
         self._group, self._check = group, check
         self._parts: dict[str, Part] = {name: part for name, part in own.items() if not isinstance(part, str)}
-        self._references = {name: EntryPoint(name, part, group) for name, part in own.items() if isinstance(part, str)}
+        self._references = {name: part for name, part in own.items() if isinstance(part, str)}
 
     def __getitem__(self, name: str) -> Part:
         if name not in self._parts:
             if name in self._references:
-                self._parts[name] = self._references[name].load()
+                module, _, attribute = self._references[name].partition(":")
+                self._parts[name] = getattr(importlib.import_module(module), attribute)
             else:
                 self._parts[name] = self._load(*installed(self._group)[name])
         return self._parts[name]
@@ -127,6 +131,8 @@ class Names(Collection[str]):
 @functools.cache
 def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """Return the entry points of a group by name, in the names' order; two packages may have one name."""
+    from importlib.metadata import entry_points  # with forty modules that reading tpucache's own parts does not need
+
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in sorted(entry_points(group=group), key=lambda each: each.name):
         found[entry.name] = (*found.get(entry.name, ()), entry)

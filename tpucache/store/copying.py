@@ -37,6 +37,9 @@ from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
 from tpucache.strict_json import parse_json
 
+#: Called with the bytes that are done, and with all bytes.
+OnProgress = Callable[[int, int], None]
+
 
 def folder_path(place: str | Path) -> Path:
     """Return a local folder that is given as a path or a file:// URL. Raises UsageError for any other URL."""
@@ -304,9 +307,7 @@ def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> li
     return list(column[:count].tolist())
 
 
-def stage_cache(
-    cache: str | Path, place: str | Path, on_progress: Callable[[int, int], None] = lambda done, total: None
-) -> Path:
+def stage_cache(cache: str | Path, place: str | Path, on_progress: OnProgress = lambda done, total: None) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
     The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
@@ -332,27 +333,49 @@ def _folder_name(manifest: Manifest) -> str:
     return f"tpucache-{manifest.identity[:16]}"
 
 
-def _copy_cache(source: Path, manifest: Manifest, target: Path, on_progress: Callable[[int, int], None]) -> None:
+def _copy_cache(source: Path, manifest: Manifest, target: Path, on_progress: OnProgress) -> None:
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
+    missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
+    if missing or not (target / MANIFEST_NAME).exists():
+        needed = sum(entry.bytes for entry in missing)
+        check_room(target, needed)
+        on_progress(manifest.total_bytes - needed, manifest.total_bytes)
+        claim_folder(target, claim)
+        copy_missing(manifest, missing, lambda entry, _: copy_file(source, target, entry), on_progress)
+        write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
+    remove_claim(target)
+
+
+def find_missing(manifest: Manifest, is_there: Callable[[FileEntry], bool], on_progress: OnProgress) -> list[FileEntry]:
+    """Return the files of a cache that have not arrived yet; those that have count as done."""
     done, missing = 0, []
     for entry in manifest.files:
-        if is_whole(target, entry):
+        if is_there(entry):
             done += entry.bytes
             on_progress(done, manifest.total_bytes)
         else:
             missing.append(entry)
-    if missing or not (target / MANIFEST_NAME).exists():
-        check_room(target, sum(entry.bytes for entry in missing))
-        on_progress(done, manifest.total_bytes)
-        claim_folder(target, claim)
-        for entry in missing:
-            copy_file(source, target, entry)
-            done += entry.bytes
-            on_progress(done, manifest.total_bytes)
-        write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
-    remove_claim(target)
+    return missing
+
+
+def copy_missing(
+    manifest: Manifest,
+    missing: Sequence[FileEntry],
+    copy: Callable[[FileEntry, Callable[[int], None]], None],
+    on_progress: OnProgress,
+) -> None:
+    """Copy the missing files of a cache; `copy` is given a file and a function to call with its bytes done."""
+    before = manifest.total_bytes - sum(entry.bytes for entry in missing)
+
+    def advance(done: int) -> None:
+        on_progress(before + done, manifest.total_bytes)
+
+    for entry in missing:
+        copy(entry, advance)
+        advance(entry.bytes)
+        before += entry.bytes
 
 
 def check_room(target: Path, needed: int) -> None:

@@ -20,11 +20,9 @@ from tpucache.store import earlier
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
-from tpucache.strict_json import parse_json
+from tpucache.strict_json import LARGEST, parse_json
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-#: The largest that numbers of 32-bit floats add up to on average.
-_LARGEST: Final = 3.5e38
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
 
@@ -57,7 +55,7 @@ class JsonObject:
     def floats(self, key: str) -> tuple[float, ...]:
         """Return a list of numbers."""
         values = self.get(key, list)
-        if not all(type(value) in (int, float) and abs(value) <= _LARGEST for value in values):
+        if not all(type(value) in (int, float) and abs(value) <= LARGEST for value in values):
             raise FormatError(f"{self.where}: {key!r} holds something other than numbers")
         return tuple(float(value) for value in values)
 
