@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,7 +140,6 @@ class CheckedSource:
     def list(self) -> Listing:
         """Return all samples. Raises SourceError also for whatever the code raises, and for what is no listing."""
         try:
-            pickle.dumps(self.source)
             listing = self.source.list()
         except TpucacheError:
             raise
