@@ -21,7 +21,7 @@ from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.numbering import name_some
+from tpucache.warmup.listing import name_some
 from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
 from tpucache.warmup.run.plan_file import is_adding_to
 from tpucache.warmup.sources.cells import Table, read_table

@@ -34,8 +34,7 @@ from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
-from tpucache.warmup.check import content_digests
-from tpucache.warmup.numbering import SIZE_COLUMN, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.encode import MOST_CLASSES, class_range
 from tpucache.warmup.records.moments import FLOAT_BITS

@@ -15,7 +15,8 @@ from typing import Final
 
 from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.store.copying import CLAIM_NAME, check_apart
+from tpucache.store.copying import CLAIM_NAME
+from tpucache.store.files import check_apart
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 

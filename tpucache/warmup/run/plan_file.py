@@ -15,8 +15,7 @@ from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.strict_json import parse_json
-from tpucache.warmup.check import recipe_differences
-from tpucache.warmup.numbering import SIZE_COLUMN, check_asked, sample_difference, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.sources.source import Sample

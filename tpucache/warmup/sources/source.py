@@ -184,6 +184,11 @@ def content_sha256(source: Source, sample: Sample) -> str:
     return item.sha256(sample.label, item.label)
 
 
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most first."""
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
+
+
 def source_name(source: Source) -> str:
     """Return what a source is called in messages; one of the user's own may have no text of itself."""
     return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
