@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError, TpucacheError
+from tpucache.errors import SourceError, TpucacheError
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
 
 Array = npt.NDArray[Any]
@@ -173,15 +173,6 @@ class CheckedSource:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def content_sha256(source: Source, sample: Sample) -> str:
-    """Return a hash of a sample's content and labels; "" where it cannot be read."""
-    try:
-        item = source.load(sample)
-    except SampleError:
-        return ""
-    return item.sha256(sample.label, item.label)
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
