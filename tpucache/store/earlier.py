@@ -57,6 +57,14 @@ def loader_state(state: Mapping[str, Any], own: Mapping[str, Any], record_bytes:
     return {**state, "digest": digest, "chunk": chunk, "drawn": ""}
 
 
+def renamed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what a `last.pt` or a `best.pt` holds, not checked yet: both commits called the setting `ramp` warmup."""
+    settings = content.get("settings")
+    if not isinstance(settings, dict) or "warmup" not in settings:
+        return content
+    return {**content, "settings": {"ramp" if name == "warmup" else name: value for name, value in settings.items()}}
+
+
 def checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a `last.pt` or a `best.pt` holds.
 

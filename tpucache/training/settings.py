@@ -35,7 +35,7 @@ TASKS: Final = Table[Any](
 _FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
 
 #: What is decided when a run begins, unless it is given.
-_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup", "precision")
+_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "ramp", "precision")
 _UNDECIDED: Final = (None, "auto")
 
 
@@ -44,7 +44,7 @@ class TrainSettings:
     """The settings of one run. The same settings and data give the same run on every backend.
 
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
-    adapts from a batch of 256. `warmup` is the share of the steps in which the rate rises (None: the schedule's own).
+    adapts from a batch of 256. `ramp` is the share of the steps in which the rate rises (None: the schedule's own).
     What is None of `lr`, `scale`, `weight_decay` and `schedule` is decided when a run begins: by the optimizer, by what
     the model normalises with, and by whether `weights` are given; `precision` by the device. The run's files have what
     was decided. `bf16` is short for the precision of that name.
@@ -92,7 +92,7 @@ class TrainSettings:
     scale: ScaleRule | None = option(
         None, "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone"
     )
-    warmup: float | None = option(
+    ramp: float | None = option(
         None, "share of the steps in which the learning rate rises; the schedule's own if not given", metavar="SHARE"
     )
     weight_decay: float | None = option(
@@ -176,7 +176,7 @@ class TrainSettings:
             raise UsageError(f"std holds numbers above 0, not {self.std}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
-        for name in ("warmup", "smoothing", "ema"):
+        for name in ("ramp", "smoothing", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"{name} is at least 0 and less than 1, not {value}")

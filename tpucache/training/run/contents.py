@@ -92,7 +92,7 @@ def _fits_generic(value: object, hint: Any) -> bool:
 
 
 def _load(path: Path, check: Callable[[JsonObject], None]) -> dict[str, Any]:
-    content = load_checkpoint(path)
+    content = earlier.renamed(load_checkpoint(path))
     try:
         item = JsonObject(_plain(content), path.name)
         if item.content.get("version") != VERSION:
