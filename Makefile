@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),3) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format clean
+.PHONY: help install demo test test-fast coverage lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ test: $(STAMP) ## run the tests, three at once (JOBS=8: eight; TESTS=tests/store
 
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
 	$(PYTEST) -m 'not slow and not xla'
+
+coverage: $(STAMP) ## run the tests, measured, and print how many of the package's lines they reach (JOBS, TESTS as above)
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),coverage]'
+	$(PYTEST) $(TESTS) --cov
 
 lint: $(STAMP) ## linters, formatting, types, and the direction of imports
 	$(BIN)/ruff check .

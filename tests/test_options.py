@@ -34,7 +34,7 @@ def test_options_are_the_fields_with_help_and_know_their_types_and_choices():
     assert (found["size"].types, found["size"].default, found["size"].metavar) == ((int,), 4, "N")
     assert found["limit"].types == (float,)
     assert found["kind"].choices == ("auto", "soft", "hard")
-    assert found["name"].choices == ("a", "b")
+    assert found["name"].choices == ["a", "b"]
     assert found["folder"].types == (str, Path)
     assert (found["folder"].flag, found["marks"].flag) == ("--folder", "--mark")
 

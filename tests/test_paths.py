@@ -32,8 +32,8 @@ MODULES = (
     *("publish.rules", "publish.transfer", "report.bench", "report.cache_page", "report.doctor", "report.inspect"),
     *("report.page", "report.preview", "report.run_page"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
-    *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.options"),
-    *("training.predictions", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
+    *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.run_options"),
+    *("training.prediction", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )
 #: What of them takes only a Path: parts of one another, and the machine's own files.

@@ -14,6 +14,7 @@ from tpucache.errors import (
     StoreError as StoreError,
     TpucacheError as TpucacheError,
     TrainingError as TrainingError,
+    UnknownCodecError as UnknownCodecError,
     UnfinishedError as UnfinishedError,
     UsageError as UsageError,
 )

@@ -10,6 +10,7 @@ TpucacheError
 ├── StoreError              a cache that cannot be read or written
 │   ├── NotACacheError      there is no manifest
 │   ├── FormatError         a file of a cache holds what no version of tpucache writes
+│   │   └── UnknownCodecError   a codec that neither tpucache nor an installed package has
 │   └── DamageError         bytes differ from what the manifest states
 ├── BuildError              warmup could not finish; what is finished stays usable
 ├── TrainingError           training or evaluation could not continue
@@ -69,6 +70,10 @@ class NotACacheError(StoreError):
 
 class FormatError(StoreError):
     """A file of a cache holds something that no version of tpucache writes."""
+
+
+class UnknownCodecError(FormatError):
+    """A field is stored in a codec that neither tpucache nor an installed package has."""
 
 
 class DamageError(StoreError):

@@ -7,7 +7,7 @@ choices are those of its type, a Literal; of a tuple, each use of the command li
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -31,7 +31,7 @@ class Option:
     metavar: str | None
     minimum: int | None
     types: tuple[type, ...]
-    choices: tuple[Any, ...]
+    choices: Collection[Any]
 
     def check(self, value: object) -> None:
         """Raise UsageError when a value is below the minimum, or is none of the choices."""
@@ -49,7 +49,7 @@ def option(
     *,
     metavar: str | None = None,
     minimum: int | None = None,
-    choices: Sequence[str] = (),
+    choices: Collection[str] = (),
     flag: str | None = None,
 ) -> Any:
     """Return a dataclass field with this default and help; `minimum` is the least number it may be.
@@ -57,7 +57,7 @@ def option(
     Without a default, `dataclasses.MISSING`, it has to be given. `choices` are for a type that does not have them
     itself. `flag` is what the command line's option is called if not like the field.
     """
-    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, tuple(choices), flag)})
+    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
 def options_of(settings: type) -> dict[str, Option]:

@@ -40,7 +40,7 @@ _COLOUR: Final = re.compile("[0-9a-f]{6}")
 #: Parts in which caches that belong together are the same: what an image is, and how it is stored.
 SHARED: Final = ("size", "fit", "codec", "quality", "chroma", "mode", "max_boxes", "mask_values", "mask_colours")
 
-#: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
+#: Parts that fingerprints leave out where they have these values: a recipe is equal to one without them.
 _ADDED: Final[Mapping[str, Any]] = {
     "coordinates": None,
     "white_level": None,
@@ -132,7 +132,8 @@ class Recipe:
             raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
         object.__setattr__(self, "size", size)
         self._check("fit", self.fit in get_args(Fit), "one of " + ", ".join(get_args(Fit)))
-        self._check("codec", self.codec in IMAGE_CODECS, "one of " + ", ".join(IMAGE_CODECS))
+        if self.codec not in IMAGE_CODECS:  # their names are looked up only then
+            self._check("codec", False, "one of " + ", ".join(IMAGE_CODECS))
         self._check("augment", isinstance(self.augment, str), "a preset, a file or module:name")
         self._check("exact", isinstance(self.exact, bool), "True or False")
         self._check("variants", _whole(self.variants, 0, MAX_VARIANTS), f"0 to {MAX_VARIANTS}")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Final
+
+#: The largest number in a file that tpucache writes: they are of 32-bit floats, or means of some, which may be rounded
+#: up. Larger ones could not be drawn or added up.
+LARGEST: Final = 3.5e38
 
 
 def parse_json(text: str | bytes) -> Any:

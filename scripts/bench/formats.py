@@ -25,11 +25,10 @@ from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, files_o
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
-    as_notes,
     as_text,
     machine,
-    machine_line,
     parse_options,
+    to_markdown,
     write_files,
 )
 from scripts.commands import say
@@ -67,7 +66,8 @@ def main() -> None:
     print(as_text(to_rows(report)), end="")
     for row in left_out:
         say(f"left out: {row['name']}: {row['reason']}")
-    write_files(options, report, to_markdown(report))
+    table = as_markdown(to_rows(report), is_bold=lambda name: name.startswith(OURS))
+    write_files(options, report, to_markdown(report, table, "Ratios are of two threads, round by round. "))
     if options.picture:
         draw_formats(report, options.picture)
 
@@ -136,18 +136,6 @@ def to_rows(report: dict[str, Any]) -> list[list[str]]:
 
 def _shown(value: float | None, digits: str) -> str:
     return "" if value is None else f"{value:{digits}}"
-
-
-def to_markdown(report: dict[str, Any]) -> str:
-    """Return the table, what was measured and with which versions."""
-    lines = [
-        as_markdown(to_rows(report), is_bold=lambda name: name.startswith(OURS)),
-        f"{report['images']:,} images of {report['size']}x{report['size']}, shuffled batches of {report['batch']}, "
-        f"warm page cache; median of {report['rounds']} rounds of {report['seconds']:g} s that take turns. Ratios "
-        f"are of two threads, round by round. {machine_line(report['machine'])}.",
-        "",
-    ]
-    return "\n".join([*lines, *as_notes(report)]) + "\n"
 
 
 def _parse() -> argparse.Namespace:

@@ -27,11 +27,10 @@ from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, R
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
-    as_notes,
     as_text,
     machine,
-    machine_line,
     parse_options,
+    to_markdown,
     write_files,
 )
 from scripts.bench.worker import Setting, Worker
@@ -59,7 +58,8 @@ def main() -> None:
     print(as_text(to_rows(report), _LEFT), end="")
     for row in left_out:
         say(f"left out: {row['name']}: {row['reason']}")
-    write_files(options, report, to_markdown(report))
+    table = as_markdown(to_rows(report), _LEFT, lambda name: name.startswith(OURS))
+    write_files(options, report, to_markdown(report, table))
     if options.picture:
         draw_rates(report, options.picture)
 
@@ -167,18 +167,6 @@ def to_rows(report: dict[str, Any]) -> list[list[str]]:
         setting = ", ".join(f"{name} {value}" for name, value in shown.items())
         rows.append([row["name"], f"{row['images_per_second']:,.0f}", spread_cell(row), *ratios, setting])
     return rows
-
-
-def to_markdown(report: dict[str, Any]) -> str:
-    """Return the table, what was measured and with which versions."""
-    lines = [
-        as_markdown(to_rows(report), _LEFT, lambda name: name.startswith(OURS)),
-        f"{report['images']:,} images of {report['size']}x{report['size']} uint8, shuffled batches of "
-        f"{report['batch']}, epochs of {report['passes']} passes, warm page cache; median of {report['rounds']} rounds "
-        f"of {report['seconds']:g} s that take turns. {machine_line(report['machine'])}.",
-        "",
-    ]
-    return "\n".join([*lines, *as_notes(report)]) + "\n"
 
 
 def _parse() -> argparse.Namespace:

@@ -85,3 +85,13 @@ def as_notes(report: dict[str, Any]) -> list[str]:
         for peer, versions in report["versions"].items()
     ]
     return lines + [f"- left out: {row['name']}: {row['reason']}" for row in report["left_out"]]
+
+
+def to_markdown(report: dict[str, Any], table: str, remark: str = "") -> str:
+    """Return a table of readers in Markdown, what was measured and how, with a remark to it, and the versions."""
+    measured = (
+        f"{report['images']:,} images of {report['size']}x{report['size']} uint8, shuffled batches of "
+        f"{report['batch']}, epochs of {report['passes']} passes, warm page cache; median of {report['rounds']} rounds "
+        f"of {report['seconds']:g} s that take turns. {remark}{machine_line(report['machine'])}."
+    )
+    return "\n".join([table, measured, "", *as_notes(report)]) + "\n"

@@ -76,7 +76,7 @@ def _try(work: Path, engine: Executor) -> dict[str, Any]:
         stop.set()
         killer.join()
     (work / "workers").rename(work / "workers before")
-    build_cache(work / "photos", cache, engine=engine, report=reports.append, **settings)
+    build_cache(work / "photos", cache, engine=engine, on_progress=reports.append, **settings)
     kept = reports[0].samples if reports else _PHOTOGRAPHS
     return {**found, "kept": kept, "is_equal_then": _digests(cache) == wanted}
 

@@ -74,7 +74,7 @@ def test_help_default_and_choices_of_an_option_are_those_of_its_field(command, k
         assert known[name].help == option.help
         default = known[name].default
         assert (tuple(default) if isinstance(default, list) else default) == option.default
-        assert tuple(known[name].choices or ()) == option.choices
+        assert tuple(known[name].choices or ()) == tuple(option.choices)
 
 
 def test_what_has_to_be_given_is_required_under_its_own_name(capsys):

@@ -122,3 +122,20 @@ def test_files_that_do_not_belong_together_are_refused(dataset, tmp_path):
     (run / "run.json").write_text('{"validation": {}}')
     with pytest.raises(TrainingError, match="do not belong together"):
         report_run(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("report.json", '{"losses": [3.0, -1e39]}'), ("history.csv", "step,lr,valid_loss\n2,0.1,1e39\n")],
+)
+def test_a_number_that_no_run_writes_is_refused_before_it_is_drawn(dataset, tmp_path, name, text):
+    run = write_run(tmp_path / "run", dataset)
+    (run / name).write_text(text)
+    with pytest.raises(TrainingError, match=f"{name}.* is too large"):
+        report_run(run)
+
+
+def test_an_error_that_no_run_writes_is_refused_before_it_is_added_up(dataset, tmp_path):
+    run = write_run(tmp_path / "run", dataset, errors=np.full(len(dataset), 1e39))
+    with pytest.raises(TrainingError, match=r"errors is float64, or has numbers that are too large"):
+        report_run(run)

@@ -219,5 +219,5 @@ def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypa
 
 
 def test_eager_has_one_core():
-    with pytest.raises(UsageError, match="eager"):
+    with pytest.raises(UsageError, match="torch backend runs on 1 core"):
         open_device("eager", 8)

@@ -79,7 +79,7 @@ def test_samples_are_added_and_the_old_ones_keep_numbers_and_shards(source: Path
     for number, path in enumerate(sorted((source / "dog").iterdir())[:5]):
         shutil.copy(path, source / "ant" / f"{number}.jpg")
     reports: list[BuildProgress] = []
-    manifest = build_cache(source, cache, recipe, jobs=2, report=reports.append)
+    manifest = build_cache(source, cache, recipe, jobs=2, on_progress=reports.append)
     assert reports[-1].total == 5
     assert existing.items() <= identities(cache).items()
     assert manifest.samples == 155
@@ -146,7 +146,7 @@ def test_what_was_begun_is_kept_when_the_finished_cache_is_asked_for(
         with pytest.raises(KeyboardInterrupt):
             build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1)
     build_cache(source, cache, Recipe(size=16), jobs=1)
-    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, report=reports.append)
+    build_cache(source, cache, Recipe(size=16, variants=1, augment=jitter), jobs=1, on_progress=reports.append)
     assert reports[0].samples == 150
     assert sorted(path.suffix for path in cache.iterdir()).count(".npy") == 1
 
@@ -256,7 +256,7 @@ def test_a_time_limit_stops_cleanly_and_the_next_run_continues(photos: Path, tmp
     with pytest.raises(UnfinishedError, match=r"0 of 150 samples are finished.*same command again"):
         build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, time_limit=0)
     reports: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, report=reports.append, time_limit=3600)
+    build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1, on_progress=reports.append, time_limit=3600)
     build_cache(photos, tmp_path / "whole", Recipe(size=16), jobs=1)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 

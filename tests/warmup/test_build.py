@@ -165,7 +165,7 @@ def test_other_codecs_are_stable_and_sound(write_photos: Any, tmp_path: Path, di
 
 def test_progress_is_reported_from_finished_samples_to_all(photos: Path, tmp_path: Path) -> None:
     reports: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, report=reports.append)
+    build_cache(photos, tmp_path / "cache", _CLEAN, jobs=1, on_progress=reports.append)
     assert reports[0] == BuildProgress(0, 150, 0, 0)
     assert reports[-1] == BuildProgress(150, 150, 0, 150 * _SIZE * _SIZE * 3)
     assert [existing.samples for existing in reports] == sorted(existing.samples for existing in reports)
@@ -187,7 +187,7 @@ def test_a_bad_sample_stops_the_run_and_a_corrected_source_finishes_it(
     assert len(existing) == 2
     bad.write_bytes(whole)
     reports: list[int] = []
-    build_cache(source, cache, _CLEAN, jobs=1, report=lambda progress: reports.append(progress.samples))
+    build_cache(source, cache, _CLEAN, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
     assert 100 <= reports[0] <= 120, "what was finished was built again"
     assert existing.items() <= {path.name: path.stat().st_ino for path in cache.glob("*.lmdb")}.items()
     assert digests(cache) == digests(clean)
@@ -202,7 +202,7 @@ def test_skipped_samples_are_listed_with_reasons_and_the_rest_is_kept(photos: Pa
         (source / listing.samples[number].path).write_bytes(data)
     reports: list[int] = []
     manifest = build_cache(
-        source, cache, _CLEAN, jobs=1, on_error="skip", report=lambda existing: reports.append(existing.skipped)
+        source, cache, _CLEAN, jobs=1, on_error="skip", on_progress=lambda existing: reports.append(existing.skipped)
     )
     assert reports[-1] == 3
     assert [(skip.number, skip.path) for skip in manifest.skipped] == [(n, listing.samples[n].path) for n in harm]

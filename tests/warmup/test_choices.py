@@ -205,7 +205,7 @@ def test_an_interrupted_run_continues_only_with_the_same_choice(photos: Path, tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_cache(part, cache, SMALL, jobs=1, report=stop)
+        build_cache(part, cache, SMALL, jobs=1, on_progress=stop)
     for other in (select_source(open_source(photos), limit=31), open_source(photos)):
         with pytest.raises(SourceError, match=r"was started with --limit 30, now (31|not given): give"):
             build_cache(other, cache, SMALL, jobs=1)

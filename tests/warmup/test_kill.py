@@ -147,7 +147,7 @@ def _finish(source: Path, cache: Path) -> int:
     """Finish a killed run in this process; return how many samples stood."""
     reports: list[int] = []
     recipe = Recipe(size=_SIZE, variants=1, augment="slow_by_test:slowly", shard_mb=1)
-    build_cache(source, cache, recipe, jobs=1, report=lambda progress: reports.append(progress.samples))
+    build_cache(source, cache, recipe, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
     return reports[0] if reports else 150  # a finished cache reports nothing
 
 

@@ -303,7 +303,7 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
         with pytest.raises(Killed):
             repair_cache(source, cache, jobs=1)
     reports: list[int] = []
-    repair_cache(source, cache, jobs=1, report=lambda progress: reports.append(progress.samples))
+    repair_cache(source, cache, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
     assert digests(cache) == digests(grown)
     if 4 <= step <= 9:
         assert reports[0] > 0, "what was finished was built again"
@@ -328,7 +328,7 @@ def test_an_addition_that_is_not_finished_continues_after_a_repair(
     assert verify_cache(cache) == []
     assert (cache / ".warmup" / "plan.json").exists()
     reports: list[int] = []
-    build_cache(source, cache, recipe, jobs=1, report=lambda progress: reports.append(progress.samples))
+    build_cache(source, cache, recipe, jobs=1, on_progress=lambda progress: reports.append(progress.samples))
     assert reports[0] == Manifest.load(cache).samples, "what was added was built again"
     assert digests(cache) == digests(whole)
 

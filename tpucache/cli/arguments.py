@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.process import PROG
+from tpucache.store import earlier
 
 if TYPE_CHECKING:
     from tpucache.loading.reading.reader import InMemory
@@ -75,7 +76,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
     if bool in each.types:
         return {"action": "store_true"}
     if each.choices:
-        return {"action": _Explicit, "choices": each.choices, "default": each.default}
+        return {"action": _Explicit, "choices": each.choices, "metavar": listed(each.choices), "default": each.default}
     if each.default is MISSING:
         return {"required": True, "metavar": each.metavar}
     if isinstance(each.default, tuple):
@@ -84,6 +85,11 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
     if kind is None:
         kind = at_least(each.minimum) if each.minimum is not None else _KINDS.get(each.types[-1], each.types[-1])
     return {"action": _Explicit, "type": kind, "default": each.default, "metavar": each.metavar}
+
+
+def listed(choices: Collection[Any]) -> str:
+    """Return choices as help shows them: of those that packages add to, tpucache's own, as the others are looked up."""
+    return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
 def local_path(text: str) -> Path:
@@ -131,9 +137,11 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add --backend, --device, --compile and --cores."""
-    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_name
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
 
-    command.add_argument("--backend", type=backend_name, choices=BACKENDS, default="xla", help=BACKENDS_HELP)
+    command.add_argument(
+        "--backend", type=earlier.backend, choices=BACKENDS, metavar=listed(BACKENDS), default="xla", help=BACKENDS_HELP
+    )
     command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
     command.add_argument(
         "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
@@ -172,11 +180,11 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
 
     with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
 
-        def report(done: int, _: int) -> None:
+        def show(done: int, _: int) -> None:
             progress.advance_to(done)
             check()
 
-        return stage_cache(cache, options.stage, report)
+        return stage_cache(cache, options.stage, show)
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:

@@ -51,7 +51,7 @@ def fetch(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import fetch_cache
 
     with _Transfer("fetch") as transfer:
-        manifest = fetch_cache(options.url, options.directory, transfer.report)
+        manifest = fetch_cache(options.url, options.directory, transfer.show)
     _show_copy(options, str(options.directory), manifest)
     return 0
 
@@ -62,7 +62,7 @@ def push(options: argparse.Namespace) -> int:
     from tpucache.redact import shown
 
     with _Transfer("push") as transfer:
-        manifest = push_cache(options.cache, options.url, transfer.report)
+        manifest = push_cache(options.cache, options.url, transfer.show)
     _show_copy(options, shown(options.url), manifest)
     return 0
 
@@ -81,7 +81,7 @@ class _Transfer:
         if self._progress is not None:
             self._progress.close()
 
-    def report(self, done: int, total: int) -> None:
+    def show(self, done: int, total: int) -> None:
         """Show how many bytes of how many are done."""
         from tpucache.progress import Progress
 

@@ -82,7 +82,7 @@ def warmup(options: argparse.Namespace) -> int:
             pad=options.pad,
             truncate=options.truncate,
             engine=executor,
-            report=progress.report,
+            on_progress=progress.show,
             announce=announce,
         )
     except SampleError as error:
@@ -210,8 +210,8 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
                 options.cache,
                 jobs=options.jobs,
                 augment=options.augment,
-                report=building.report,
-                progress=lambda entry: verifying.advance(entry.bytes),
+                on_progress=building.show,
+                on_verified=lambda entry: verifying.advance(entry.bytes),
             )
     finally:
         building.close()
@@ -272,7 +272,7 @@ class _Progress:
         self._label = label
         self._shown: Progress | None = None
 
-    def report(self, progress: BuildProgress) -> None:
+    def show(self, progress: BuildProgress) -> None:
         from tpucache.progress import Progress
 
         if self._shown is None:

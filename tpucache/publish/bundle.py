@@ -20,13 +20,12 @@ from tpucache.errors import PublishError, StoreError, UsageError
 from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
 from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
-from tpucache.publish.wheels import PACKAGES, PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
+from tpucache.publish.wheels import PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
 from tpucache.report.preview import contact_sheet
 from tpucache.store.cache import Cache
 from tpucache.store.copying import (
     CLAIM_NAME,
     Claim,
-    check_apart,
     check_descends,
     check_room,
     claim_folder,
@@ -38,7 +37,7 @@ from tpucache.store.copying import (
     parse_claim,
     remove_claim,
 )
-from tpucache.store.files import read_file, sha256_file, write_atomically
+from tpucache.store.files import check_apart, read_file, sha256_file, write_atomically
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json
@@ -46,7 +45,7 @@ from tpucache.strict_json import parse_json
 _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"
 _KEY: Final = "tpucache"
-_WHEEL: Final = re.compile(rf"({'|'.join(('tpucache', *PACKAGES))})-.*\.whl")
+_WHEEL: Final = re.compile(r"[\w.]+-.*\.whl")
 _UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
 
 

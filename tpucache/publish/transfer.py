@@ -19,11 +19,13 @@ from tpucache.store.copying import (
     MAX_CLAIM_BYTES,
     PART_SUFFIX,
     Claim,
-    check_apart,
+    OnProgress,
     check_descends,
     check_ours,
     check_room,
     claim_folder,
+    copy_missing,
+    find_missing,
     folder_path,
     has_same_table,
     hold_folder,
@@ -31,12 +33,10 @@ from tpucache.store.copying import (
     read_claims,
     remove_claim,
 )
-from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
+from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.verify import is_whole
-
-OnProgress = Callable[[int, int], None]
 
 _log: Final = logging.getLogger("tpucache")
 # Hugging Face puts these into each repository; no cache has a file of these names.
@@ -118,42 +118,10 @@ def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 def _fetch_files(remote: Remote, manifest: Manifest, target: Path, on_progress: OnProgress) -> None:
     """Fetch the files that a folder lacks, and claim the folder before the first of them."""
-    missing = _find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
+    missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest))
-    _copy(manifest, missing, lambda entry, advance: _fetch_file(remote, target, entry, advance), on_progress)
-
-
-def _find_missing(
-    manifest: Manifest, is_there: Callable[[FileEntry], bool], on_progress: OnProgress
-) -> list[FileEntry]:
-    """Return the files of a cache that have not arrived yet; those that have count as done."""
-    done, missing = 0, []
-    for entry in manifest.files:
-        if is_there(entry):
-            done += entry.bytes
-            on_progress(done, manifest.total_bytes)
-        else:
-            missing.append(entry)
-    return missing
-
-
-def _copy(
-    manifest: Manifest,
-    missing: list[FileEntry],
-    copy_file: Callable[[FileEntry, Callable[[int], None]], None],
-    on_progress: OnProgress,
-) -> None:
-    """Copy the missing files of a cache; `copy_file` is given a file and a function to call with its bytes done."""
-    before = manifest.total_bytes - sum(entry.bytes for entry in missing)
-
-    def advance(done: int) -> None:
-        on_progress(before + done, manifest.total_bytes)
-
-    for entry in missing:
-        copy_file(entry, advance)
-        advance(entry.bytes)
-        before += entry.bytes
+    copy_missing(manifest, missing, lambda entry, advance: _fetch_file(remote, target, entry, advance), on_progress)
 
 
 def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
@@ -184,12 +152,12 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
 def _push_files(remote: Remote, source: Path, manifest: Manifest, on_progress: OnProgress, *, finished: bool) -> None:
     """Claim the URL, send the files that it lacks, and the manifest last; nothing where the URL holds all of it."""
     claim = Claim.of("push", manifest)
-    missing = _find_missing(manifest, lambda entry: _has_arrived(remote, entry), on_progress)
+    missing = find_missing(manifest, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:
         return
     remote.make_folder()
     remote.put(CLAIM_NAME, claim.to_json().encode())
-    _copy(manifest, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
+    copy_missing(manifest, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
     if _read_claim(remote).identity != claim.identity:
         raise StoreError(f"{remote.shown} was claimed by another push meanwhile: remove it, and push one cache to it")
     if Manifest.load(source).identity != claim.identity:

@@ -32,6 +32,7 @@ from tpucache.redact import redact
 from tpucache.store.codecs import CODECS
 from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
+from tpucache.training.device import BACKENDS
 from tpucache.training.settings import TASKS
 
 _NAME: Final = "tpucache"
@@ -56,11 +57,9 @@ _ROOTS: Final = (
     "tpucache",
     "tpucache.__main__",
     "tpucache.jax",
-    *(f"tpucache.training.learn.tasks.{name}" for name in TASKS),
+    *TASKS.modules,
+    *BACKENDS.modules,
 )
-
-#: All packages that a codec may need.
-PACKAGES: Final = tuple(sorted({codec.package for codec in CODECS.values() if codec.package}))
 
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _PIP_OPTIONS: Final = ("--only-binary", ":all:", "--no-deps", "--implementation", "cp", "--retries", "1")
@@ -180,7 +179,7 @@ class PackageWheel:
 def needed_packages(manifest: Manifest) -> tuple[str, ...]:
     """Return the optional packages that reading a cache needs."""
     packages = {CODECS[each.codec].package for each in manifest.fields}
-    return tuple(package for package in PACKAGES if package in packages)
+    return tuple(sorted(package for package in packages if package))
 
 
 def download_wheels(packages: Sequence[str], tag: str) -> list[PackageWheel]:

@@ -24,11 +24,10 @@ from tpucache.runs import (
 )
 from tpucache.store.files import check_stored, open_file, open_text, read_file
 from tpucache.store.manifest import read_object
+from tpucache.strict_json import LARGEST
 
 Array = npt.NDArray[Any]
 
-#: Runs write 32-bit floats: no file of theirs holds a larger number.
-_LARGEST: Final = float(np.finfo(np.float32).max)
 _SHOWN: Final = 200  # characters of a reason, at most
 
 #: The dimensions of the arrays of validation.npz.
@@ -121,7 +120,7 @@ def _check_numbers(path: Path, values: object) -> None:
     if isinstance(values, (dict, list)):
         for value in values.values() if isinstance(values, dict) else values:
             _check_numbers(path, value)
-    elif isinstance(values, (int, float)) and abs(values) > _LARGEST:
+    elif isinstance(values, (int, float)) and abs(values) > LARGEST:
         raise _unreadable(path, "it has a number that is too large")
 
 
@@ -150,7 +149,7 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
     except Exception as error:  # zipfile and numpy raise many things for a damaged file
         raise _unreadable(path, error) from error
     for name, array in arrays.items():
-        if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= _LARGEST:
+        if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= LARGEST:
             raise _unreadable(path, f"{name} is {array.dtype}, or has numbers that are too large or none")
         if array.ndim != _DIMENSIONS.get(name, array.ndim):
             raise _unreadable(path, f"{name} is {array.dtype} {array.shape}")

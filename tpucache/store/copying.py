@@ -30,12 +30,23 @@ import numpy as np
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
-from tpucache.store.files import append_chunks, read_chunks, read_file, rename_durably, write_atomically
+from tpucache.store.files import (
+    append_chunks,
+    check_apart,
+    is_same_folder,
+    read_chunks,
+    read_file,
+    rename_durably,
+    write_atomically,
+)
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
 from tpucache.strict_json import parse_json
+
+#: Called with the bytes that are done, and with all bytes.
+OnProgress = Callable[[int, int], None]
 
 
 def folder_path(place: str | Path) -> Path:
@@ -51,20 +62,6 @@ def folder_path(place: str | Path) -> Path:
     return Path(rest.removeprefix("localhost"))
 
 
-def check_apart(source: Path, target: Path) -> None:
-    """Raise UsageError when a cache and the folder to write are the same one, or one is inside the other.
-
-    Symbolic links, relative paths and folders that are mounted twice are seen through; neither has to exist.
-    """
-    real_source, real_target = _resolve(source), _resolve(target)
-    if _is_same(real_source, real_target):
-        raise UsageError(f"{target} is the cache itself: give another folder")
-    if any(_is_same(real_source, parent) for parent in real_target.parents):
-        raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
-    if any(_is_same(real_target, parent) for parent in real_source.parents):
-        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
-
-
 def check_no_cache_file(path: Path) -> None:
     """Raise UsageError where a path, to be written for somebody else, is a file of a finished cache."""
     place = path.resolve()
@@ -74,11 +71,6 @@ def check_no_cache_file(path: Path) -> None:
         return
     if place.name in (MANIFEST_NAME, *(entry.name for entry in manifest.files)):
         raise UsageError(f"{path} is a file of the cache in {place.parent}: give another path to write to")
-
-
-def is_same_folder(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to one folder, through whatever links or mounts."""
-    return _is_same(_resolve(one), _resolve(other))
 
 
 @contextmanager
@@ -97,24 +89,6 @@ def hold_folder(folder: Path, doing: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _resolve(path: Path) -> Path:
-    try:
-        resolved = path.expanduser().resolve()
-    except (OSError, RuntimeError) as error:
-        raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
-    # Up to Python 3.12 resolving a loop of links raises; later it leaves the link in the path.
-    if any(each.is_symlink() for each in (resolved, *resolved.parents)):
-        raise UsageError(f"{path} cannot be followed to a folder: its links lead in a loop")
-    return resolved
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return one == other or one.samefile(other)
-    except OSError:  # one of them does not exist
-        return False
 
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
@@ -304,15 +278,14 @@ def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> li
     return list(column[:count].tolist())
 
 
-def stage_cache(
-    cache: str | Path, place: str | Path, report: Callable[[int, int], None] = lambda done, total: None
-) -> Path:
+def stage_cache(cache: str | Path, place: str | Path, on_progress: OnProgress = lambda done, total: None) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
     The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
     which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
-    `report` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when the
-    cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load` raises.
+    `on_progress` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when
+    the cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load`
+    raises.
     """
     source, below = Path(cache), folder_path(place)
     manifest = Manifest.load(source)
@@ -321,7 +294,7 @@ def stage_cache(
         return target
     check_apart(source, target)
     try:
-        _copy_cache(source, manifest, target, report)
+        _copy_cache(source, manifest, target, on_progress)
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target
@@ -331,27 +304,49 @@ def _folder_name(manifest: Manifest) -> str:
     return f"tpucache-{manifest.identity[:16]}"
 
 
-def _copy_cache(source: Path, manifest: Manifest, target: Path, report: Callable[[int, int], None]) -> None:
+def _copy_cache(source: Path, manifest: Manifest, target: Path, on_progress: OnProgress) -> None:
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
-    done, missing = 0, []
-    for entry in manifest.files:
-        if is_whole(target, entry):
-            done += entry.bytes
-            report(done, manifest.total_bytes)
-        else:
-            missing.append(entry)
+    missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
     if missing or not (target / MANIFEST_NAME).exists():
-        check_room(target, sum(entry.bytes for entry in missing))
-        report(done, manifest.total_bytes)
+        needed = sum(entry.bytes for entry in missing)
+        check_room(target, needed)
+        on_progress(manifest.total_bytes - needed, manifest.total_bytes)
         claim_folder(target, claim)
-        for entry in missing:
-            copy_file(source, target, entry)
-            done += entry.bytes
-            report(done, manifest.total_bytes)
+        copy_missing(manifest, missing, lambda entry, _: copy_file(source, target, entry), on_progress)
         write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
     remove_claim(target)
+
+
+def find_missing(manifest: Manifest, is_there: Callable[[FileEntry], bool], on_progress: OnProgress) -> list[FileEntry]:
+    """Return the files of a cache that have not arrived yet; those that have count as done."""
+    done, missing = 0, []
+    for entry in manifest.files:
+        if is_there(entry):
+            done += entry.bytes
+            on_progress(done, manifest.total_bytes)
+        else:
+            missing.append(entry)
+    return missing
+
+
+def copy_missing(
+    manifest: Manifest,
+    missing: Sequence[FileEntry],
+    copy: Callable[[FileEntry, Callable[[int], None]], None],
+    on_progress: OnProgress,
+) -> None:
+    """Copy the missing files of a cache; `copy` is given a file and a function to call with its bytes done."""
+    before = manifest.total_bytes - sum(entry.bytes for entry in missing)
+
+    def advance(done: int) -> None:
+        on_progress(before + done, manifest.total_bytes)
+
+    for entry in missing:
+        copy(entry, advance)
+        advance(entry.bytes)
+        before += entry.bytes
 
 
 def check_room(target: Path, needed: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, FormatError
+from tpucache.errors import DamageError, FormatError, UnknownCodecError
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.pictures import check_image
@@ -37,8 +37,6 @@ KEYPOINTS: Final = "keypoints"
 LABEL: Final = "label"
 
 FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_DEEP_IMAGES: Final = 4  # the format version that brought them
-_PACKINGS: Final = {None: 0, "sparse": 5, "nibbles": 6}  # likewise
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -47,7 +45,7 @@ class Field:
     """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
 
     An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality`, `chroma`
-    and `packing` are there for the codecs whose decoding depends on them.
+    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own.
     """
 
     name: str
@@ -83,11 +81,6 @@ class Field:
         return self.name == IMAGE and (self.dtype != "|u1" or self.shape[2:] not in ((1,), (3,)))
 
     @property
-    def since(self) -> int:
-        """The lowest format version that has its codec and packing, and images like it."""
-        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0, _PACKINGS[self.packing])
-
-    @property
     def is_plain(self) -> bool:
         """Whether it is stored as the bytes of the array itself."""
         return CODECS[self.codec].is_plain
@@ -106,13 +99,19 @@ class Field:
 
 def check_field(field: Field) -> None:
     """Raise FormatError for a field that no record has."""
+    if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:
+        raise UnknownCodecError(
+            f"no field is {field.name!r} {field.codec!r}: neither tpucache nor an installed package has the codec "
+            f"{field.codec!r}. Install the package that brings it"
+        )
     if not FIELD_NAME.fullmatch(field.name) or field.codec not in CODECS or field.dtype not in DTYPES:
         raise FormatError(f"no field is {field.name!r} {field.codec!r} {field.dtype!r}")
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(f"no field has shape {field.shape}")
     CODECS[field.codec].check(field)
-    if field.packing is not None and (CODECS[field.codec].packing is None or field.packing not in _PACKINGS):
-        raise FormatError(f"{field.codec} has no packing {field.packing!r}")
+    if field.packing != (own := CODECS[field.codec].packing):
+        known = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
+        raise FormatError(f"{known}, and no release wrote {field.packing!r}")
     if field.name == IMAGE:
         check_image(field)
 

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache.errors import DamageError, FormatError, NotACacheError
+from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
+from tpucache.store import earlier
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
-from tpucache.strict_json import parse_json
+from tpucache.strict_json import LARGEST, parse_json
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-#: The largest that numbers of 32-bit floats add up to on average.
-_LARGEST: Final = 3.5e38
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
 
@@ -56,7 +55,7 @@ class JsonObject:
     def floats(self, key: str) -> tuple[float, ...]:
         """Return a list of numbers."""
         values = self.get(key, list)
-        if not all(type(value) in (int, float) and abs(value) <= _LARGEST for value in values):
+        if not all(type(value) in (int, float) and abs(value) <= LARGEST for value in values):
             raise FormatError(f"{self.where}: {key!r} holds something other than numbers")
         return tuple(float(value) for value in values)
 
@@ -178,6 +177,7 @@ class Manifest:
 
     `variants` are the variant numbers present, 0 (clean) first; the index has one run of `samples` rows for each, in
     this order. `recipe`, `source` and `created_by` are for warmup and for people: readers do not interpret them.
+    `version` is that of the format: a manifest keeps the one that it was read with until it is `changed`.
     """
 
     samples: int
@@ -192,6 +192,7 @@ class Manifest:
     recipe: Mapping[str, Any]
     source: Mapping[str, Any]
     created_by: Mapping[str, Any]
+    version: int = fmt.VERSION
 
     @property
     def identity(self) -> str:
@@ -200,11 +201,6 @@ class Manifest:
         `fingerprint` compares recipes and clean records only; this also covers labels, variants and skipped samples.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    @property
-    def version(self) -> int:
-        """The lowest version of the format that has the codecs of all fields, and images like these."""
-        return max((field.since for field in self.fields), default=fmt.VERSION)
 
     @property
     def layout(self) -> RecordLayout:
@@ -246,9 +242,13 @@ class Manifest:
         """Augmented variants: the K of `--variants K`."""
         return sum(variant > 0 for variant in self.variants)
 
+    def changed(self, **changes: Any) -> Manifest:
+        """Return the manifest with other values, in this version of the format."""
+        return dataclasses.replace(self, **{**changes, "version": fmt.VERSION})
+
     def to_json(self) -> str:
         """Return the manifest as indented JSON text with sorted keys."""
-        content = {"format": fmt.FORMAT, "version": self.version, **dataclasses.asdict(self)}
+        content = {"format": fmt.FORMAT, **dataclasses.asdict(self)}
         content["fields"] = [field.to_dict() for field in self.fields]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
@@ -280,7 +280,8 @@ class Manifest:
         try:
             return cls.from_json(text)
         except FormatError as error:
-            raise FormatError(f"{path}: {error}. Copy the cache again, or build it again") from error
+            advice = "" if isinstance(error, UnknownCodecError) else ". Copy the cache again, or build it again"
+            raise type(error)(f"{path}: {error}{advice}") from error
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -292,10 +293,11 @@ def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
-    if type(version) is not int or version not in (fmt.VERSION, *fmt.OLDER_VERSIONS):
+    if type(version) is not int or version not in (fmt.VERSION, *earlier.VERSIONS):
+        known = f"version {fmt.VERSION}, and {min(earlier.VERSIONS)} to {max(earlier.VERSIONS)} until {earlier.END}"
         raise FormatError(
-            f"format version {version!r}, but this tpucache reads versions {min(fmt.OLDER_VERSIONS)} to {fmt.VERSION}: "
-            "install the tpucache that wrote it, or build the cache again"
+            f"format version {version!r}, but this tpucache reads {known}: install the tpucache that wrote it, or "
+            "build the cache again"
         )
     manifest = Manifest(
         samples=item.integer("samples", 0, fmt.MAX_SAMPLES),
@@ -310,6 +312,7 @@ def _read_manifest(item: JsonObject) -> Manifest:
         recipe=item.object("recipe").content,
         source=item.object("source").content,
         created_by=item.object("created_by").content,
+        version=version,
     )
     _check_whole(manifest)
     return manifest
@@ -324,7 +327,7 @@ def read_field(item: JsonObject) -> Field:
     try:
         check_field(field)
     except FormatError as error:
-        raise FormatError(f"{item.where}: {error}") from error
+        raise type(error)(f"{item.where}: {error}") from error
     return field
 
 

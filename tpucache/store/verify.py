@@ -38,10 +38,10 @@ class Damage:
         return asdict(self)
 
 
-def verify_cache(directory: str | Path, progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
+def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
     """Return all damage found in a cache, tables first, then shards in the manifest's order; empty when all is well.
 
-    `progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
+    `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
     directory = Path(directory)
     manifest = Manifest.load(directory)
@@ -57,7 +57,7 @@ def verify_cache(directory: str | Path, progress: Callable[[ShardEntry], None] =
         if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
             found += _check_records(directory / entry.name, position, cache.index_of(entry), keys)
-        progress(entry)
+        on_progress(entry)
         return found
 
     with ThreadPoolExecutor(_THREADS) as threads:

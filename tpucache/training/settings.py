@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import check_options, option
+from tpucache.plugins import Table
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
@@ -17,8 +18,18 @@ ScaleRule = Literal["none", "linear", "sqrt"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]
 SCALE_RULES: Final = get_args(ScaleRule)
 
-#: All tasks: the module of each in learn/tasks/, and its class there.
-TASKS: Final = {"classes": "Classes", "multilabel": "Multilabel", "regression": "Regression", "mask": "Mask"}
+_TASKS: Final = "tpucache.training.learn.tasks"
+
+#: The classes of tasks by name, each imported when it is used: called with a number of outputs, it returns the task.
+TASKS: Final = Table[Any](
+    "tpucache.tasks",
+    {
+        "classes": f"{_TASKS}.classes:Classes",
+        "multilabel": f"{_TASKS}.classes:Multilabel",
+        "regression": f"{_TASKS}.regression:Regression",
+        "mask": f"{_TASKS}.mask:Mask",
+    },
+)
 
 #: What may differ when a run is resumed, because it changes no result.
 _FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
@@ -26,9 +37,6 @@ _FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
 #: What is decided when a run begins, unless it is given.
 _DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup", "precision")
 _UNDECIDED: Final = (None, "auto")
-
-#: What runs did that did not record it.
-_EARLIER: Final = {"lr": 0.1, "scale": "none", "weight_decay": 5e-4, "schedule": "one-cycle"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class TrainSettings:
     layer_decay: float | None = option(
         None, "times the learning rate of a layer is that of the layer before it, such as 0.75", metavar="X"
     )
-    task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=("auto", *TASKS))
+    task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=TASKS.names("auto"))
     mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
     epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)
     batch_size: int = option(128, "samples in one optimizer step, on all cores together", metavar="B", minimum=1)
@@ -213,17 +221,15 @@ def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `to_dict` gave, in this version or an earlier one.
+    """Return the settings that `to_dict` gave; one that is missing has its default.
 
-    A setting that did not exist then gets its default, which is therefore always what was done before it existed; what
-    is decided now when a run begins was then the same for all. Raises UsageError for settings of a later version.
+    Raises UsageError for settings of a later version.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
         raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
-    earlier = {**_EARLIER, "precision": "bf16" if values.get("bf16") else "float32"}
-    return TrainSettings(**{**earlier, **values, "augment": AugmentSettings(**values["augment"])})
+    return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:

@@ -23,7 +23,7 @@ from tpucache.store.codecs import CODECS
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import Field
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.warmup.check import content_digests
+from tpucache.warmup.listing import content_digests
 from tpucache.warmup.sources.source import Listing, Sample, Source, content_sha256
 from tpucache.warmup.versions import version_differences
 

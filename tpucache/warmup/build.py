@@ -17,7 +17,6 @@ from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
 from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Target
-from tpucache.warmup.check import compared_numbers
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
     Estimate,
@@ -27,6 +26,7 @@ from tpucache.warmup.estimate import (
     estimate,
     kaggle_blocks,
 )
+from tpucache.warmup.listing import compared_numbers
 from tpucache.warmup.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
@@ -72,7 +72,7 @@ def build_cache(
     pad: int | None = BuildOptions.pad,
     truncate: bool = BuildOptions.truncate,
     engine: Executor | None = None,
-    report: Callable[[BuildProgress], None] = lambda progress: None,
+    on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     announce: Callable[[Estimate], None] | None = None,
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
@@ -85,7 +85,7 @@ def build_cache(
     "kaggle" keeps within what Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes.
     `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them. `pad`
     and `truncate` give sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs`
-    local processes. `announce` is called with an estimate of the work before it starts, and `report` with the progress.
+    local processes. `announce` is called with an estimate before the work starts, `on_progress` with what is done.
     A `source` may be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
@@ -129,7 +129,7 @@ def build_cache(
         skip = plan.is_retry or on_error == "skip"
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
-        manifest = _Build(plan, context, executor, target, report, announce).run()
+        manifest = _Build(plan, context, executor, target, on_progress, announce).run()
         _clean_up(cache, manifest)
         return manifest
 
@@ -142,7 +142,7 @@ class _Build:
     context: BuildContext
     executor: Executor
     target: Target
-    report: Callable[[BuildProgress], None]
+    on_progress: Callable[[BuildProgress], None]
     announce: Callable[[Estimate], None] | None
 
     def run(self) -> Manifest:
@@ -173,7 +173,7 @@ class _Build:
     def _scheduler(self, context: BuildContext) -> Scheduler:
         """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""
         shards = context.work if self.plan.is_retry else context.shards
-        return Scheduler(dataclasses.replace(context, shards=shards), self.plan.blocks, self.report)
+        return Scheduler(dataclasses.replace(context, shards=shards), self.plan.blocks, self.on_progress)
 
     def _check_limits(self) -> None:
         if self.target == "kaggle" and not self.plan.is_retry:

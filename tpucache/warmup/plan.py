@@ -17,9 +17,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import RecipeError, SampleError, SourceError
+from tpucache.errors import DamageError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
+from tpucache.store.codecs import CODECS, Codec
 from tpucache.store.fields import BOXES, IMAGE, MASK, Field
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
@@ -34,14 +35,20 @@ from tpucache.warmup.blocks import (
     unchanged_samples,
 )
 from tpucache.warmup.build_options import BuildOptions, LabelKind
-from tpucache.warmup.check import check_contents, check_listing, check_masks, check_recipe
 from tpucache.warmup.code_digest import code_changes, code_digests
-from tpucache.warmup.numbering import check_given_classes, number_samples, order_of
+from tpucache.warmup.listing import (
+    check_contents,
+    check_given_classes,
+    check_listing,
+    check_masks,
+    check_recipe,
+    number_samples,
+    order_of,
+)
 from tpucache.warmup.records.arrays import ARRAY_CODECS, image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
 from tpucache.warmup.records.encode import MOST_CLASSES, LabelRule, class_range
-from tpucache.warmup.sources.folder import left_out_text
-from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, source_name
+from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
 from tpucache.warmup.versions import version_differences, versions
 
 _log: Final = logging.getLogger("tpucache")
@@ -189,6 +196,23 @@ def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> Non
             f"--codec {recipe.codec} is of images, and {source_name(source)} has none: arrays are stored as "
             f"{' or '.join(ARRAY_CODECS)}. Give one of these"
         )
+    for field in fields:
+        if field.codec not in CODECS.own:
+            _try_codec(field, recipe.quality if field.codec == recipe.codec else None)
+
+
+def _try_codec(field: Field, quality: int | None) -> None:
+    """Encode and decode an array by another package's codec, once. Raises DependencyError for whatever is wrong."""
+    array = np.zeros(field.shape, field.dtype)
+    data = CODECS.use(field.codec, lambda codec: codec.encode(field, array, quality))
+
+    def decode(codec: Codec) -> None:
+        try:
+            codec.decode_into(field, memoryview(data), np.empty_like(array))
+        except DamageError as error:  # no bytes are damaged here
+            raise ValueError(str(error)) from error
+
+    CODECS.use(field.codec, decode)
 
 
 def _warn_of_unchanged(cache: Cache, count: int) -> None:
@@ -334,9 +358,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
     old = before.recipe["augmentation"] if before is not None else {}
     if old.get("callable") == recipe.augment:
         now = {"callable": recipe.augment, **code_digests(recipe.augment)}
-        return (
-            now if code_changes(old, now) else dict(old)
-        )  # an earlier version may have recorded less of the same code
+        return now if code_changes(old, now) else dict(old)
     return resolve(recipe.augment, recipe.height, recipe.width, fields)
 
 

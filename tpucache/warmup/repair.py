@@ -24,7 +24,7 @@ from tpucache.store.samples import encode_columns
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.blocks import Block, listing_sha256
 from tpucache.warmup.code_digest import code_changes, code_digests
-from tpucache.warmup.numbering import as_asked, name_some, number_samples, put_in_order
+from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_order
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos
 from tpucache.warmup.run.executors import Executor, Task
@@ -40,7 +40,7 @@ from tpucache.warmup.versions import version_differences
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
 REPAIR_NAME: Final = "repair"
 
-Rows = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 
 def repair_cache(
@@ -50,16 +50,16 @@ def repair_cache(
     jobs: int | None = None,
     engine: Executor | None = None,
     augment: str | None = None,
-    report: Callable[[BuildProgress], None] = lambda progress: None,
-    progress: Callable[[ShardEntry], None] = lambda entry: None,
+    on_progress: Callable[[BuildProgress], None] = lambda progress: None,
+    on_verified: Callable[[ShardEntry], None] = lambda entry: None,
 ) -> list[Damage]:
     """Build again exactly what is damaged in a cache, from the source it was made of, and return what was damaged.
 
     The manifest describes how. A file is put in its place once it has the manifest's SHA-256, and all others stay
     untouched; an interrupted repair is finished by the next one. An augmentation of the user's, `module:name`, is
     imported only if `augment` names it, too: whoever wrote the manifest could name any code. `engine` runs the work
-    elsewhere than in `jobs` local processes. `progress` is called after each shard that was verified, and `report`
-    with the progress of the building.
+    elsewhere than in `jobs` local processes. `on_verified` is called after each shard that was verified, `on_progress`
+    with what is built.
 
     Raises FormatError when the manifest itself is damaged, SourceError or SampleError for a source that is not the
     cache's, RecipeError for an augmentation that changed or that `augment` does not name, DamageError when something
@@ -69,7 +69,7 @@ def repair_cache(
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
     source = as_asked(source, opened.manifest)
-    damages = verify_cache(folder, progress)
+    damages = verify_cache(folder, on_verified)
     outer = folder / WORK_NAME
     work = outer / REPAIR_NAME
     if not damages and not work.exists():
@@ -81,7 +81,7 @@ def repair_cache(
             unfinished = work if has_plan(outer) else outer  # an addition that was started stays
             try:
                 if case is not None:
-                    _repair(case, source, work, run, executor, report)
+                    _repair(case, source, work, run, executor, on_progress)
             except DamageError:  # or the next repair would find the same shards again
                 remove_folder(unfinished)
                 raise
@@ -99,7 +99,7 @@ class _Case:
     cache: Cache
     damaged: frozenset[str]
     listing: Listing
-    numbers: Rows
+    numbers: Array
 
     @property
     def blocks(self) -> list[Block]:
@@ -148,7 +148,7 @@ def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: s
 
 
 def _repair(
-    case: _Case, source: Source, work: Path, run: str, executor: Executor, report: Callable[[BuildProgress], None]
+    case: _Case, source: Source, work: Path, run: str, executor: Executor, on_progress: Callable[[BuildProgress], None]
 ) -> None:
     cache, manifest = case.cache.directory, case.cache.manifest
     remove_leftovers(work)
@@ -159,7 +159,7 @@ def _repair(
     encoder = SampleEncoder(source, recipe, augmentation, manifest.fields)
     context = BuildContext(encoder, work, work, skip_errors=False, run=run)
     try:
-        shards = Scheduler(context, case.blocks, report).build(executor)
+        shards = Scheduler(context, case.blocks, on_progress).build(executor)
     except SampleError as error:
         raise SampleError(error.path, f"{error.reason}; it is part of {cache}: bring it back as it was") from error
     _check_shards(case, shards, work)
@@ -172,7 +172,7 @@ def _repair(
         write_atomically(cache / name, data, work / f"{name}.tmp")
 
 
-def _numbers(manifest: Manifest) -> Rows:
+def _numbers(manifest: Manifest) -> Array:
     """Return the kept samples' numbers, which have no holes but where one was skipped: uint64 (samples,)."""
     every = np.arange(manifest.samples + len(manifest.skipped), dtype=np.uint64)
     kept = np.setdiff1d(every, np.array([skip.number for skip in manifest.skipped], np.uint64), assume_unique=True)
@@ -273,7 +273,7 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
     return data
 
 
-def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Rows, executor: Executor) -> bytes:
+def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
     """Return the samples table of the kept samples, `numbers` (samples,) of a listing numbered as in the cache.
 
     The samples are only read when the listing does not have all that the table held. Raises DamageError when the
@@ -293,7 +293,7 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
     return data
 
 
-def _rows(path: Path, shard: int) -> Rows:
+def _rows(path: Path, shard: int) -> Array:
     """Return the index rows of a shard's records, in key order."""
     with open_file(path) as file:
         extents = list(pages.walk(file))
@@ -304,7 +304,7 @@ def _rows(path: Path, shard: int) -> Rows:
     return rows
 
 
-def _encode(listing: Listing, info: ChunkInfo, numbers: Rows) -> bytes:
+def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:
     return encode_columns(sample_columns(listing, info, numbers)[0])
 
 

@@ -34,8 +34,7 @@ from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
-from tpucache.warmup.check import content_digests
-from tpucache.warmup.numbering import SIZE_COLUMN, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.encode import MOST_CLASSES, class_range
 from tpucache.warmup.records.moments import FLOAT_BITS
@@ -43,7 +42,7 @@ from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, j
 from tpucache.warmup.sources.source import Listing
 from tpucache.warmup.versions import versions
 
-Rows = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 
 def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
@@ -64,7 +63,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
         unsure = {str(skip.number) for skip in skipped}
         digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:
-        return _save(cache, dataclasses.replace(before, skipped=skipped, source={**before.source, "digests": digests}))
+        return _save(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
@@ -181,7 +180,7 @@ def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[i
 
 
 def sample_columns(
-    listing: Listing, new: ChunkInfo, numbers: Rows, table: Mapping[str, Column] | None = None
+    listing: Listing, new: ChunkInfo, numbers: Array, table: Mapping[str, Column] | None = None
 ) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
     """Return the samples table, the classes, and the samples of each class.
 
@@ -212,7 +211,7 @@ def sample_columns(
 
 def label_column(
     labels: Sequence[Any], paths: Sequence[str], classes: tuple[str, ...]
-) -> tuple[Rows, tuple[str, ...], tuple[int, ...]]:
+) -> tuple[Array, tuple[str, ...], tuple[int, ...]]:
     """Return labels as class numbers (n,) or float32 (n, m), the classes, and the samples of each class.
 
     Raises SourceError for labels of several kinds, and for numbers that are no class.
@@ -244,14 +243,14 @@ def _plain_column(values: Sequence[Any]) -> Column:
     return Strings.pack(["" if value is None else str(value) for value in values])
 
 
-def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Rows]:
+def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
     """Return all shards, variant by variant, with their first samples, and the index over them."""
     rows = {(shard.entry.variant, shard.entry.block): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
             rows[entry.variant, entry.block] = (entry, existing.index_of(entry))
     entries: list[ShardEntry] = []
-    runs: list[Rows] = []
+    runs: list[Array] = []
     first = 0
     for variant, block in sorted(rows):
         entry, part = rows[variant, block]
@@ -265,7 +264,7 @@ def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[
     return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
 
 
-def encode_index(index: Rows) -> bytes:
+def encode_index(index: Array) -> bytes:
     """Return index rows as the bytes of their file."""
     target = io.BytesIO()
     np.save(target, index, allow_pickle=False)
@@ -353,7 +352,7 @@ def _merge(
     return BuiltShard(whole, sealed.rows, ChunkInfo())
 
 
-def _records(reader: ShardReader, rows: Rows, numbers: Iterable[int], name: str) -> Iterator[Record]:
+def _records(reader: ShardReader, rows: Array, numbers: Iterable[int], name: str) -> Iterator[Record]:
     """Yield (sample number, record, CRC-32) of a shard's rows. Raises DamageError."""
     for row, number in zip(np.atleast_1d(rows), numbers, strict=True):
         record, crc = reader.read(row), int(row["crc32"])

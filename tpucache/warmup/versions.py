@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from tpucache.plugins import package_versions
 from tpucache.version import __version__
 from tpucache.warmup.records.presize import image_versions
 
@@ -17,12 +18,16 @@ _OPTIONAL: Final = ("pillow-heif", "pydicom")
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions by name; "" for an optional library that is not installed."""
+    """Return the installed versions by name; "" for an optional library that is not installed.
+
+    Packages that add codecs or sources are among them.
+    """
     return {
         "tpucache": __version__,
         "python": platform.python_version(),
         **_library_versions(),
         **image_versions(),
+        **package_versions("tpucache.codecs", "tpucache.sources"),
     }
 
 

@@ -122,7 +122,7 @@ def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_i
         slow.unlink()
     assert killed
     assert (cache / "manifest.json").exists() == bool(allowed_failures)
-    build_cache(source, cache, _RECIPE, engine=engine, report=reports.append)
+    build_cache(source, cache, _RECIPE, engine=engine, on_progress=reports.append)
     assert allowed_failures or reports[0].samples > 0, "what was finished was built again"
     assert digests(cache) == digests(local)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tpucache.errors import UnfinishedError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
+from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.run import scheduler, tasks
+from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.scheduler import BuildProgress
 
 Digests = Callable[[Path], dict[str, str]]
@@ -33,7 +36,7 @@ def test_blocks_built_whole_are_the_same_as_blocks_of_chunks(
     photos: Path, tmp_path: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     reports: list[BuildProgress] = []
-    build_cache(photos, tmp_path / "whole", _RECIPE, jobs=jobs, report=reports.append)
+    build_cache(photos, tmp_path / "whole", _RECIPE, jobs=jobs, on_progress=reports.append)
     assert [(reports[-1].samples, reports[-1].bytes)] == [(150, 150 * 16 * 16 * 3)]
     monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
     build_cache(photos, tmp_path / "chunks", _RECIPE, jobs=jobs)
@@ -83,3 +86,26 @@ def test_what_a_time_limit_leaves_of_a_small_block_is_continued(
     build_cache(photos, tmp_path / "cache", _RECIPE, jobs=1)
     build_cache(photos, tmp_path / "whole", _RECIPE, jobs=1)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
+
+
+def test_a_chunk_whose_result_comes_after_its_shards_is_counted_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Executor.run
+
+    def late(self: Executor, tasks: Any, **options: Any) -> Iterator[Any]:
+        held = None
+        for result in run(self, tasks, **options):
+            if isinstance(result[0], Chunk) and held is None:
+                held = result
+                continue
+            yield result
+        assert held is not None
+        yield held
+
+    monkeypatch.setattr(Executor, "run", late)
+    monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
+    reports: list[BuildProgress] = []
+    build_cache(photos, tmp_path / "cache", _RECIPE, jobs=1, on_progress=reports.append)
+    assert [each.samples for each in reports] == sorted(each.samples for each in reports)
+    assert reports[-1].samples == 150

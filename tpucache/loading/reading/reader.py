@@ -218,9 +218,32 @@ class RecordReader:
             self._copy(buffer, start + present, decoded[present])
         missing = start + np.flatnonzero(decoded == 0)
         if len(missing) and places.found is not None:
-            self._read(buffer, missing, places.found[missing], places.encoded[missing])
+            try:
+                self._read(buffer, missing, places.found[missing], places.encoded[missing])
+            except DamageError as error:
+                raise self._named(error, rows[missing], places.found[missing]) from error
             if keep and self.in_memory:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
+
+    def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
+        """Return the error of a batch with the sample whose record does not decode; itself where all of them do."""
+        cache = self.cache
+        single = Buffer(self.fields, 1)
+        nothing = np.zeros(1, np.int64)
+        for number, row in zip(numbers.tolist(), found, strict=True):
+            try:
+                self._read(single, nothing, row.reshape(1), nothing)
+            except DamageError as one:
+                if str(one).startswith("Shard "):
+                    return one
+                place, position = divmod(number, cache.manifest.samples)
+                shard = cache.reader.shards[int(row["shard"])].name
+                path, variant = cache.samples.paths[position], cache.manifest.variants[place]
+                return DamageError(
+                    f"Shard {shard} in {cache.directory}, the record of {path!r} in variant {variant}: {one}. "
+                    f"Run `python -m tpucache verify {cache.directory}`, or copy it again."
+                )
+        return error
 
     def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
         """Copy decoded records into rows of a buffer."""

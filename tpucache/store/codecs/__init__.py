@@ -1,4 +1,7 @@
-"""Codecs: how the array of a field becomes bytes, and back. One file each, and the table of all."""
+"""Codecs: how the array of a field becomes bytes, and back. One file each, and the table of all.
+
+Other packages add codecs by entry points of the group `tpucache.codecs`, each naming a subclass of Codec.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,46 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.native import FileRecords
+from tpucache.plugins import Names, Table
 from tpucache.store.codecs.codec import Array, Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
 from tpucache.store.codecs.plain import Bytes, Raw, Zstd
 from tpucache.store.codecs.yuv420 import Yuv420
 
+__all__ = [
+    "CODECS",
+    "IMAGE_CODECS",
+    "Codec",
+    "FieldSpec",
+    "PackedCodec",
+    "decode_into",
+    "decode_rows",
+    "encode",
+    "unpack_files",
+    "unpack_rows",
+]
+
+
+def _make_codec(name: str, part: Any) -> Codec:
+    """Return the codec of this name out of another package's class. Raises TypeError where it is none."""
+    if not (isinstance(part, type) and issubclass(part, Codec)):
+        raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
+    codec = part()
+    if codec.name != name:
+        raise TypeError(f"its entry point is called {name!r}, and the codec {codec.name!r}")
+    return codec
+
+
 #: All codecs by name, those for images in the order in which they are offered.
-CODECS: Final[dict[str, Codec]] = {
-    codec.name: codec for codec in (Raw(), Yuv420(), DctZstd(), DctLz4(), Jpeg(), Png(), Zstd(), Bytes())
-}
+CODECS: Final = Table[Codec](
+    "tpucache.codecs",
+    {codec.name: codec for codec in (Raw(), Yuv420(), DctZstd(), DctLz4(), Jpeg(), Png(), Zstd(), Bytes())},
+    _make_codec,
+)
 
 #: The codecs that an image may be stored in: `--codec`.
-IMAGE_CODECS: Final = tuple(name for name, codec in CODECS.items() if codec.is_for_images)
+IMAGE_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.is_for_images)
 
 
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:

@@ -1,12 +1,18 @@
-"""Where steps run: one small interface, one file a backend. Importing this does not import torch."""
+"""Where steps run: one small interface, one file a backend. Importing this does not import torch.
+
+Other packages add backends by entry points of the group `tpucache.devices`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
+from tpucache.plugins import Table
+from tpucache.store import earlier
 from tpucache.training.device.base import Counters, Device
-from tpucache.training.device.processes import Processes, open_processes
+from tpucache.training.device.processes import Processes
 
 if TYPE_CHECKING:
     from tpucache.training.device.torch_device import CpuDevice
@@ -20,22 +26,21 @@ __all__ = [
     "Device",
     "EagerDevice",
     "Processes",
-    "backend_name",
     "open_device",
 ]
 
-_HELP: Final = {"xla": "PyTorch/XLA", "torch": "plain PyTorch"}
-BACKENDS: Final = tuple(_HELP)
-BACKENDS_HELP: Final = "; ".join(f"{name}: {text}" for name, text in _HELP.items())
-_EARLIER_NAMES: Final = {"eager": "torch"}
+#: The functions `(cores, device, compile) -> Device` that open backends, by name.
+BACKENDS: Final = Table[Callable[[int, str, bool], Device]](
+    "tpucache.devices",
+    {
+        "xla": "tpucache.training.device.xla:open_device",
+        "torch": "tpucache.training.device.torch_device:open_device",
+    },
+)
+BACKENDS_HELP: Final = "xla: PyTorch/XLA; torch: plain PyTorch"
 
 #: What the backend torch runs on; auto is the fastest of these that is there.
 DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
-
-
-def backend_name(name: str) -> str:
-    """Return a backend's name, given it or the one that earlier versions had for it."""
-    return _EARLIER_NAMES.get(name, name)
 
 
 def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: bool = False) -> Device:
@@ -45,23 +50,10 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
     there. Raises UsageError for another backend, number of cores or device than there is, DependencyError without
     torch_xla.
     """
-    if backend_name(backend) not in BACKENDS:
+    name = earlier.backend(backend)
+    if name not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
-    if backend == "xla":
-        if device != "auto":
-            raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
-        if compile:
-            raise UsageError("xla compiles whole steps by itself: leave --compile out, or use --backend torch")
-        from tpucache.training.device.xla import XlaDevice
-
-        return XlaDevice(cores)
-    from tpucache.training.device.torch_device import CpuDevice, choose_device, open_accelerator
-
-    if cores != 1:
-        raise UsageError(f"the {backend} backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
-    kind = choose_device(device)
-    open_processes(kind)  # each takes the device with its own number on the host
-    return CpuDevice(compile) if kind == "cpu" else open_accelerator(kind, compile)
+    return BACKENDS[name](cores, device, compile)
 
 
 def __getattr__(name: str) -> Any:

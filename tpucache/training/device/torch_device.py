@@ -25,7 +25,18 @@ from tpucache.training.device.processes import open_processes
 from tpucache.training.settings import Precision
 
 _log = logging.getLogger("tpucache")
+
+
 _NUMBERS: Final = itertools.count(1)
+
+
+def open_device(cores: int, device: str, compile: bool) -> TorchDevice:
+    """Return one of DEVICES; torch.compile compiles its models if asked. Raises UsageError for one that is not here."""
+    if cores != 1:
+        raise UsageError(f"the torch backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
+    kind = choose_device(device)
+    open_processes(kind)  # each takes the device with its own number on the host
+    return CpuDevice(compile) if kind == "cpu" else open_accelerator(kind, compile)
 
 
 class TorchDevice:

@@ -44,6 +44,15 @@ except ImportError as error:
 _log: Final = logging.getLogger("tpucache")
 
 
+def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
+    """Return the device that PJRT_DEVICE names. Raises UsageError where another is named, or compiling is asked for."""
+    if device != "auto":
+        raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
+    if compile:
+        raise UsageError("xla compiles whole steps by itself: leave --compile out, or use --backend torch")
+    return XlaDevice(cores)
+
+
 class XlaDevice:
     """One XLA core, or all of them."""
 

@@ -93,13 +93,13 @@ def read_weights(source: str | Path) -> Weights:
     return weights
 
 
-def initial_weights(run: Path, settings: TrainSettings) -> Weights | None:
+def initial_weights(run: str | Path, settings: TrainSettings) -> Weights | None:
     """Return the weights that a new run begins with, None for random ones. Raises as `read_weights` does."""
     if settings.weights is None:
         return None
     check_is_local(settings.weights)
     source = Path(settings.weights)
-    if source.resolve() in (run.resolve(), (run / BEST_NAME).resolve()):
+    if source.resolve() in (Path(run).resolve(), (Path(run) / BEST_NAME).resolve()):
         raise UsageError(f"--weights {source} is in the folder of the new run: give another folder as --run")
     return read_weights(source)
 

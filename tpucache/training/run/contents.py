@@ -15,10 +15,12 @@ import torch
 from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.runs import BEST_NAME, LAST_NAME
+from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
 from tpucache.store.manifest import JsonObject, read_field, read_object
+from tpucache.strict_json import LARGEST
 from tpucache.training.run.checkpoint import is_stored_whole, load_checkpoint
 from tpucache.training.run.state import RunState
 from tpucache.training.settings import TrainSettings, settings_from
@@ -29,8 +31,6 @@ _MAX_OUTPUTS: Final = 1 << 22
 _MAX_COLUMNS: Final = 1 << 16
 _MAX_NESTING: Final = 16
 _MAX_VALUES: Final = 1 << 24
-#: Larger numbers are none that a run writes, and cannot be drawn or added up.
-_LARGEST: Final = 3.5e38
 #: What weights are stored as: numbers for learning, and counters such as BatchNorm's.
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
@@ -71,7 +71,7 @@ def fits(value: object, hint: Any) -> bool:
     if hint is Any:
         return True
     if hint is float:
-        return type(value) in (int, float) and not abs(value) > _LARGEST  # type: ignore[arg-type]  # it is a number
+        return type(value) in (int, float) and not abs(value) > LARGEST  # type: ignore[arg-type]  # it is a number
     if hint is int:
         return type(value) is int and abs(value) < 1 << 63
     if hasattr(hint, "__dataclass_fields__"):
@@ -101,7 +101,7 @@ def _load(path: Path, check: Callable[[JsonObject], None]) -> dict[str, Any]:
         check(item)
     except FormatError as error:
         raise TrainingError(f"{path} cannot be used: {error}. Copy it again, or train again") from error
-    return content
+    return earlier.checkpoint(content)
 
 
 def _plain(content: object) -> Any:

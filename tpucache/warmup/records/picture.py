@@ -14,8 +14,18 @@ from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records.decoding import Decoded, check_size, decode, opened, orientation, stored_size
-from tpucache.warmup.records.pixels import is_npy, read_npy, to_pixels, with_channels_last
+from tpucache.warmup.records.decoding import (
+    Decoded,
+    check_size,
+    decode,
+    is_npy,
+    opened,
+    orientation,
+    read_npy,
+    stored_size,
+    to_pixels,
+    with_channels_last,
+)
 
 Array = npt.NDArray[Any]
 

@@ -54,10 +54,10 @@ class Scheduler:
         self,
         context: BuildContext,
         blocks: Sequence[Block],
-        report: Callable[[BuildProgress], None] = lambda progress: None,
+        on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     ) -> None:
-        """Look for what exists already. `report` is called with the progress; no task starts after the deadline."""
-        self._context, self._blocks, self._report = context, blocks, report
+        """Look for what exists already. `on_progress` is given what is done; no task starts after the deadline."""
+        self._context, self._blocks, self._on_progress = context, blocks, on_progress
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
         self._sealed: dict[tuple[int, int], BuiltShard] = {}
@@ -66,6 +66,7 @@ class Scheduler:
         self._kept: set[int] = set()  # by earlier runs
         self.known: dict[int, dict[int, int]] = {}  # checksums of one of each chunk's or shard's samples
         self._made = 0
+        self._built: set[int] = set()  # blocks whose shards are all there
         self._stopped = False  # a worker saw the deadline pass
         for block in blocks:
             self._find_shards(block)
@@ -92,7 +93,7 @@ class Scheduler:
 
     def build(self, executor: Executor) -> list[BuiltShard]:
         """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
-        self._report(self._progress())
+        self._on_progress(self._progress())
         while missing := [block for block in self._blocks if not self._is_built(block)]:
             before = len(self._done), len(self._sealed)
             self._run_tasks(executor, missing)
@@ -191,6 +192,7 @@ class Scheduler:
 
     def _count_built(self, block: int, info: ChunkInfo) -> None:
         """Count the samples of a block whose shards are all there."""
+        self._built.add(block)
         for chunk in self._chunks[block]:
             self._done[block, chunk.number] = ChunkResult(0, 0, 0)
         self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
@@ -221,7 +223,8 @@ class Scheduler:
         if isinstance(result, WrittenShard):
             result = install_shard(self._context, result)
         if isinstance(task, Chunk):
-            (self._done if result.whole else self._partial)[task.block, task.number] = result
+            if task.block not in self._built:  # a shard's result may come before that of its last chunk
+                (self._done if result.whole else self._partial)[task.block, task.number] = result
             self._stopped |= not result.whole
             self._made += result.bytes
         elif isinstance(result, BuiltShard):
@@ -235,7 +238,7 @@ class Scheduler:
             for chunk in self._chunks[task.number]:
                 self._done.pop((task.number, chunk.number), None)
                 self._find_chunk(task, chunk)
-        self._report(self._progress())
+        self._on_progress(self._progress())
 
     def _is_built(self, block: Block) -> bool:
         return all((block.number, variant) in self._sealed for variant in block.variants)

@@ -1,13 +1,17 @@
-"""Where samples come from: each source lists its samples in a stable order and loads one at a time."""
+"""Where samples come from: each source lists its samples in a stable order and loads one at a time.
+
+Other packages add kinds of sources by entry points of the group `tpucache.sources`, each naming a SourceKind.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from tpucache.errors import SourceError, UsageError
+from tpucache.errors import DependencyError, SourceError, UsageError
 from tpucache.options import options_of
-from tpucache.store.files import check_is_local
+from tpucache.plugins import Table
+from tpucache.store.files import check_is_local, is_url
 from tpucache.warmup.sources import archive_samples as archives
 from tpucache.warmup.sources import datasets, folder, parquet, table, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
@@ -17,7 +21,7 @@ from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.labelled import label_source
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.selected import select_source
-from tpucache.warmup.sources.source import Items, Sample, Source, SourceKind
+from tpucache.warmup.sources.source import CheckedSource, Item, Items, Listing, Sample, Source, SourceKind
 from tpucache.warmup.sources.table import TableOptions, TableSource
 from tpucache.warmup.sources.tfrecords import TFRecordSource
 
@@ -25,9 +29,12 @@ __all__ = [
     "ArchiveSource",
     "DatasetSource",
     "FolderSource",
+    "Item",
+    "Listing",
     "ParquetSource",
     "Sample",
     "Source",
+    "SourceKind",
     "TFRecordSource",
     "TableOptions",
     "TableSource",
@@ -39,14 +46,26 @@ __all__ = [
     "to_source",
 ]
 
+
+def _check_kind(_name: str, part: Any) -> SourceKind:
+    """Return another package's kind of source. Raises TypeError where it is none."""
+    if not isinstance(part, SourceKind):
+        raise TypeError(f"{part!r} is no tpucache.warmup.sources.SourceKind")
+    return part
+
+
 #: All kinds of sources; the first that matches is opened.
-_KINDS: Final[tuple[SourceKind, ...]] = (
-    folder.KIND,
-    table.KIND,
-    archives.KIND,
-    parquet.KIND,
-    tfrecords.KIND,
-    datasets.KIND,
+_KINDS: Final = Table[SourceKind](
+    "tpucache.sources",
+    {
+        "folder": folder.KIND,
+        "table": table.KIND,
+        "archive": archives.KIND,
+        "parquet": parquet.KIND,
+        "tfrecord": tfrecords.KIND,
+        "dataset": datasets.KIND,
+    },
+    _check_kind,
 )
 
 
@@ -55,17 +74,17 @@ def to_source(source: str | Path | Source | Items) -> Source:
     if isinstance(source, (str, Path)):
         return open_source(source)
     if hasattr(source, "list") and hasattr(source, "load"):
-        return cast(Source, source)
+        return CheckedSource(cast(Source, source))
     return DatasetSource(cast(Items, source))
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
     """Return the source that a path, pattern or name means; `options` state what its columns or features mean.
 
-    Raises SourceError when it is no source, UsageError for options that such a source does not have, and for a URL.
+    tpucache's own kinds of sources are asked first, but not for a URL, which none of them reads. Raises SourceError
+    when it is no source, UsageError for options that such a source does not have, and for a URL.
     """
-    check_is_local(source)
-    kind = next((kind for kind in _KINDS if kind.matches(source)), None)
+    kind = _find_kind(source)
     if kind is not None:
         given = [
             name for name, value in vars(options or TableOptions()).items() if value != getattr(TableOptions, name)
@@ -73,7 +92,31 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
         unused = [options_of(TableOptions)[name].flag for name in given if name not in kind.options]
         if unused:
             raise UsageError(f"{source} is {kind.description}, which has no {unused[0]}: leave it out")
-        return kind.open(source, options)
-    *others, last = (kind.description for kind in _KINDS)
+        opened = kind.open(source, options)
+        return opened if kind in map(_KINDS.__getitem__, _KINDS.own) else CheckedSource(opened)
+    check_is_local(source)
+    *others, last = (kind.description for kind in _KINDS.values())
     problem = "is a file of another kind" if Path(source).exists() else "does not exist"
     raise SourceError(f"{Path(source)} {problem}: give {', '.join(others)}, or {last}")
+
+
+def _find_kind(source: str | Path) -> SourceKind | None:
+    """Return the first kind of source that a text names: a module:callable last, as it may look like a package's text.
+
+    Raises DependencyError for a kind of another package that cannot be used, where no other kind matches.
+    """
+    own = [] if is_url(source) else [_KINDS[name] for name in _KINDS.own]
+    if found := next((kind for kind in own if kind is not datasets.KIND and kind.matches(source)), None):
+        return found
+    failures: list[DependencyError] = []
+    for name in (name for name in _KINDS if name not in _KINDS.own):
+        try:
+            if _KINDS.use(name, lambda kind: kind.matches(source)):
+                return _KINDS[name]
+        except DependencyError as error:
+            failures.append(error)
+    if datasets.KIND in own and datasets.KIND.matches(source):
+        return datasets.KIND
+    for failure in failures:
+        raise failure
+    return None

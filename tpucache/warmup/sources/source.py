@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError
+from tpucache.errors import SampleError, SourceError, TpucacheError
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
 
 Array = npt.NDArray[Any]
@@ -128,6 +128,53 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CheckedSource:
+    """A source of somebody else's code, whose mistakes are errors that name it."""
+
+    source: Source
+
+    def __repr__(self) -> str:
+        return source_name(self.source)
+
+    def list(self) -> Listing:
+        """Return all samples. Raises SourceError also for whatever the code raises, and for what is no listing."""
+        try:
+            listing = self.source.list()
+        except TpucacheError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{self!r} cannot be listed: {self._where('list')} raised {_text(error)}") from error
+        if not isinstance(listing, Listing):
+            raise SourceError(f"{self._where('list')} returned a {type(listing).__name__}, not a Listing")
+        if any(sample.number != number for number, sample in enumerate(listing.samples)):
+            raise SourceError(f"{self._where('list')} does not number the samples from 0, each one more than the last")
+        paths = Counter(sample.path for sample in listing.samples)
+        if twice := next((path for path, count in paths.items() if count > 1), None):
+            raise SourceError(f"{self._where('list')} has two samples with the path {twice!r}: give each its own")
+        return listing
+
+    def load(self, sample: Sample) -> Item:
+        """Return a sample's content. Raises SourceError for whatever else than a SampleError the code raises."""
+        try:
+            item = self.source.load(sample)
+        except TpucacheError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{sample.path}: {self._where('load')} raised {_text(error)}") from error
+        if not isinstance(item, Item):
+            raise SourceError(f"{sample.path}: {self._where('load')} returned a {type(item).__name__}, not an Item")
+        return item
+
+    def _where(self, method: str) -> str:
+        kind = type(self.source)
+        return f"{kind.__module__}.{kind.__qualname__}.{method}"
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def content_sha256(source: Source, sample: Sample) -> str:
     """Return a hash of a sample's content and labels; "" where it cannot be read."""
     try:
@@ -135,6 +182,11 @@ def content_sha256(source: Source, sample: Sample) -> str:
     except SampleError:
         return ""
     return item.sha256(sample.label, item.label)
+
+
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most first."""
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 
 def source_name(source: Source) -> str:

@@ -22,7 +22,6 @@ from tpucache.training.learn.tasks.task import (
     check_shape,
     check_without_masks,
     class_weights,
-    columns_of,
     one_hot,
     smooth,
     unfit,
@@ -94,10 +93,6 @@ class Classes(SampleTask):
         """Return probabilities that add up to 1: float32 (batch, outputs)."""
         return outputs.float().softmax(1)
 
-    def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
-        """Return the predictions."""
-        return self.predictions(outputs)
-
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
         """Return accuracy, F1 and AUC."""
         return class_metrics(scores, labels)
@@ -124,12 +119,6 @@ class Multilabel(SampleTask):
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("loss", False)
     metric_names: ClassVar = ("accuracy", "f1", "auc")
-
-    @classmethod
-    def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return the number of columns of the labels."""
-        check_without_masks(cls.name, mask_classes)
-        return columns_of(dataset)
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are (n, outputs) between 0 and 1."""
@@ -163,10 +152,6 @@ class Multilabel(SampleTask):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return a probability a class: float32 (batch, outputs)."""
         return outputs.float().sigmoid()
-
-    def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
-        """Return the predictions."""
-        return self.predictions(outputs)
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
         """Return the share of right answers, F1 and AUC."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from tpucache.errors import UsageError
@@ -93,5 +92,5 @@ def _kind(name: str) -> _TaskKind:
     """Return the class of a task. Raises UsageError."""
     if name not in TASKS:
         raise UsageError(f"there is no task {name!r}: use {', '.join(TASKS)}")
-    kind: _TaskKind = getattr(importlib.import_module(f"{__package__}.{name}"), TASKS[name])
+    kind: _TaskKind = TASKS[name]
     return kind

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,8 @@ from tpucache.training.learn.tasks.task import (
     Watched,
     check_matrix,
     check_shape,
-    check_without_masks,
     class_weights,
-    columns_of,
 )
-
-if TYPE_CHECKING:
-    from tpucache.loading.dataset import CachedDataset
 
 Array = npt.NDArray[Any]
 
@@ -48,12 +43,6 @@ class Regression(SampleTask):
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("rmse", False)
     metric_names: ClassVar = ("rmse",)
-
-    @classmethod
-    def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return the number of columns of the labels."""
-        check_without_masks(cls.name, mask_classes)
-        return columns_of(dataset)
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are finite (n, outputs)."""
@@ -118,10 +107,6 @@ class Regression(SampleTask):
         if not self.mean:
             return outputs.float()
         return outputs.float() * _on(self.std, outputs.device) + _on(self.mean, outputs.device)
-
-    def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
-        """Return the predictions."""
-        return self.predictions(outputs)
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
         """Return the root of the mean squared error."""

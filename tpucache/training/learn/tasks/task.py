@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
@@ -291,12 +292,18 @@ class TaskBase:
 
 
 @dataclass(frozen=True)
-class SampleTask(TaskBase):
+class SampleTask(TaskBase, ABC):
     """The base of tasks whose labels are in the samples table and whose outputs are (batch, outputs)."""
 
     outputs: int
 
     form: ClassVar[Form] = "values"
+
+    @classmethod
+    def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
+        """Return the number of columns of the labels; of class numbers that of the classes."""
+        check_without_masks(cls.name, mask_classes)
+        return dataset.labels.shape[1] if dataset.labels.dim() == 2 else len(dataset.classes)
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
         """Return all fields: the labels are not among them."""
@@ -318,6 +325,14 @@ class SampleTask(TaskBase):
         """Raise UsageError unless outputs are floating-point (samples, outputs)."""
         check_outputs(outputs, (samples, self.outputs), source)
 
+    @abstractmethod
+    def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return predictions from outputs: float32 (batch, outputs)."""
+
+    def scores(self, outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+        """Return the predictions."""
+        return self.predictions(outputs)
+
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
         """Return whether all values of a sample are finite."""
         return predictions.isfinite().all(1)
@@ -334,8 +349,3 @@ class SampleTask(TaskBase):
     def record(self, scores: Array, labels: Array) -> dict[str, Array]:
         """Return `labels` and `values`, float32 (n, outputs)."""
         return {"labels": labels.astype(np.float32), "values": scores.astype(np.float32)}
-
-
-def columns_of(dataset: CachedDataset) -> int:
-    """Return the number of columns of a cache's labels; for class numbers that of the classes."""
-    return dataset.labels.shape[1] if dataset.labels.dim() == 2 else len(dataset.classes)

@@ -1,0 +1,200 @@
+"""Parts of other packages: found by their names, imported when they are used, and refused where they are wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpucache import (
+    CachedDataset,
+    DependencyError,
+    Recipe,
+    RecipeError,
+    SourceError,
+    UnknownCodecError,
+    build_cache,
+    plugins,
+)
+from tpucache.plugins import GROUPS
+from tpucache.store.codecs import CODECS, IMAGE_CODECS, _make_codec
+from tpucache.training import BACKENDS, make_task, open_device
+from tpucache.training.settings import TASKS
+from tpucache.warmup import sources
+
+MODULE = """
+from tpucache.store.codecs import Codec
+from tpucache.warmup.sources import Item, Listing, Sample, SourceKind
+import numpy as np
+
+class Upside(Codec):
+    name = "upside"
+    is_for_images = True
+    def _encode(self, field, array, quality):
+        return array[::-1].tobytes()
+    def _decode_into(self, field, data, out):
+        out[...] = np.frombuffer(data, field.dtype).reshape(field.shape)[::-1]
+
+class Other(Upside):
+    name = "another"
+
+class Grey:
+    def list(self):
+        return Listing([Sample(n, f"{n}", n % 2) for n in range(6)], ("a", "b"))
+    def load(self, sample):
+        return Item({"image": np.full((8, 8), 40 * sample.number, np.uint8)})
+
+KIND = SourceKind("FILE.grey", lambda text: str(text) == "six.grey", lambda text, options: Grey())
+URLS = SourceKind("gray://", lambda text: str(text).startswith("gray://"), lambda text, options: Grey())
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Return a function that installs a package with these entry points, "GROUP NAME" to a reference."""
+    sites = tmp_path / "site-packages"
+    tables = [CODECS, sources._KINDS, BACKENDS, TASKS]
+    monkeypatch.syspath_prepend(sites)
+
+    def add(package: str, module: str, **entries: str) -> None:
+        folder = sites / f"{package}-1.5.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.5\n")
+        lines = ("[tpucache.{}]\n{} = {}\n".format(*key.split("_"), value) for key, value in entries.items())
+        (folder / "entry_points.txt").write_text("".join(lines))
+        (sites / f"{package}.py").write_text(module)
+        plugins.installed.cache_clear()
+
+    yield add
+    plugins.installed.cache_clear()
+    for table in tables:
+        for name in [*table._parts]:
+            if name not in table.own:
+                del table._parts[name]
+    for name in ("parts", "second"):
+        sys.modules.pop(name, None)
+
+
+def test_a_cache_is_built_and_read_by_parts_of_a_package(install, tmp_path):
+    install("parts", MODULE, codecs_upside="parts:Upside", sources_grey="parts:KIND")
+    assert "upside" in IMAGE_CODECS
+    assert [*IMAGE_CODECS][-1] == "upside"
+    manifest = build_cache("six.grey", tmp_path / "cache", Recipe(size=8, codec="upside"), jobs=1)
+    assert manifest.fields[0].codec == "upside"
+    assert manifest.created_by["parts"] == "1.5"
+    images = [np.asarray(image) for image, _ in CachedDataset(tmp_path / "cache")]
+    assert [image.tolist() for image in images] == [np.full((3, 8, 8), 40 * n).tolist() for n in range(6)]
+
+
+def test_a_url_may_be_a_source_of_a_package(install, tmp_path):
+    install("parts", MODULE, sources_gray="parts:URLS")
+    assert build_cache("gray://bucket/six", tmp_path / "cache", Recipe(size=8), jobs=1).samples == 6
+    with pytest.raises(SourceError, match=r"give .*, or gray://"):
+        build_cache(tmp_path / "nothing", tmp_path / "cache", Recipe(size=8), jobs=1)
+
+
+def test_a_cache_without_its_codec_says_which_is_missing(install, tmp_path):
+    install("parts", MODULE, codecs_upside="parts:Upside", sources_grey="parts:KIND")
+    build_cache("six.grey", tmp_path / "cache", Recipe(size=8, codec="upside"), jobs=1)
+    (tmp_path / "site-packages" / "parts-1.5.dist-info" / "entry_points.txt").write_text("")
+    plugins.installed.cache_clear()
+    del CODECS._parts["upside"]
+    with pytest.raises(UnknownCodecError, match=r"has the codec 'upside'. Install the package that brings it$"):
+        CachedDataset(tmp_path / "cache")
+
+
+MISTAKES = [
+    ("return array[::-1].tobytes()", "return None", DependencyError, "encodes an array as a NoneType"),
+    ("out[...] =", "out[3:] =", DependencyError, "the codec 'upside' of the package parts 1.5 cannot be used"),
+    ('str(text) == "six.grey"', "text.shape", DependencyError, "the source 'grey' of the package parts 1.5 .*shape"),
+    ('{"image":', '{}["image"] or {"image":', SourceError, "0: parts.Grey.load raised KeyError: 'image'"),
+    ("return Item(", "return dict(", SourceError, "0: parts.Grey.load returned a dict, not an Item"),
+    ("return Listing(", "raise OSError('gone'); (", SourceError, "parts.Grey.list raised OSError: gone"),
+    ("return Listing(", "return tuple, (", SourceError, "parts.Grey.list returned a tuple, not a Listing"),
+    ("Sample(n,", "Sample(n + 1,", SourceError, "does not number the samples from 0"),
+    ('f"{n}"', '"all"', SourceError, "two samples with the path 'all'"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "error", "said"), MISTAKES)
+def test_a_mistake_in_a_package_is_one_error_that_names_it(install, tmp_path, before, after, error, said):
+    assert before in MODULE
+    install("parts", MODULE.replace(before, after), codecs_upside="parts:Upside", sources_grey="parts:KIND")
+    with pytest.raises(error, match=said):
+        build_cache("six.grey", tmp_path / "cache", Recipe(size=8, codec="upside"), jobs=1)
+
+
+def test_a_text_like_a_module_may_be_a_packages(install, tmp_path):
+    install("parts", MODULE.replace("six.grey", "grey:six"), sources_grey="parts:KIND")
+    assert build_cache("grey:six", tmp_path / "cache", Recipe(size=8), jobs=1).samples == 6
+
+
+def test_a_package_that_cannot_be_used_does_not_disturb_others(install, tmp_path, photos):
+    install("parts", "raise OSError('no library')", codecs_upside="parts:Upside", sources_grey="parts:KIND")
+    install("second", MODULE.replace("grey", "white"), sources_white="second:KIND")
+    assert build_cache("six.white", tmp_path / "cache", Recipe(size=8), jobs=1).samples == 6
+    assert build_cache(photos, tmp_path / "other", Recipe(size=8), jobs=1).samples > 6
+    with pytest.raises(RecipeError, match=r"one of raw, .*, upside"):
+        Recipe(codec="none")
+
+
+def test_nothing_is_imported_before_it_is_used(install):
+    install("parts", "raise SystemError('imported')", codecs_upside="parts:Upside", tasks_odd="parts:Odd")
+    assert "upside" in CODECS
+    assert "upside" in [*CODECS]
+    assert "raw" in IMAGE_CODECS
+    assert "parts" not in sys.modules
+
+
+def test_own_names_are_never_taken_over(install):
+    install("parts", MODULE, codecs_raw="parts:Upside", tasks_classes="parts:Upside", devices_torch="parts:Upside")
+    assert CODECS["raw"].is_plain
+    assert [*CODECS].count("raw") == 1
+    assert type(make_task("classes", 2)).__name__ == "Classes"
+    assert open_device("torch").name == "torch"
+
+
+def test_one_name_in_two_packages_is_refused_by_both_names(install):
+    install("parts", MODULE, codecs_upside="parts:Upside")
+    install("second", MODULE, codecs_upside="second:Upside")
+    with pytest.raises(DependencyError, match=r"parts 1.5 and second 1.5 both have the codec 'upside': uninstall one"):
+        CODECS["upside"]
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise OSError('no library')", "OSError: no library"),
+        ("", "AttributeError: .*'Upside'"),
+        ("Upside = 3", "TypeError: 3 is no subclass of tpucache.store.codecs.Codec"),
+        ("from tpucache.store.codecs import Codec as Upside", "TypeError: .*abstract"),
+        (MODULE.replace('"upside"', '"down"'), "TypeError: its entry point is called 'upside', and the codec 'down'"),
+    ],
+)
+def test_a_part_that_is_wrong_is_named_with_its_package(install, module, said):
+    install("parts", module, codecs_upside="parts:Upside")
+    with pytest.raises(DependencyError, match=f"the codec 'upside' of the package parts 1.5 cannot be used: {said}"):
+        CODECS["upside"]
+
+
+def test_a_source_that_is_wrong_is_named_when_no_other_matches(install, tmp_path):
+    install("parts", "KIND = 3", sources_grey="parts:KIND")
+    with pytest.raises(DependencyError, match=r"the source 'grey' of the package parts 1.5 .*SourceKind"):
+        build_cache("six.grey", tmp_path / "cache", Recipe(size=8), jobs=1)
+
+
+def test_unknown_names_are_refused_as_ever(install):
+    with pytest.raises(RecipeError, match="one of raw, "):
+        Recipe(codec="upside")
+    with pytest.raises(KeyError):
+        CODECS["upside"]
+
+
+def test_tables_and_groups_are_one_list():
+    assert {*GROUPS} == {f"tpucache.{name}" for name in ("codecs", "sources", "tasks", "devices")}
+    assert _make_codec("raw", type(CODECS["raw"])).name == "raw"
