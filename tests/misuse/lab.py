@@ -56,11 +56,6 @@ sys.path[:0] = [os.getcwd(), {shared!r}]
 sys.argv[0] = "tpucache"
 runpy.run_module("tpucache", run_name="__main__", alter_sys=True)
 """
-#: Code after which runs replay five steps for the ceiling at their end, and draw no curves.
-SHORT: Final = """
-from forking import shorten_runs
-shorten_runs()
-"""
 _WITHOUT: Final = """
 libraries = {libraries!r}
 for name in list(sys.modules):

@@ -20,6 +20,7 @@ from lab import (
     class_of,
     exchange_bytes,
     files_of,
+    table_rows,
     write_csv,
     write_photos,
 )
@@ -159,17 +160,6 @@ def test_time_limits_of_no_length_from_Python(lab):
         build_cache(lab.shared.photos, lab.folder / "cache", Recipe(size=SIDE), jobs=1, time_limit=0)
     build_cache(str(lab.shared.photos), str(lab.folder / "cache"), Recipe(size=SIDE), jobs=1, time_limit=1e9)
     check_photos(CachedDataset("cache"), class_of, range(COUNT))
-
-
-def test_a_cache_whose_making_was_killed_at_many_moments_is_that_of_an_undisturbed_run(lab, apart):
-    """Its own timer ends the process, which nothing in it notices."""
-    kills = 0
-    for number in range(12):
-        timer = f"import signal\nsignal.setitimer(signal.ITIMER_REAL, {0.03 + 0.03 * number})"
-        kills += apart.warmup(lab.shared.photos, "cache", *INVERT, first=timer).status == -signal.SIGALRM
-    assert kills >= 3
-    succeeded(lab.warmup(lab.shared.photos, "cache", *INVERT))
-    assert _content(lab.folder / "cache") == _content(lab.shared.augmented)
 
 
 def test_another_source_or_recipe_for_an_unfinished_cache(lab, apart):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import torch
-from refusals import assert_refused, succeeded
+from refusals import assert_refused
 
 
 def test_a_run_whose_model_is_a_function_of_python(lab):
@@ -47,21 +46,3 @@ def test_texts_of_a_run_that_nest_deeply_or_are_too_large(lab):
             run = lab.copy(lab.shared.run, f"run{number}{name}")
             (run / name).write_text(text)
             assert_refused(lab.command("report", run, "-o", lab.folder / "page.html"), name)
-
-
-def test_the_fifth_model_of_a_process_is_compiled_too(lab, monkeypatch):
-    """Each fold of five has graphs of its own; the C++ compiler, which takes minutes, is left out."""
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend="eager", **options))
-    table = lab.folder / "five.csv"
-    photos = lab.shared.photos
-    lines = [
-        f"{path.relative_to(photos)},{path.parent.name},{n % 5}" for n, path in enumerate(sorted(photos.rglob("*.png")))
-    ]
-    table.write_text("\n".join(["path,label,fold", *lines]))
-    words = ("--label-col", "label", "--fold-col", "fold", "--root", photos)
-    succeeded(lab.warmup(table, lab.folder / "five", *words))
-    succeeded(lab.train(lab.folder / "five", lab.folder / "folds", "--folds", "--compile"))
-    reports = [json.loads(path.read_text()) for path in sorted((lab.folder / "folds").glob("fold-*/report.json"))]
-    assert len(reports) == 5
-    assert all(report["pace"]["graphs"] > 0 for report in reports)

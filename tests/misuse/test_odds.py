@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lab import COUNT, SECONDS, assert_same, without
-from refusals import assert_refused, succeeded
+from lab import COUNT, assert_same
+from refusals import assert_refused
 
 from tpucache import CachedDataset, CachedLoader, Recipe, RecipeError, build_cache
 from tpucache.training import Feeder, open_device
-
-KEPT = """
-import stat, sys
-from tpucache import CachedDataset, CachedLoader
-iterator = iter(CachedLoader(CachedDataset(sys.argv[1], in_memory=False), 4))
-stat.kept = [iterator, next(iterator)]
-"""
 
 
 class Waves:
@@ -43,18 +34,6 @@ def test_a_state_saved_while_the_feeder_reads_ahead(lab):
     taken += [labels.tolist() for _, labels in rest]
     whole = [labels.tolist() for _, labels in CachedLoader(CachedDataset(lab.shared.cache), 4)]
     assert taken == whole
-
-
-def test_files_that_are_open_when_the_interpreter_ends(lab):
-    words = [sys.executable, "-c", KEPT, str(lab.shared.cache)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_the_report_of_a_run_without_pillow(lab, apart):
-    succeeded(apart.command("report", lab.shared.run, "-o", "run.html", first=without("PIL", "matplotlib")))
-    page = Path("run.html").read_text()
-    assert "The pictures are left out" in page or "No sample is wrong" in page
 
 
 def test_arrays_in_zstd(lab):
@@ -81,11 +60,3 @@ def test_a_url_as_source(lab):
 def test_a_url_as_the_folder_of_a_run(lab):
     assert_refused(lab.train(lab.shared.cache, Path("run"), "--run", "gs://bucket/run"), "is a URL", status=2)
     assert [path.name for path in Path().iterdir()] == []
-
-
-def test_the_next_epoch_of_a_cache_without_variants(lab, caplog):
-    dataset, plain = CachedDataset(lab.shared.cache, "epoch"), CachedDataset(lab.shared.cache)
-    CachedDataset(lab.shared.cache, "epoch")
-    dataset.set_epoch(3)
-    assert dataset[5][0].tolist() == plain[5][0].tolist()
-    assert sum("has no augmented variants" in text for text in caplog.messages) == 1

@@ -34,8 +34,9 @@ def test_an_optimizer_without_a_rate(lab):
         words = ("train", cache, "--run", run, *_TRAIN, "--model", "cnn", "--optimizer", optimizer)
         done = succeeded(lab.command(*words))
         rates[optimizer] = json.loads((run / "run.json").read_text())["settings"]["lr"]
-        assert "weight decay" in done.out and "one-cycle" in done.out
-    assert rates["adamw"] < 0.1 * rates["sgd"], f"AdamW's rate is far below SGD's: {rates}"
+        assert "weight decay" in done.out
+        assert "one-cycle" in done.out
+    assert rates["adamw"] < 0.1 * rates["sgd"]
 
 
 def test_prices_as_labels(lab):

@@ -171,17 +171,7 @@ def test_a_samples_table_whose_shape_has_truth_values(lab):
     change_columns(cache, label=b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + bytes(8 * COUNT))
     assert_refused(lab.command("verify", cache), "samples.npz", "copy|verify|repair")
     with refuses(FormatError, "label"):
-        CachedDataset(cache).labels
-
-
-def test_labels_beyond_the_classes_under_a_condition(lab):
-    for label in (-5, 2**63 - 1):
-        cache = lab.copy(lab.shared.cache, f"copy{label}")
-        labels = np.arange(COUNT) % 3
-        labels[7] = label
-        change_columns(cache, label=npy(labels))
-        with refuses(FormatError, "3 classes"):
-            CachedDataset(cache).where("class == 'ant'")
+        CachedDataset(cache).labels  # noqa: B018
 
 
 def test_class_names_that_steer_the_terminal(lab):
@@ -221,5 +211,5 @@ def test_corrupt_zstd_frames_whose_checksum_was_remade(lab):
             continue
         assert_same(first_batch(cache)[0][0].numpy(), image.numpy())
         same += 1
-    text = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
     assert re.search(r"corrupt zstd frame.*libzstd", text)
