@@ -118,12 +118,6 @@ MISTAKES = [
     ("return Listing(", "return tuple, (", SourceError, "parts.Grey.list returned a tuple, not a Listing"),
     ("Sample(n,", "Sample(n + 1,", SourceError, "does not number the samples from 0"),
     ('f"{n}"', '"all"', SourceError, "two samples with the path 'all'"),
-    (
-        "class Grey:",
-        "class Grey:\n    def __reduce__(self): raise OSError('unfit')",
-        SourceError,
-        "raised OSError: unfit",
-    ),
 ]
 
 

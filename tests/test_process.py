@@ -64,6 +64,7 @@ def test_output_that_cannot_be_written_is_one_line_and_status_one(
 def test_what_was_built_is_kept_when_its_report_cannot_be_written(photos: Path, tmp_path: Path) -> None:
     done = run(["warmup", photos, "cache", "--size", "8", "--jobs", "1"], tmp_path, "{} > /dev/full")
     assert done.returncode == 1
+    assert "is kept" in done.stderr
     assert "Traceback" not in done.stderr
     assert run(["verify", "cache"], tmp_path).returncode == 0
 

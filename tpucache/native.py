@@ -55,7 +55,7 @@ class LoopWork(NamedTuple):
     records: int
     #: Bytes of each unpacked.
     size: int
-    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes; 0 for records without one.
+    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes.
     sparse: int
     sparse_bytes: int
     #: Memory for the values of a sparse form that has them as nibbles (`store.codecs.dct.sparse`), 0 for others.
@@ -294,9 +294,8 @@ class UnpackWriter:
         lz4 = code.pointer(work["function"], half, [word, word, half, half])
         zstd = code.pointer(work["function"], word, [word] * 5)
         pread = code.pointer(work["pread"], word, [half, word, word, word])
-        given = (work[name] for name in ("context", "sparse", "descriptors"))
-        has_context, is_sparse, in_files = (build.icmp_unsigned("!=", each, word(0)) for each in given)
-        most = build.select(is_sparse, work["sparse_bytes"], work["size"])
+        form, most = work["sparse"], work["sparse_bytes"]
+        has_context, in_files = (build.icmp_unsigned("!=", work[name], word(0)) for name in ("context", "descriptors"))
         prefix = build.select(in_files, word(_PREFIX), word(0))
         found = build.alloca(word)
 
@@ -313,22 +312,17 @@ class UnpackWriter:
                 stop_if("!=", build.call(pread, [file, work["record"], whole, place]), whole)
                 stop_if("!=", build.zext(code.load(half, work["record"]), word), length)
             source = build.select(in_files, build.add(work["record"], prefix), place)
-            to = build.select(is_sparse, work["sparse"], target)
             with build.if_else(has_context) as (by_zstd, by_lz4):
                 with by_zstd:
-                    build.store(build.call(zstd, [work["context"], to, most, source, length]), found)
+                    build.store(build.call(zstd, [work["context"], form, most, source, length]), found)
                 with by_lz4:
                     stop_if(">", build.or_(length, most), word(_INT_MAX))  # either of them
-                    written = build.call(lz4, [source, to, *(build.trunc(each, half) for each in (length, most))])
+                    written = build.call(lz4, [source, form, *(build.trunc(each, half) for each in (length, most))])
                     build.store(build.sext(written, word), found)
-            plain = build.load(found)
-            stop_if(">", plain, most)  # an error is a negative number
-            with build.if_else(is_sparse) as (to_spread, in_place):
-                with to_spread:
-                    fits = build.call(spread, [work["sparse"], plain, target, work["size"], work["values"]])
-                    stop_if("==", fits, word(0))
-                with in_place:
-                    stop_if("!=", plain, work["size"])
+            bytes_found = build.load(found)
+            stop_if(">", bytes_found, most)  # an error is a negative number
+            fits = build.call(spread, [form, bytes_found, target, work["size"], work["values"]])
+            stop_if("==", fits, word(0))
         build.ret(work["records"])
 
     def _write_spread(self, widen: Any) -> Any:

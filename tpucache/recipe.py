@@ -40,7 +40,7 @@ _COLOUR: Final = re.compile("[0-9a-f]{6}")
 #: Parts in which caches that belong together are the same: what an image is, and how it is stored.
 SHARED: Final = ("size", "fit", "codec", "quality", "chroma", "mode", "max_boxes", "mask_values", "mask_colours")
 
-#: Parts that recipes of version 0.1 lack, with what they mean there: a recipe is equal to one without them.
+#: Parts that fingerprints leave out where they have these values: a recipe is equal to one without them.
 _ADDED: Final[Mapping[str, Any]] = {
     "coordinates": None,
     "white_level": None,

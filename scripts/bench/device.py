@@ -49,7 +49,7 @@ from scripts.bench.table import (
 from tpucache import CachedDataset, CachedLoader, TpucacheError, UsageError
 from tpucache.machine import find_tpu
 from tpucache.ondevice import Normalise
-from tpucache.training.device import BACKENDS, DEVICES, Device, backend_name, open_device
+from tpucache.training.device import BACKENDS, DEVICES, Device, open_device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
@@ -229,7 +229,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "source", nargs="?", type=Path, help="a folder of class folders of photographs (default: made up)"
     )
-    parser.add_argument("--backend", type=backend_name, choices=BACKENDS, default="torch", help="(%(default)s)")
+    parser.add_argument("--backend", choices=BACKENDS, default="torch", help="(%(default)s)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="of the backend torch (%(default)s)")
     parser.add_argument("--cores", type=int, default=1, help="of the backend xla (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile the network by torch.compile")

@@ -178,3 +178,9 @@ def test_a_url_in_python_is_refused_and_no_folder_is_called_so(photos, tmp_path,
         with pytest.raises(UsageError, match=NAMED):
             build_cache(source, directory, Recipe(size=8), jobs=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ramp_of_the_rate_has_its_earlier_option_too():
+    parser = make_parser()
+    for option in ("--ramp", "--warmup"):
+        assert from_options(TrainSettings, parser.parse_args(["train", *LINES["train"], option, "0.2"])).ramp == 0.2

@@ -60,9 +60,11 @@ def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(p
         ["predict", "run", str(packed), "-o", "predictions.csv", "--backend", "torch"],
         ["inspect", str(packed)],
         ["verify", str(packed)],
+        ["bench", str(packed), "--batch-size", "8"],
         ["report", "run", "-o", "run.html"],
     ]
-    program = f"from tpucache.cli import main\nfor words in {commands}: assert main(words) == 0, words"
+    quick = "from tpucache.report.bench import run_bench\nrun_bench.__kwdefaults__.update(rounds=1, seconds=0.05)"
+    program = f"{quick}\nfrom tpucache.cli import main\nfor words in {commands}: assert main(words) == 0, words"
     done = succeeded([sys.executable, "-c", program], torch_alone, tmp_path)
     assert "Traceback" not in done.stderr
     page = (tmp_path / "run.html").read_text()

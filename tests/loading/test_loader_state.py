@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import loader as loader_module
 from tpucache.loading.sampler import block_order, global_batches, rank_slice
+from tpucache.store import earlier
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import encode_columns
 
@@ -27,7 +28,8 @@ from tpucache.store.samples import encode_columns
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples, as caches of many images have relative to their size."""
-    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 100_000)
+    for module in (loader_module, earlier):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 100_000)
 
 
 @pytest.fixture
@@ -266,7 +268,8 @@ def test_a_block_state_without_a_digest_keeps_its_chunks(photos: Path, tmp_path:
 def test_a_block_state_without_a_digest_continues_where_a_record_is_larger_than_a_chunk(
     cache: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 1)
+    for module in (loader_module, earlier):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
     dataset = CachedDataset(cache)[:20]
     loader = CachedLoader(dataset, 5, shuffle="block", window=10)
     assert loader.state_dict()["chunk"] == 1

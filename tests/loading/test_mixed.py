@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.mixed import Mixture
 from tpucache.loading.sampler import full_order
-from tpucache.store.codecs.dct.codec import DctLz4
 
 
 def loaders(cache: Path, size: int, **more: Any) -> list[CachedLoader]:
@@ -124,23 +123,6 @@ def test_loaders_that_do_not_fit_are_refused(cache: Path) -> None:
     for wrong, message in misfits:
         with pytest.raises(UsageError, match=message):
             MixedLoader([one, wrong], [1, 1])
-
-
-@pytest.mark.parametrize("finish", ["host", "device"])
-def test_caches_of_older_packings_and_the_newest_are_mixed(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finish: Any
-) -> None:
-    recipe = Recipe(size=16, codec="dct-lz4")
-    packings = (None, "sparse", "nibbles")
-    for packing in packings:
-        monkeypatch.setattr(DctLz4, "packing", packing)
-        build_cache(photos, tmp_path / str(packing), recipe, jobs=1)
-    datasets = [CachedDataset(tmp_path / str(packing)) for packing in packings]
-    assert [dataset.manifest.fields[0].packing for dataset in datasets] == [*packings]
-    loaders = [CachedLoader(dataset, 18, finish=finish) for dataset in datasets]
-    images = torch.cat([images for images, _ in MixedLoader(loaders, [1, 1, 1])])
-    assert torch.equal(images[::3], images[1::3])
-    assert torch.equal(images[::3], images[2::3])
 
 
 @pytest.mark.slow

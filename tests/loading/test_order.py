@@ -82,17 +82,17 @@ def test_only_the_block_order_changes_variants_by_chunk(cache: Path, shuffle: An
 
 
 @pytest.mark.slow
-def test_a_state_from_before_continues_in_the_order_that_it_is_of(cache: Path) -> None:
+def test_a_state_of_an_order_by_samples_continues_in_that_order(cache: Path) -> None:
     def loader() -> CachedLoader:
         return CachedLoader(CachedDataset(cache, "epoch"), 30, shuffle="block", window=40)
 
-    earlier = loader()
-    earlier.order = EpochOrder("block", 40, CHUNK)
-    whole = [images.clone() for _ in range(2) for images, _ in earlier]
-    earlier.set_epoch(0)
-    batches = iter(earlier)
+    by_sample = loader()
+    by_sample.order = EpochOrder("block", 40, CHUNK)
+    whole = [images.clone() for _ in range(2) for images, _ in by_sample]
+    by_sample.set_epoch(0)
+    batches = iter(by_sample)
     next(batches)
-    state = earlier.state_dict()
+    state = by_sample.state_dict()
     assert state["order"] == "block 40"
     resumed = loader()
     resumed.load_state_dict(state)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import DamageError, FormatError
+from tpucache.store.codecs import CODECS
 from tpucache.store.fields import Field, RecordLayout, check_field
 
 FIELDS = [
@@ -48,27 +49,10 @@ def test_hostile_records_are_damage_as_one_by_one(fields: list[Field], record: b
         assert all_parts(layout, [record]) == [[bytes(part) for part in expected]]
 
 
-@pytest.mark.parametrize(
-    ("field", "version"),
-    [
-        (Field("image", "raw", "|u1", (4, 4, 3)), 2),
-        (Field("image", "raw", "|u1", (4, 4, 1)), 2),
-        (Field("image", "raw", "|u1", (4, 4, 4)), 4),
-        (Field("image", "raw", "<u2", (4, 4, 3)), 4),
-        (Field("depth", "raw", "<u2", (4, 4, 3)), 2),
-        (Field("image", "yuv420", "|u1", (4, 4, 3)), 3),
-        (Field("image", "dct-lz4", "|u1", (8, 8, 3), 90, "4:2:0", "sparse"), 5),
-        (Field("image", "dct-lz4", "|u1", (8, 8, 3), 90, "4:2:0", "nibbles"), 6),
-    ],
-)
-def test_a_field_needs_the_format_version_that_brought_what_it_holds(field: Field, version: int) -> None:
-    assert field.since == version
-
-
 @pytest.mark.parametrize("codec", ["dct-zstd", "dct-lz4"])
 def test_a_quality_is_one_to_a_hundred(codec: str) -> None:
     for quality in (0, 1, 100, 101):
-        field = Field("image", codec, "|u1", (8, 8, 3), quality, "420")
+        field = Field("image", codec, "|u1", (8, 8, 3), quality, "420", CODECS[codec].packing)
         if 1 <= quality <= 100:
             check_field(field)
         else:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, RecipeError, build_cache
 from tpucache.warmup import TableOptions, TableSource
-from tpucache.warmup.check import check_masks
+from tpucache.warmup.listing import check_masks
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.process import PROG
+from tpucache.store import earlier
 
 if TYPE_CHECKING:
     from tpucache.loading.reading.reader import InMemory
@@ -165,10 +166,10 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add --backend, --device, --compile and --cores."""
-    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES, backend_name
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
 
     command.add_argument(
-        "--backend", type=backend_name, choices=BACKENDS, metavar=listed(BACKENDS), default="xla", help=BACKENDS_HELP
+        "--backend", type=earlier.backend, choices=BACKENDS, metavar=listed(BACKENDS), default="xla", help=BACKENDS_HELP
     )
     command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
     command.add_argument(

@@ -190,6 +190,7 @@ def add(commands: Any) -> None:
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
     command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")
+    command.add_argument("--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     group = command.add_argument_group("what is learned, and how")
     add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate, "mean": numbers, "std": numbers})
     group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")

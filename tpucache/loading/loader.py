@@ -22,6 +22,7 @@ from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
+from tpucache.store import earlier
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -169,9 +170,9 @@ class BatchLoader(Generic[AnySamples]):
 
         Raises UsageError where records of the variants in use, labels, selection or order are not the same.
         """
-        earlier = self.dataset.manifest  # earlier versions counted all variants, so that adding one changed the order
-        record = max(1, sum(entry.bytes for entry in earlier.shards) // max(1, earlier.records))
-        saved = read_state(state, self._state(), max(1, _CHUNK_BYTES // record), self.order.earlier_text)
+        own, manifest = self._state(), self.dataset.manifest
+        record_bytes = sum(entry.bytes for entry in manifest.shards) // max(1, manifest.records)
+        saved = read_state(earlier.loader_state(state, own.to_dict(), record_bytes), own, self.order.text_by_sample)
         self.order.check(saved)
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
         if 0 < stop - first < self.world_size:

@@ -244,6 +244,6 @@ def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
     """Return what must be equal: the arrays, and where a field is left packed, what it is decoded by."""
 
     def form(stored: Field, read: Field) -> tuple[Any, ...]:
-        return read.name, read.dtype, read.shape, None if read.shape == stored.shape else replace(stored, packing=None)
+        return read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored
 
     return [form(*pair) for pair in zip(dataset.manifest.fields, dataset.record_fields, strict=True)]

@@ -53,11 +53,11 @@ class EpochOrder:
     @property
     def text(self) -> str:
         """What a loader's state says of it."""
-        return self.earlier_text + (_BY_CHUNK if self.is_by_chunk else "")
+        return self.text_by_sample + (_BY_CHUNK if self.is_by_chunk else "")
 
     @property
-    def earlier_text(self) -> str:
-        """What earlier versions said of it, which never changed variants by chunk."""
+    def text_by_sample(self) -> str:
+        """The same of the order in which each sample changes its variant by itself."""
         if self.sampling is not None:
             return self.sampling.text
         return f"block {self.window}" if self.name == "block" else self.name

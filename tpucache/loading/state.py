@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -14,8 +13,6 @@ _COMPARED: Final = {
     "digest": "the cache, the variants, the labels, the selection or its order are not those it is of",
     "order": "it is of another order: give the same shuffle, window, weights, balance or sampler",
 }
-
-_log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
@@ -42,38 +39,29 @@ class LoaderState:
         return asdict(self)
 
 
-def read_state(state: Mapping[str, Any], own: LoaderState, earlier_chunk: int, earlier_order: str) -> LoaderState:
+def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
     """Return another loader's state, if this loader can continue there; `own` is this loader's state.
 
-    States without a digest, which earlier versions wrote, have no chunk either: `earlier_chunk` is used, and a warning
-    is logged because the selection cannot be compared. A state of `earlier_order`, in which variants did not change by
-    chunk, is continued in that order. Raises UsageError for a state that does not fit.
+    A state of the order `by_sample`, in which each sample changes its variant by itself, is continued in that order.
+    Raises UsageError for a state that does not fit.
     """
-    if state.get("order") == earlier_order:
-        own = replace(own, order=earlier_order)
+    if state.get("order") == by_sample:
+        own = replace(own, order=by_sample)
     mine = own.to_dict()
-    is_early = "digest" not in state
     # Adding variants may change the fingerprint, which covers what they are made by; the digest covers what is read.
-    compared = {**_COMPARED, "fingerprint": "it is of another cache"} if is_early else _COMPARED
-    for name, reason in compared.items():
-        if state.get(name) != mine[name] and not (is_early and name == "digest"):
+    for name, reason in _COMPARED.items():
+        if state.get(name) != mine[name]:
             raise UsageError(
                 f"the state cannot be continued here, {reason}: {name} {state.get(name)!r}, here {mine[name]!r}. "
                 "Make the dataset and the loader as they were, or begin anew"
             )
-    if is_early:
-        _log.warning(
-            "the loader's state was written by an earlier tpucache: cache, number of samples and order are the same, "
-            "but variant, labels, selection and added variants could not be compared"
-        )
-    chunk = earlier_chunk if is_early and own.chunk else own.chunk and _integer(state, "chunk", 1)
+    chunk = own.chunk and _integer(state, "chunk", 1)
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
     if position > own.samples:
         raise UsageError(
             f"a loader's state holds position as at most the {own.samples} samples of the dataset, not {position}"
         )
-    drawn = state.get("drawn", "")  # earlier versions had no samplers
-    return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=drawn)
+    return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=state.get("drawn", ""))
 
 
 def _integer(state: Mapping[str, Any], name: str, low: int) -> int:

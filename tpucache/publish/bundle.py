@@ -26,7 +26,6 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import (
     CLAIM_NAME,
     Claim,
-    check_apart,
     check_descends,
     check_room,
     claim_folder,
@@ -38,7 +37,7 @@ from tpucache.store.copying import (
     parse_claim,
     remove_claim,
 )
-from tpucache.store.files import read_file, sha256_file, write_atomically
+from tpucache.store.files import check_apart, read_file, sha256_file, write_atomically
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json

@@ -19,7 +19,6 @@ from tpucache.store.copying import (
     PART_SUFFIX,
     Claim,
     OnProgress,
-    check_apart,
     check_descends,
     check_ours,
     check_room,
@@ -33,7 +32,7 @@ from tpucache.store.copying import (
     read_claims,
     remove_claim,
 )
-from tpucache.store.files import append_chunks, read_chunks, rename_durably, write_atomically
+from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.folder import Remote

@@ -136,7 +136,7 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
 
 
 def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    """Return what the manifest says about the labels; manifests of earlier versions say nothing."""
+    """Return what the manifest says about the labels, nothing where it does not."""
     read = manifest.source.get("labels")
     return read if isinstance(read, dict) else {}
 

@@ -319,7 +319,7 @@ def _worst(run: RunFiles, count: int, directory: Path | None) -> Sheet:
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"
         if run.info.get("validation") is not None or not run.info:
-            reason = "No epoch of the run has kept its predictions (earlier versions kept none)"
+            reason = "No epoch of the run has kept its predictions"
         return Sheet(f"{reason}.")
     chosen = _find_worst(run, count)
     if not chosen:

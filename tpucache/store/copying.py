@@ -30,7 +30,15 @@ import numpy as np
 from tpucache.errors import DamageError, StoreError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
-from tpucache.store.files import append_chunks, read_chunks, read_file, rename_durably, write_atomically
+from tpucache.store.files import (
+    append_chunks,
+    check_apart,
+    is_same_folder,
+    read_chunks,
+    read_file,
+    rename_durably,
+    write_atomically,
+)
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
@@ -54,20 +62,6 @@ def folder_path(place: str | Path) -> Path:
     return Path(rest.removeprefix("localhost"))
 
 
-def check_apart(source: Path, target: Path) -> None:
-    """Raise UsageError when a cache and the folder to write are the same one, or one is inside the other.
-
-    Symbolic links, relative paths and folders that are mounted twice are seen through; neither has to exist.
-    """
-    real_source, real_target = _resolve(source), _resolve(target)
-    if _is_same(real_source, real_target):
-        raise UsageError(f"{target} is the cache itself: give another folder")
-    if any(_is_same(real_source, parent) for parent in real_target.parents):
-        raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
-    if any(_is_same(real_target, parent) for parent in real_source.parents):
-        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
-
-
 def check_no_cache_file(path: Path) -> None:
     """Raise UsageError where a path, to be written for somebody else, is a file of a finished cache."""
     place = path.resolve()
@@ -77,11 +71,6 @@ def check_no_cache_file(path: Path) -> None:
         return
     if place.name in (MANIFEST_NAME, *(entry.name for entry in manifest.files)):
         raise UsageError(f"{path} is a file of the cache in {place.parent}: give another path to write to")
-
-
-def is_same_folder(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to one folder, through whatever links or mounts."""
-    return _is_same(_resolve(one), _resolve(other))
 
 
 @contextmanager
@@ -100,24 +89,6 @@ def hold_folder(folder: Path, doing: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _resolve(path: Path) -> Path:
-    try:
-        resolved = path.expanduser().resolve()
-    except (OSError, RuntimeError) as error:
-        raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
-    # Up to Python 3.12 resolving a loop of links raises; later it leaves the link in the path.
-    if any(each.is_symlink() for each in (resolved, *resolved.parents)):
-        raise UsageError(f"{path} cannot be followed to a folder: its links lead in a loop")
-    return resolved
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return one == other or one.samefile(other)
-    except OSError:  # one of them does not exist
-        return False
 
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"

@@ -37,8 +37,6 @@ KEYPOINTS: Final = "keypoints"
 LABEL: Final = "label"
 
 FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_DEEP_IMAGES: Final = 4  # the format version that brought them
-_PACKINGS: Final = {None: 0, "sparse": 5, "nibbles": 6}  # likewise
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -47,7 +45,7 @@ class Field:
     """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
 
     An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality`, `chroma`
-    and `packing` are there for the codecs whose decoding depends on them.
+    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own.
     """
 
     name: str
@@ -83,11 +81,6 @@ class Field:
         return self.name == IMAGE and (self.dtype != "|u1" or self.shape[2:] not in ((1,), (3,)))
 
     @property
-    def since(self) -> int:
-        """The lowest format version that has its codec and packing, and images like it."""
-        return max(CODECS[self.codec].since, _DEEP_IMAGES if self.is_deep else 0, _PACKINGS[self.packing])
-
-    @property
     def is_plain(self) -> bool:
         """Whether it is stored as the bytes of the array itself."""
         return CODECS[self.codec].is_plain
@@ -116,8 +109,9 @@ def check_field(field: Field) -> None:
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(f"no field has shape {field.shape}")
     CODECS[field.codec].check(field)
-    if field.packing is not None and (CODECS[field.codec].packing is None or field.packing not in _PACKINGS):
-        raise FormatError(f"{field.codec} has no packing {field.packing!r}")
+    if field.packing != (own := CODECS[field.codec].packing):
+        known = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
+        raise FormatError(f"{known}, and no release wrote {field.packing!r}")
     if field.name == IMAGE:
         check_image(field)
 

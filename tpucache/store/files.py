@@ -1,4 +1,4 @@
-"""Files on disk: opened and read with clear errors, written whole or not at all, locked, and read as .npy."""
+"""Files on disk: opened and read with clear errors, written whole or not at all, told apart, and read as .npy."""
 
 from __future__ import annotations
 
@@ -245,6 +245,43 @@ def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
             digest.update(chunk)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_apart(source: Path, target: Path) -> None:
+    """Raise UsageError when a cache and the folder to write are the same one, or one is inside the other.
+
+    Symbolic links, relative paths and folders that are mounted twice are seen through; neither has to exist.
+    """
+    real_source, real_target = _resolve(source), _resolve(target)
+    if _is_same(real_source, real_target):
+        raise UsageError(f"{target} is the cache itself: give another folder")
+    if any(_is_same(real_source, parent) for parent in real_target.parents):
+        raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
+    if any(_is_same(real_target, parent) for parent in real_source.parents):
+        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one folder, through whatever links or mounts."""
+    return _is_same(_resolve(one), _resolve(other))
+
+
+def _resolve(path: Path) -> Path:
+    try:
+        resolved = path.expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
+    # Up to Python 3.12 resolving a loop of links raises; later it leaves the link in the path.
+    if any(each.is_symlink() for each in (resolved, *resolved.parents)):
+        raise UsageError(f"{path} cannot be followed to a folder: its links lead in a loop")
+    return resolved
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one == other or one.samefile(other)
+    except OSError:  # one of them does not exist
+        return False
 
 
 class ThreadLock:

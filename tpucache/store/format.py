@@ -10,8 +10,6 @@ import numpy as np
 
 FORMAT: Final = "tpucache"
 VERSION: Final = 6
-#: Older versions that are still read. A cache is written in the lowest version that has all of its codecs.
-OLDER_VERSIONS: Final = (2, 3, 4, 5)
 
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"

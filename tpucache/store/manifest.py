@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
+from tpucache.store import earlier
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
@@ -176,6 +177,7 @@ class Manifest:
 
     `variants` are the variant numbers present, 0 (clean) first; the index has one run of `samples` rows for each, in
     this order. `recipe`, `source` and `created_by` are for warmup and for people: readers do not interpret them.
+    `version` is that of the format: a manifest keeps the one that it was read with until it is `changed`.
     """
 
     samples: int
@@ -190,6 +192,7 @@ class Manifest:
     recipe: Mapping[str, Any]
     source: Mapping[str, Any]
     created_by: Mapping[str, Any]
+    version: int = fmt.VERSION
 
     @property
     def identity(self) -> str:
@@ -198,11 +201,6 @@ class Manifest:
         `fingerprint` compares recipes and clean records only; this also covers labels, variants and skipped samples.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()
-
-    @property
-    def version(self) -> int:
-        """The lowest version of the format that has the codecs of all fields, and images like these."""
-        return max((field.since for field in self.fields), default=fmt.VERSION)
 
     @property
     def layout(self) -> RecordLayout:
@@ -244,9 +242,13 @@ class Manifest:
         """Augmented variants: the K of `--variants K`."""
         return sum(variant > 0 for variant in self.variants)
 
+    def changed(self, **changes: Any) -> Manifest:
+        """Return the manifest with other values, in this version of the format."""
+        return dataclasses.replace(self, **{**changes, "version": fmt.VERSION})
+
     def to_json(self) -> str:
         """Return the manifest as indented JSON text with sorted keys."""
-        content = {"format": fmt.FORMAT, "version": self.version, **dataclasses.asdict(self)}
+        content = {"format": fmt.FORMAT, **dataclasses.asdict(self)}
         content["fields"] = [field.to_dict() for field in self.fields]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
@@ -291,10 +293,11 @@ def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
-    if type(version) is not int or version not in (fmt.VERSION, *fmt.OLDER_VERSIONS):
+    if type(version) is not int or version not in (fmt.VERSION, *earlier.VERSIONS):
+        known = f"version {fmt.VERSION}, and {min(earlier.VERSIONS)} to {max(earlier.VERSIONS)} until {earlier.END}"
         raise FormatError(
-            f"format version {version!r}, but this tpucache reads versions {min(fmt.OLDER_VERSIONS)} to {fmt.VERSION}: "
-            "install the tpucache that wrote it, or build the cache again"
+            f"format version {version!r}, but this tpucache reads {known}: install the tpucache that wrote it, or "
+            "build the cache again"
         )
     manifest = Manifest(
         samples=item.integer("samples", 0, fmt.MAX_SAMPLES),
@@ -309,6 +312,7 @@ def _read_manifest(item: JsonObject) -> Manifest:
         recipe=item.object("recipe").content,
         source=item.object("source").content,
         created_by=item.object("created_by").content,
+        version=version,
     )
     _check_whole(manifest)
     return manifest

@@ -35,11 +35,8 @@ TASKS: Final = Table[Any](
 _FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
 
 #: What is decided when a run begins, unless it is given.
-_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "warmup", "precision")
+_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "ramp", "precision")
 _UNDECIDED: Final = (None, "auto")
-
-#: What runs did that did not record it.
-_EARLIER: Final = {"lr": 0.1, "scale": "none", "weight_decay": 5e-4, "schedule": "one-cycle"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class TrainSettings:
     """The settings of one run. The same settings and data give the same run on every backend.
 
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
-    adapts from a batch of 256. `warmup` is the share of the steps in which the rate rises (None: the schedule's own).
+    adapts from a batch of 256. `ramp` is the share of the steps in which the rate rises (None: the schedule's own).
     What is None of `lr`, `scale`, `weight_decay` and `schedule` is decided when a run begins: by the optimizer, by what
     the model normalises with, and by whether `weights` are given; `precision` by the device. The run's files have what
     was decided. `bf16` is short for the precision of that name.
@@ -95,7 +92,7 @@ class TrainSettings:
     scale: ScaleRule | None = option(
         None, "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone"
     )
-    warmup: float | None = option(
+    ramp: float | None = option(
         None, "share of the steps in which the learning rate rises; the schedule's own if not given", metavar="SHARE"
     )
     weight_decay: float | None = option(
@@ -179,7 +176,7 @@ class TrainSettings:
             raise UsageError(f"std holds numbers above 0, not {self.std}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
-        for name in ("warmup", "smoothing", "ema"):
+        for name in ("ramp", "smoothing", "ema"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"{name} is at least 0 and less than 1, not {value}")
@@ -224,17 +221,15 @@ def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `to_dict` gave, in this version or an earlier one.
+    """Return the settings that `to_dict` gave; one that is missing has its default.
 
-    A setting that did not exist then gets its default, which is therefore always what was done before it existed; what
-    is decided now when a run begins was then the same for all. Raises UsageError for settings of a later version.
+    Raises UsageError for settings of a later version.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
         raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
-    earlier = {**_EARLIER, "precision": "bf16" if values.get("bf16") else "float32"}
-    return TrainSettings(**{**earlier, **values, "augment": AugmentSettings(**values["augment"])})
+    return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SourceError, UsageError
+from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.progress import Progress
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -23,8 +23,8 @@ from tpucache.store.codecs import CODECS
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import Field
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.warmup.check import content_digests
-from tpucache.warmup.sources.source import Listing, Sample, Source, content_sha256
+from tpucache.warmup.listing import content_digests
+from tpucache.warmup.sources.source import Listing, Sample, Source
 from tpucache.warmup.versions import version_differences
 
 # A cache below the shard size is still cut, so that several workers seal at its end.
@@ -228,3 +228,12 @@ def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listi
         return np.searchsorted(starts, skipped, side="right") - 1
     firsts = [entry.first for entry in entries]
     return np.searchsorted(firsts, np.searchsorted(kept, skipped), side="right") - 1
+
+
+def content_sha256(source: Source, sample: Sample) -> str:
+    """Return a hash of a sample's content and labels; "" where it cannot be read."""
+    try:
+        item = source.load(sample)
+    except SampleError:
+        return ""
+    return item.sha256(sample.label, item.label)

@@ -17,7 +17,6 @@ from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
 from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Target
-from tpucache.warmup.check import compared_numbers
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
     Estimate,
@@ -27,6 +26,7 @@ from tpucache.warmup.estimate import (
     estimate,
     kaggle_blocks,
 )
+from tpucache.warmup.listing import compared_numbers
 from tpucache.warmup.plan import Plan, plan_addition, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts

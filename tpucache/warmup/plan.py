@@ -35,14 +35,20 @@ from tpucache.warmup.blocks import (
     unchanged_samples,
 )
 from tpucache.warmup.build_options import BuildOptions, LabelKind
-from tpucache.warmup.check import check_contents, check_listing, check_masks, check_recipe
 from tpucache.warmup.code_digest import code_changes, code_digests
-from tpucache.warmup.numbering import check_given_classes, number_samples, order_of
+from tpucache.warmup.listing import (
+    check_contents,
+    check_given_classes,
+    check_listing,
+    check_masks,
+    check_recipe,
+    number_samples,
+    order_of,
+)
 from tpucache.warmup.records.arrays import ARRAY_CODECS, image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
 from tpucache.warmup.records.encode import MOST_CLASSES, LabelRule, class_range
-from tpucache.warmup.sources.folder import left_out_text
-from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, source_name
+from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
 from tpucache.warmup.versions import version_differences, versions
 
 _log: Final = logging.getLogger("tpucache")
@@ -352,9 +358,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
     old = before.recipe["augmentation"] if before is not None else {}
     if old.get("callable") == recipe.augment:
         now = {"callable": recipe.augment, **code_digests(recipe.augment)}
-        return (
-            now if code_changes(old, now) else dict(old)
-        )  # an earlier version may have recorded less of the same code
+        return now if code_changes(old, now) else dict(old)
     return resolve(recipe.augment, recipe.height, recipe.width, fields)
 
 

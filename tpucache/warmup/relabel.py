@@ -21,7 +21,7 @@ from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.numbering import name_some
+from tpucache.warmup.listing import name_some
 from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
 from tpucache.warmup.run.plan_file import is_adding_to
 from tpucache.warmup.sources.cells import Table, read_table
@@ -201,16 +201,11 @@ def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) ->
     index = table_name(INDEX_NAME, generation)
     link_or_copy(folder / before.index.name, folder / index, folder / WORK_NAME / f"{index}.tmp")  # it has no labels
     source = changes.get("source", before.source)
-    manifest = dataclasses.replace(
-        before,
-        **{
-            **changes,
-            "tables": (
-                FileEntry(index, before.index.bytes, before.index.sha256),
-                write_table(folder, table_name(SAMPLES_NAME, generation), data),
-            ),
-            "source": {**source, "relabelled": [*earlier_tables(before), before.table.sha256]},
-        },
+    changes["tables"] = (
+        FileEntry(index, before.index.bytes, before.index.sha256),
+        write_table(folder, table_name(SAMPLES_NAME, generation), data),
     )
+    changes["source"] = {**source, "relabelled": [*earlier_tables(before), before.table.sha256]}
+    manifest = before.changed(**changes)
     manifest.save(folder, folder / WORK_NAME / f"{MANIFEST_NAME}.tmp")
     return manifest

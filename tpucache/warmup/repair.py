@@ -24,7 +24,7 @@ from tpucache.store.samples import encode_columns
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.blocks import Block, listing_sha256
 from tpucache.warmup.code_digest import code_changes, code_digests
-from tpucache.warmup.numbering import as_asked, name_some, number_samples, put_in_order
+from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_order
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos
 from tpucache.warmup.run.executors import Executor, Task

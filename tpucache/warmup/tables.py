@@ -34,8 +34,7 @@ from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
-from tpucache.warmup.check import content_digests
-from tpucache.warmup.numbering import SIZE_COLUMN, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.encode import MOST_CLASSES, class_range
 from tpucache.warmup.records.moments import FLOAT_BITS
@@ -64,7 +63,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
         unsure = {str(skip.number) for skip in skipped}
         digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:
-        return _save(cache, dataclasses.replace(before, skipped=skipped, source={**before.source, "digests": digests}))
+        return _save(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)

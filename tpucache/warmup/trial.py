@@ -19,8 +19,8 @@ from tpucache.warmup.blocks import cut_block
 from tpucache.warmup.build_options import BuildOptions, LabelKind
 from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
 from tpucache.warmup.plan import Plan, plan_addition, plan_build
+from tpucache.warmup.records.decoding import open_picture
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.records.picture import open_picture
 from tpucache.warmup.run.folder import check_source, finished_cache
 from tpucache.warmup.sources import label_source, open_source, pad_source
 from tpucache.warmup.sources.folder import NO_SUFFIX

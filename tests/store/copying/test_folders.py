@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tpucache import StoreError, UsageError
-from tpucache.store.copying import check_apart, check_no_cache_file, folder_path, hold_folder
+from tpucache.store.copying import check_no_cache_file, folder_path, hold_folder
+from tpucache.store.files import check_apart
 
 
 @pytest.mark.parametrize("way", ["itself", "symlink", "relative", "dots", "link above"])

@@ -73,11 +73,6 @@ def test_what_is_decided_stays_decided():
     assert as_decided(TrainSettings(lr=0.5), decided).lr == 0.5
 
 
-def test_a_run_that_recorded_no_rate_had_that_of_all_runs_then():
-    old = settings_from({"model": "cnn", "augment": {}})
-    assert (old.peak_lr, old.weight_decay, old.schedule, old.scale) == (0.1, 5e-4, "one-cycle", "none")
-
-
 def test_an_undecided_rate_is_not_known():
     with pytest.raises(UsageError, match="decided when the run begins"):
         _ = TrainSettings().peak_lr

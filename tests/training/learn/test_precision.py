@@ -22,7 +22,7 @@ from tpucache.training.prediction import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.contents import load_last
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from
+from tpucache.training.settings import TrainSettings, as_decided, setting_differences
 
 CPU = torch.device("cpu")
 LINEAR = TrainSettings(model="tiny_tasks:linear", epochs=2, batch_size=50, lr=0.01)  # three steps an epoch
@@ -70,11 +70,6 @@ def test_bf16_is_short_for_its_precision_and_contradicts_the_others():
     for other in ("float32", "fp16"):
         with pytest.raises(UsageError, match=f"bf16 and the precision {other} contradict"):
             TrainSettings(bf16=True, precision=other)
-
-
-def test_a_run_that_recorded_no_precision_had_that_of_its_bf16():
-    for bf16, precision in ((False, "float32"), (True, "bf16")):
-        assert settings_from({"bf16": bf16, "augment": {}}).precision == precision
 
 
 def test_a_run_keeps_the_precision_that_it_began_with():

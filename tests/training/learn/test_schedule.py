@@ -58,7 +58,7 @@ def test_no_schedule_has_a_rate_of_zero_or_one_or_another_number_of_a_step(name,
 
 
 def test_warmup_cosine_rises_straight_and_falls_by_half_a_cosine():
-    rates = [warmup_cosine(step, 101, 0.8, warmup=0.1).lr for step in range(101)]
+    rates = [warmup_cosine(step, 101, 0.8, ramp=0.1).lr for step in range(101)]
     assert rates[:10] == pytest.approx([0.8 * (step + 1) / 11 for step in range(10)])
     assert rates[10] == pytest.approx(0.8)
     low = 0.8 / 1e4
@@ -70,16 +70,16 @@ def test_warmup_cosine_rises_straight_and_falls_by_half_a_cosine():
 
 def test_constant_is_constant_after_its_warm_up():
     assert {constant(step, 50, 0.3) for step in range(50)} == {near(Rates(0.3, 0.9))}
-    rates = [constant(step, 50, 0.3, warmup=0.1).lr for step in range(50)]
+    rates = [constant(step, 50, 0.3, ramp=0.1).lr for step in range(50)]
     assert rates[:5] == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.25])
     assert rates[5:] == [near(Rates(0.3, 0.9)).lr] * 45
 
 
 def test_a_schedule_is_named_and_its_warm_up_given():
     assert make_schedule("one-cycle", 40, 0.2)(7) == one_cycle(7, 40, 0.2)
-    assert make_schedule("one-cycle", 40, 0.2, 0.5)(7) == one_cycle(7, 40, 0.2, warmup=0.5)
+    assert make_schedule("one-cycle", 40, 0.2, 0.5)(7) == one_cycle(7, 40, 0.2, ramp=0.5)
     assert make_schedule("warmup-cosine", 40, 0.2)(7) == warmup_cosine(7, 40, 0.2)
-    assert make_schedule("constant", 40, 0.2, 0.5)(7) == constant(7, 40, 0.2, warmup=0.5)
+    assert make_schedule("constant", 40, 0.2, 0.5)(7) == constant(7, 40, 0.2, ramp=0.5)
 
 
 @pytest.mark.parametrize(

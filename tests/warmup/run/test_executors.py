@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tpucache.errors import BuildError
 from tpucache.warmup.run import executors
 from tpucache.warmup.run.executors import Executor
 
@@ -31,6 +33,13 @@ def test_workers_that_are_kept_follow_the_run(tmp_path: Path, monkeypatch: pytes
         seen.append({process for process, _, _ in places})
     assert seen[0] & seen[1]  # or there was nothing to follow
     assert os.getpid() not in seen[0]
+
+
+@pytest.mark.slow
+def test_work_that_cannot_be_sent_is_one_error() -> None:
+    held = threading.Lock()
+    with pytest.raises(BuildError, match=r"cannot be sent to other processes: .*lock.*or build with --jobs 1"):
+        list(Executor(jobs=2).run((place, (held,)) for _ in range(2)))
 
 
 def test_few_tasks_run_here_as_long_as_workers_would_take_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,11 +57,6 @@ class FieldSpec(Protocol):
         """The resolution of the colours that the bytes are decoded by, where the codec needs it."""
         ...
 
-    @property
-    def packing(self) -> str | None:
-        """Which of the codec's forms the bytes have, where it has had several; None is the oldest."""
-        ...
-
 
 class Codec(ABC):
     """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
@@ -71,8 +66,6 @@ class Codec(ABC):
 
     #: The name in manifests and options.
     name: ClassVar[str]
-    #: The format version that brought it: readers of older ones refuse a manifest that names it.
-    since: ClassVar[int] = 2
     #: Whether images may be stored so, when a user asks for it.
     is_for_images: ClassVar[bool] = False
     #: Whether the bytes are the array's own, so that they are read straight into place.
@@ -85,7 +78,7 @@ class Codec(ABC):
     default_quality: ClassVar[int | None] = None
     #: The resolutions of colours to choose from, the default first.
     chromas: ClassVar[tuple[str, ...]] = ()
-    #: The newest of its forms, which new fields have, where it has had several.
+    #: What manifests call the form of its bytes; None where the codec's name says it all.
     packing: ClassVar[str | None] = None
     #: The optional package that encodes and decodes it, None where none is needed.
     package: ClassVar[str | None] = None
@@ -136,8 +129,6 @@ class Codec(ABC):
 
 class PackedCodec(Codec):
     """A codec with a packed form of fixed length, uint8 (n,): what a device is given to make pixels of."""
-
-    since = 3
 
     @abstractmethod
     def packed_bytes(self, field: FieldSpec) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.plugins import Table
+from tpucache.store import earlier
 from tpucache.training.device.base import Counters, Device
 from tpucache.training.device.processes import Processes
 
@@ -25,7 +26,6 @@ __all__ = [
     "Device",
     "EagerDevice",
     "Processes",
-    "backend_name",
     "open_device",
 ]
 
@@ -38,15 +38,9 @@ BACKENDS: Final = Table[Callable[[int, str, bool], Device]](
     },
 )
 BACKENDS_HELP: Final = "xla: PyTorch/XLA; torch: plain PyTorch"
-_EARLIER_NAMES: Final = {"eager": "torch"}
 
 #: What the backend torch runs on; auto is the fastest of these that is there.
 DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
-
-
-def backend_name(name: str) -> str:
-    """Return a backend's name, given it or the one that earlier versions had for it."""
-    return _EARLIER_NAMES.get(name, name)
 
 
 def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: bool = False) -> Device:
@@ -56,7 +50,7 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
     there. Raises UsageError for another backend, number of cores or device than there is, DependencyError without
     torch_xla.
     """
-    name = backend_name(backend)
+    name = earlier.backend(backend)
     if name not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
     return BACKENDS[name](cores, device, compile)

@@ -25,7 +25,7 @@ class Pace:
     Idleness as a fraction of their time, three ways: `waited` for the loop blocked on data, `device_idle` by the
     backend's own execution time, `ceiling_idle` compared with the same steps repeated on batches already on the device
     (None where that was not measured). `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the
-    run's, with those of the warm-up (None in reports of earlier versions).
+    run's, with those of the warm-up (None where that is not known).
     """
 
     steps: int

@@ -24,14 +24,14 @@ Family = Literal["batch norm", "layer norm", "no norm"]
 class Defaults(NamedTuple):
     """The peak learning rate for a batch of 256, how it scales with the batch, the rest, and where that is from.
 
-    `warmup` is the share of the steps in which the rate rises; None: the schedule's own.
+    `ramp` is the share of the steps in which the rate rises; None: the schedule's own.
     """
 
     lr: float
     scale: ScaleRule
     weight_decay: float
     schedule: ScheduleName
-    warmup: float | None
+    ramp: float | None
     source: str
 
 
@@ -60,7 +60,7 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 }
 
 #: What may be left undecided in the settings, by its name on the command line.
-_NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "warmup": "warm-up"}
+_NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "ramp": "ramp"}
 
 #: Why a device has a precision by default.
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
@@ -77,8 +77,8 @@ def decide(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerM
     found = find_defaults(settings, model, make_optimizer, needs_rate=settings.lr is None)
     values: dict[str, Any] = {name: getattr(settings, name) for name in ("lr", "scale", "weight_decay", "schedule")}
     values["scale"] = values["scale"] or (found.scale if settings.lr is None else "none")
-    if settings.schedule is None and settings.warmup is None:
-        values["warmup"] = found.warmup
+    if settings.schedule is None and settings.ramp is None:
+        values["ramp"] = found.ramp
     return replace(
         settings, **{name: getattr(found, name) if value is None else value for name, value in values.items()}
     )

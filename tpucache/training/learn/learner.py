@@ -15,6 +15,7 @@ from torch import nn
 from tpucache.errors import TrainingError, UsageError
 from tpucache.imports import load_callable
 from tpucache.loading.dataset import CachedDataset
+from tpucache.store import earlier
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
@@ -39,7 +40,6 @@ from tpucache.training.learn.optimizers import (
     buffers_of_steps,
     clip_gradients,
     freeze,
-    has_groups,
     load_optimizer,
     make_optimizer,
     scale_gradients,
@@ -226,12 +226,10 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state that `state_dict` gave. Raises TrainingError when it is another model's."""
-        # Earlier versions learned the labels of a regression as they are.
         self.task = self.task.with_constants(state.get("labels", {}))
         try:
             self.model.load_state_dict(state["model"])
-            if not has_groups(self.optimizer, state["optimizer"]):
-                # Earlier versions let what the model excepts from the decay decay as well.
+            if earlier.decays_all(state["optimizer"], [len(group["params"]) for group in self.optimizer.param_groups]):
                 self.optimizer = self._make_optimizer(respect_model=False)
             load_optimizer(self.optimizer, state["optimizer"])
             if self._scaler.is_enabled():

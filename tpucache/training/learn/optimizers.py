@@ -199,12 +199,6 @@ def torch_optimizer(name: str) -> str | OptimizerMaker:
     return maker
 
 
-def has_groups(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> bool:
-    """Return whether the state of an optimizer has groups of the same sizes as this one."""
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    return own == [len(group["params"]) for group in state["param_groups"]]
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Take over the state of an optimizer of as many groups, from any device: whether it is fused stays as it is here.
 

@@ -25,23 +25,23 @@ class Rates(NamedTuple):
     momentum: float
 
 
-def make_schedule(name: str, steps: int, lr: float, warmup: float | None = None) -> Callable[[int], Rates]:
+def make_schedule(name: str, steps: int, lr: float, ramp: float | None = None) -> Callable[[int], Rates]:
     """Return the rates as a function of the step, 0 to `steps` - 1, by a schedule's name.
 
-    `lr` is the highest rate, and `warmup` the fraction of the steps in which it is reached: 0.3 of one-cycle, 0.05 of
+    `lr` is the highest rate, and `ramp` the fraction of the steps in which it is reached: 0.3 of one-cycle, 0.05 of
     warmup-cosine, and 0 of constant unless given. Raises UsageError.
     """
     if name not in SCHEDULES:
         raise UsageError(f"there is no schedule {name!r}: use {', '.join(SCHEDULES)}")
     if steps < 1 or not 0 < lr < math.inf:
         raise UsageError(f"a schedule has at least one step and a finite rate above 0, not {steps} and {lr}")
-    if warmup is not None and not 0 <= warmup < 1:
-        raise UsageError(f"the warm-up is a fraction of the steps, at least 0 and below 1, not {warmup}")
+    if ramp is not None and not 0 <= ramp < 1:
+        raise UsageError(f"the ramp is a fraction of the steps, at least 0 and below 1, not {ramp}")
     if name == "one-cycle":
-        return lambda step: one_cycle(step, steps, lr, warmup=0.3 if warmup is None else warmup)
+        return lambda step: one_cycle(step, steps, lr, ramp=0.3 if ramp is None else ramp)
     if name == "warmup-cosine":
-        return lambda step: warmup_cosine(step, steps, lr, warmup=0.05 if warmup is None else warmup)
-    return lambda step: constant(step, steps, lr, warmup=warmup or 0.0)
+        return lambda step: warmup_cosine(step, steps, lr, ramp=0.05 if ramp is None else ramp)
+    return lambda step: constant(step, steps, lr, ramp=ramp or 0.0)
 
 
 def one_cycle(
@@ -49,19 +49,19 @@ def one_cycle(
     steps: int,
     peak_lr: float,
     *,
-    warmup: float = 0.3,
+    ramp: float = 0.3,
     start_divisor: float = 25.0,
     end_divisor: float = 1e4,
     momentum: tuple[float, float] = (0.85, 0.95),
 ) -> Rates:
     """Return the rates of step 0 to `steps` - 1 of one cycle, by cosine (Smith and Topin, arXiv:1708.07120).
 
-    The rate rises from peak / `start_divisor` to the peak over the first `warmup` of the steps, and falls to the
+    The rate rises from peak / `start_divisor` to the peak over the first `ramp` of the steps, and falls to the
     start / `end_divisor` over the rest; momentum goes the other way. The same as torch's OneCycleLR with two phases.
     """
     low, high = momentum
     start = peak_lr / start_divisor
-    turn = max(1e-9, warmup * steps - 1)
+    turn = max(1e-9, ramp * steps - 1)
     if step <= turn:
         share = step / turn
         return _rates(_cosine(start, peak_lr, share), _cosine(high, low, share))
@@ -74,25 +74,25 @@ def warmup_cosine(
     steps: int,
     peak_lr: float,
     *,
-    warmup: float = 0.05,
+    ramp: float = 0.05,
     end_divisor: float = 1e4,
     momentum: float = _MOMENTUM,
 ) -> Rates:
     """Return the rates of a straight rise to the peak, then half a cosine down to peak / `end_divisor`.
 
-    The rise takes the first `warmup` of the steps (Goyal et al., arXiv:1706.02677); the fall is that of Loshchilov and
+    The rise takes the first `ramp` of the steps (Goyal et al., arXiv:1706.02677); the fall is that of Loshchilov and
     Hutter, arXiv:1608.03983, without restarts.
     """
-    rise = round(warmup * steps)
+    rise = round(ramp * steps)
     if step < rise:
         return _rates(peak_lr * (step + 1) / (rise + 1), momentum)
     share = min(1.0, (step - rise) / max(1, steps - 1 - rise))
     return _rates(_cosine(peak_lr, peak_lr / end_divisor, share), momentum)
 
 
-def constant(step: int, steps: int, lr: float, *, warmup: float = 0.0, momentum: float = _MOMENTUM) -> Rates:
-    """Return the same rates for every step after a straight rise over the first `warmup` of them."""
-    rise = round(warmup * steps)
+def constant(step: int, steps: int, lr: float, *, ramp: float = 0.0, momentum: float = _MOMENTUM) -> Rates:
+    """Return the same rates for every step after a straight rise over the first `ramp` of them."""
+    rise = round(ramp * steps)
     return _rates(lr * min(1.0, (step + 1) / (rise + 1)), momentum)
 
 

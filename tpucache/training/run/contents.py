@@ -15,6 +15,7 @@ import torch
 from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.runs import BEST_NAME, LAST_NAME
+from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
@@ -91,7 +92,7 @@ def _fits_generic(value: object, hint: Any) -> bool:
 
 
 def _load(path: Path, check: Callable[[JsonObject], None]) -> dict[str, Any]:
-    content = load_checkpoint(path)
+    content = earlier.renamed(load_checkpoint(path))
     try:
         item = JsonObject(_plain(content), path.name)
         if item.content.get("version") != VERSION:
@@ -100,7 +101,7 @@ def _load(path: Path, check: Callable[[JsonObject], None]) -> dict[str, Any]:
         check(item)
     except FormatError as error:
         raise TrainingError(f"{path} cannot be used: {error}. Copy it again, or train again") from error
-    return content
+    return earlier.checkpoint(content)
 
 
 def _plain(content: object) -> Any:

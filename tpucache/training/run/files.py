@@ -7,7 +7,6 @@ killed between two of them repeats what `last.pt` does not contain, with the sam
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -81,8 +80,6 @@ def open_run(
                 f"with its weights, --run OTHER --weights {run}"
             )
         raise UsageError(f"{run} was begun with other options or data: {'; '.join(changed)}. {advice}")
-    if state.best is not None and math.isnan(state.best):  # an earlier version took NaN for the best value
-        state.best = None
     write_history(run, state.rows)
     return state, settings, content["learner"]
 
@@ -159,17 +156,17 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
     if changed:
         return changed
-    if "digests" not in content:
+    if not content["digests"]:
         _log.warning(
-            "%s was written by an earlier version, which did not record the selection of samples: make sure that the "
-            "cache, --valid and --seed are the same as before",
+            "%s did not record the selection of samples: make sure that the cache, --valid and --seed are the same as "
+            "before",
             path,
         )
         return []
     return [
         f"the {name} data are others (their records, labels, selection or order)"
         for name, digest in data.digests.items()
-        if content["digests"][name] != digest
+        if content["digests"].get(name) != digest
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import ACCOUNT_NAME, REPORT_NAME
+from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.training.feed.account import Account
@@ -217,13 +218,13 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_report(run: str | Path) -> TrainReport | None:
-    """Return the report in a run's folder, also an earlier version's, or None where there is none.
+    """Return the report in a run's folder, or None where there is none.
 
     Raises TrainingError when it cannot be read.
     """
     path = Path(run) / REPORT_NAME
     try:
-        values = read_values(path, TrainReport)
+        values = earlier.report(read_values(path, TrainReport))
         known = {item.name: values[item.name] for item in fields(TrainReport) if item.name in values}
         return TrainReport(**{**known, "pace": Pace(**values["pace"])})
     except FileNotFoundError:

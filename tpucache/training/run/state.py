@@ -103,7 +103,7 @@ def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
     each = settings.steps_per_epoch(samples)
     schedule: Callable[[int], Rates] = _undecided
     if settings.lr is not None and settings.schedule is not None:
-        schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.warmup)
+        schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.ramp)
     return StepPlan(settings.epochs, each, schedule, settings.patience)
 
 

@@ -31,8 +31,7 @@ from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Coordinates, Fit, Recipe
-from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, turn, turn_points
-from tpucache.warmup.records.picture import open_picture
+from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, open_picture, turn, turn_points
 
 Array = npt.NDArray[Any]
 _SCALED_DECODE_FACTOR: Final = 2

@@ -105,7 +105,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return the annotations of all parts; what a part made by an earlier version does not say is not known."""
+    """Return the annotations of all parts: those of a field that one of the parts does not count are not known."""
     names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
     return {
         name: {
@@ -138,8 +138,6 @@ def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whol
     """Return the metadata of a chunk, or of the beginning of one, that exists with all these variants, or None."""
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
-        if not whole and "annotations" not in content["note"]:
-            return None  # an earlier version made it, and only those of its other samples would be counted
         lengths = {int(variant): values for variant, values in content["lengths"].items()}
         crcs = {int(variant): values for variant, values in content["crcs"].items()}
         if any(_records_path(work, block, chunk, v).stat().st_size != sum(lengths[v]) for v in variants):
@@ -180,7 +178,7 @@ def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:
 
 Array = npt.NDArray[Any]
 
-#: The array of a receipt that holds its JSON; interrupted builds of earlier versions have it under this name.
+#: The array of a receipt that holds its JSON.
 _METADATA: Final = "told"
 
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import os
+import pickle
 import sys
 import threading
 import time
@@ -113,6 +114,12 @@ class Executor(WorkerOptions):
         try:
             for result in results:  # noqa: UP028  # `yield from` would close `results` before what follows does
                 yield result
+        except pickle.PicklingError as error:
+            reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # what is before it is a traceback
+            raise BuildError(
+                f"the work cannot be sent to other processes: {reason}. Keep paths in a source, not "
+                "open files or locks, or build with --jobs 1"
+            ) from error
         except BrokenProcessPool as error:
             raise BuildError(
                 "A worker process died, most likely for want of memory. What it had finished is kept: "

@@ -15,7 +15,8 @@ from typing import Final
 
 from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.store.copying import CLAIM_NAME, check_apart
+from tpucache.store.copying import CLAIM_NAME
+from tpucache.store.files import check_apart
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
 from tpucache.store.manifest import Manifest
 
@@ -51,7 +52,7 @@ def cache_folder(cache: Path) -> Iterator[None]:
 def check_source(source: str | Path, cache: Path) -> None:
     """Raise UsageError when a source folder and the folder of a cache to be made are the same, or one holds the other.
 
-    What was made there by an earlier version may be finished and added to.
+    A cache that is there already, finished or not, may be finished and added to.
     """
     if not Path(source).is_dir() or _is_cache(cache):
         return

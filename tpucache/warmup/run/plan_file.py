@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from tpucache.errors import BuildError, RecipeError, SourceError
 from tpucache.recipe import EXTENT
+from tpucache.store import earlier
 from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.strict_json import parse_json
-from tpucache.warmup.check import recipe_differences
-from tpucache.warmup.numbering import SIZE_COLUMN, check_asked, sample_difference, sizes_of
+from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.sources.source import Sample
@@ -75,14 +75,14 @@ def _read_plan(work: Path) -> dict[str, Any]:
             raise ValueError(f"it is a {type(content).__name__}, not an object")
     except ValueError as error:
         raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up what was started") from error
-    return content
+    return earlier.plan(content)
 
 
 def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
-    check_asked(cache, saved.get("asked", {}), now["asked"])
+    check_asked(cache, saved["asked"], now["asked"])
     table = SampleTable(work / _LISTING_NAME, saved["source"]["samples"])
     if saved["source"] != now["source"]:
         raise SourceError(
@@ -90,12 +90,12 @@ def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...]
             f"{sample_difference(table, samples)}. "
             "Bring the source back as it was to continue, or give another folder to build anew."
         )
-    labels = saved.get("labels", {}).get("asked", "auto")
+    labels = saved["labels"]["asked"]
     if labels != plan.labels:
         raise SourceError(
             f"{cache} was started with --labels {labels}, now {plan.labels}: give the same options to continue"
         )
-    if (saved["before"], saved["fields"], saved.get("retry", False)) != (now["before"], now["fields"], now["retry"]):
+    if (saved["before"], saved["fields"], saved["retry"]) != (now["before"], now["fields"], now["retry"]):
         raise BuildError(
             f"{cache} is another cache than when this was started, or --retry was given only once: remove {work} to "
             "give up what was started"

@@ -21,7 +21,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
-from tpucache.warmup.blocks import Block, Chunk
+from tpucache.warmup.blocks import Block, Chunk, content_sha256
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.moments import Moments, add_moments, moments
@@ -38,7 +38,7 @@ from tpucache.warmup.run.chunks import (
     save_receipt,
 )
 from tpucache.warmup.run.folder import disk_failure, is_held
-from tpucache.warmup.sources.source import Sample, content_sha256
+from tpucache.warmup.sources.source import Sample
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import io
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.sources.source import Item, Listing, Member, Sample, SourceKind
+from tpucache.warmup.sources.source import Item, Listing, Member, Sample, SourceKind, left_out_text
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = (
@@ -148,11 +148,6 @@ def _type(path: PurePath) -> str:
     name = path.suffix[1:].lower()
     named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
     return f".{name}" if named else NO_SUFFIX
-
-
-def left_out_text(left_out: Mapping[str, int]) -> str:
-    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most first."""
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 
 def _files(root: Path) -> Iterator[tuple[PurePath, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError, TpucacheError
+from tpucache.errors import SourceError, TpucacheError
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
 
 Array = npt.NDArray[Any]
@@ -141,7 +140,6 @@ class CheckedSource:
     def list(self) -> Listing:
         """Return all samples. Raises SourceError also for whatever the code raises, and for what is no listing."""
         try:
-            pickle.dumps(self.source)
             listing = self.source.list()
         except TpucacheError:
             raise
@@ -177,13 +175,9 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def content_sha256(source: Source, sample: Sample) -> str:
-    """Return a hash of a sample's content and labels; "" where it cannot be read."""
-    try:
-        item = source.load(sample)
-    except SampleError:
-        return ""
-    return item.sha256(sample.label, item.label)
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most first."""
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 
 def source_name(source: Source) -> str:

@@ -21,13 +21,12 @@ from tpucache.store.codecs.dct import libraries
 from tpucache.store.fields import Field
 
 CODECS = ["dct-zstd", "dct-lz4"]
-PACKINGS = [None, "sparse", "nibbles"]
 LIBRARIES = (libraries.unpack_zstd, libraries.unpack_lz4)
 SIDE = 24
 
 
-def field_of(codec: str, packing: str | None = "sparse", height: int = SIDE) -> Field:
-    return Field("image", codec, "|u1", (height, SIDE, 3), 90, "420", packing)
+def field_of(codec: str, height: int = SIDE) -> Field:
+    return Field("image", codec, "|u1", (height, SIDE, 3), 90, "420")
 
 
 def records_of(field: Field, count: int = 5) -> list[bytes]:
@@ -69,9 +68,8 @@ def missing(name: str) -> Any:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_both_ways_give_the_same_bytes(codec: str, packing: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    field = field_of(codec, packing)
+def test_both_ways_give_the_same_bytes(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    field = field_of(codec)
     records = records_of(field)
     found = unpack(field, records)
     for name in ("unpack_zstd", "unpack_lz4"):
@@ -82,9 +80,8 @@ def test_both_ways_give_the_same_bytes(codec: str, packing: str | None, monkeypa
 @pytest.mark.slow
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str, packing: str | None) -> None:
-    field = field_of(codec, packing)
+def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str) -> None:
+    field = field_of(codec)
     records = records_of(field, 3)
 
     @settings(max_examples=30)
@@ -107,10 +104,9 @@ def test_damaged_records_unpack_or_are_damage_and_stay_in_their_rows(codec: str,
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_a_record_of_another_size_is_damage(codec: str, packing: str | None) -> None:
-    field = field_of(codec, packing)
-    larger = field_of(codec, packing, 2 * SIDE)
+def test_a_record_of_another_size_is_damage(codec: str) -> None:
+    field = field_of(codec)
+    larger = field_of(codec, 2 * SIDE)
     record = encode(larger, np.zeros((2 * SIDE, SIDE, 3), np.uint8))
     with pytest.raises(DamageError, match="unpack"):
         unpack(field, [record])
@@ -118,9 +114,8 @@ def test_a_record_of_another_size_is_damage(codec: str, packing: str | None) -> 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_threads_unpack_at_once(codec: str, packing: str | None) -> None:
-    field = field_of(codec, packing)
+def test_threads_unpack_at_once(codec: str) -> None:
+    field = field_of(codec)
     records = records_of(field)
     expected = unpack(field, records)
     with ThreadPoolExecutor(4) as threads:

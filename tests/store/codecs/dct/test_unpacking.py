@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 CODECS = ["dct-zstd", "dct-lz4"]
-PACKINGS = [None, "sparse", "nibbles"]
 UNTOUCHED = 77
 LENGTH = struct.Struct("<I")
 
@@ -38,8 +37,8 @@ def loops(way: str = "loop") -> Native:
     return compile_loops({} if way == "narrow" else None)
 
 
-def field_of(codec: str, packing: str | None) -> Field:
-    return Field("image", codec, "|u1", (24, 40, 3), 90, "420", packing)
+def field_of(codec: str) -> Field:
+    return Field("image", codec, "|u1", (24, 40, 3), 90, "420")
 
 
 def records_of(field: Field, count: int) -> list[bytes]:
@@ -86,10 +85,9 @@ class Files:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("way", ["loop", "narrow"])
-def test_records_of_files_unpack_into_their_rows(tmp_path: Path, codec: str, packing: str | None, way: str) -> None:
-    field = field_of(codec, packing)
+def test_records_of_files_unpack_into_their_rows(tmp_path: Path, codec: str, way: str) -> None:
+    field = field_of(codec)
     records = records_of(field, 7)
     rows = np.array([5, 0, 8, 3, 1, 7, 4])
     out = empty(field, 9)
@@ -150,7 +148,6 @@ def with_other_bytes(files: Files, at: int) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize(
     "damage",
     [
@@ -167,9 +164,9 @@ def with_other_bytes(files: Files, at: int) -> None:
     ],
 )
 def test_the_loop_ends_at_a_record_that_it_cannot_unpack(
-    tmp_path: Path, codec: str, packing: str | None, damage: Callable[[Files, int], None]
+    tmp_path: Path, codec: str, damage: Callable[[Files, int], None]
 ) -> None:
-    field = field_of(codec, packing)
+    field = field_of(codec)
     records = records_of(field, 5)
     records[2] = records[1]  # what is left of the one before would be taken for it
     out = empty(field, 5)
@@ -182,7 +179,7 @@ def test_the_loop_ends_at_a_record_that_it_cannot_unpack(
 
 @pytest.mark.parametrize("rows", [[0, 3], [-1, 0], [0]])
 def test_rows_that_are_not_there_are_refused(tmp_path: Path, rows: list[int]) -> None:
-    field = field_of("dct-lz4", "nibbles")
+    field = field_of("dct-lz4")
     with Files(tmp_path, records_of(field, 2)) as files, pytest.raises(IndexError):
         unpack_files(field, files.records, empty(field, 3), np.array(rows))
 

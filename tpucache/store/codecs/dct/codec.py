@@ -1,15 +1,13 @@
 """dct-zstd, dct-lz4: JPEG's coefficients in a byte code that unpacks fast; the device makes pixels of them.
 
 The packed coefficients of an image are one length, whatever the image: a device takes batches of them. Four in five of
-these bytes are 0, so the sparse form of them is compressed. The field's packing says which of two such forms; fields of
-format versions 3 and 4 have no packing, and no sparse form.
+these bytes are 0, so the sparse form of them is compressed. Each codec has its own packing, one of two such forms.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -19,6 +17,7 @@ from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, 
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
+from tpucache.store.codecs.dct.sparse import Sparse
 from tpucache.store.codecs.pictures import check_picture
 from tpucache.store.codecs.plain import load_zstandard, unpack_frame
 
@@ -31,8 +30,6 @@ _ZSTD_PARAMETERS: Final = {
     "hash_log": 14,
     "chain_log": 14,
 }
-# For older packings. Nibbles would take 3 % fewer bytes by it, and half as long again to unpack.
-_LZ4_OF_BYTES: Final = {"mode": "high_compression", "compression": 10}
 
 
 class DctCodec(PackedCodec):
@@ -43,6 +40,7 @@ class DctCodec(PackedCodec):
     default_quality = 90
     chromas = CHROMA
     mask_codec = "png"
+    packing: ClassVar[str]
 
     def check(self, field: FieldSpec) -> None:
         """Raise FormatError for anything but uint8 (height, width, 1 or 3) of a quality and a chroma."""
@@ -57,20 +55,17 @@ class DctCodec(PackedCodec):
     def largest_bytes(self, field: FieldSpec) -> int:
         """Return a length that no encoded array of the field exceeds."""
         size = _layout(field).nbytes
-        return longest_record(size, sparse.most_bytes(size, field.packing) if field.packing else 0)
+        return longest_record(size, sparse.most_bytes(size, self.packing))
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        packed = coefficients.pack(array, _layout(field))
-        if field.packing is None:
-            return self._compress((packed,), None)
-        return self._compress(sparse.squeeze(packed, field.packing), field.packing)
+        return self._compress(sparse.squeeze(coefficients.pack(array, _layout(field)), self.packing))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         library, layout = self._library(), _layout(field)
         packed = np.empty(layout.nbytes, np.uint8)
         if library is None:
-            self._unpack_by_package(field, data, packed)
-        elif not library.unpack_one(np.frombuffer(data, np.uint8).ctypes.data, len(data), packed, field.packing):
+            self._unpack_by_package(data, packed)
+        elif not library.unpack_one(np.frombuffer(data, np.uint8).ctypes.data, len(data), packed, self.packing):
             raise ValueError(f"{len(data):,} bytes that do not become {layout.nbytes:,}")
         out[...] = coefficients.unpack(packed.data, layout)
 
@@ -79,10 +74,10 @@ class DctCodec(PackedCodec):
         _check_places(block, spans, out, rows)
         if library is None:
             for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
-                self._unpack_by_package(field, block.data[start:end], out[row])
+                self._unpack_by_package(block.data[start:end], out[row])
             return
         sources, lengths = spans[:, 0] + block.ctypes.data, spans[:, 1] - spans[:, 0]
-        done = library.unpack_all(sources, lengths, out, rows, field.packing)
+        done = library.unpack_all(sources, lengths, out, rows, self.packing)
         if done < len(lengths):
             raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
 
@@ -92,21 +87,15 @@ class DctCodec(PackedCodec):
         if library is None:
             return 0
         _check_rows(out, rows, len(records.offsets))
-        return library.unpack_files(records, out, rows, field.packing)
+        return library.unpack_files(records, out, rows, self.packing)
 
-    def _unpack_by_package(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        room = sparse.most_bytes(len(out), field.packing) if field.packing else len(out)
-        plain = np.frombuffer(self._decompress(data, room), np.uint8)
-        if field.packing:
-            sparse.spread(plain, out, field.packing)
-        elif len(plain) == len(out):
-            out[:] = plain
-        else:
-            raise ValueError(f"{len(plain)} bytes, not {len(out)}")
+    def _unpack_by_package(self, data: memoryview, out: Array) -> None:
+        form = np.frombuffer(self._decompress(data, sparse.most_bytes(len(out), self.packing)), np.uint8)
+        sparse.spread(form, out, self.packing)
 
     @abstractmethod
-    def _compress(self, parts: Sequence[bytes], packing: str | None) -> bytes:
-        """Return bytes in the codec's byte code; those of a part are like each other."""
+    def _compress(self, form: Sparse) -> bytes:
+        """Return the two parts of a sparse form in the codec's byte code."""
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
@@ -128,15 +117,14 @@ class DctZstd(DctCodec):
     packing = sparse.SPARSE
     typical_ratio = 0.12
 
-    def _compress(self, parts: Sequence[bytes], packing: str | None) -> bytes:
+    def _compress(self, form: Sparse) -> bytes:
         zstandard = load_zstandard(self.name)
         parameters = zstandard.ZstdCompressionParameters.from_level(
             16, strategy=zstandard.STRATEGY_BTOPT, **_ZSTD_PARAMETERS
         )
-        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=sum(map(len, parts)))
-        *first, last = parts
-        blocks = [compressor.compress(part) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for part in first]
-        return b"".join([*blocks, compressor.compress(last), compressor.flush()])
+        compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=sum(map(len, form)))
+        masks = compressor.compress(form.masks) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        return bytes(masks + compressor.compress(form.values) + compressor.flush())
 
     def _decompress(self, data: memoryview, most: int) -> bytes:
         return unpack_frame(self.name, data, 0, most)
@@ -153,9 +141,8 @@ class DctLz4(DctCodec):
     packing = sparse.NIBBLES
     typical_ratio = 0.14
 
-    def _compress(self, parts: Sequence[bytes], packing: str | None) -> bytes:
-        options = {} if packing == sparse.NIBBLES else _LZ4_OF_BYTES
-        return bytes(_lz4().compress(b"".join(parts), store_size=False, **options))
+    def _compress(self, form: Sparse) -> bytes:
+        return bytes(_lz4().compress(form.masks + form.values, store_size=False))
 
     def _decompress(self, data: memoryview, most: int) -> bytes:
         block = _lz4()

@@ -23,7 +23,7 @@ import numpy as np
 
 from tpucache.native import FileRecords, LoopWork, Native, native
 from tpucache.store.codecs.codec import Array, Numbers
-from tpucache.store.codecs.dct.sparse import Scratch, scratch_for, spread
+from tpucache.store.codecs.dct.sparse import scratch_for, spread
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"
@@ -43,18 +43,16 @@ class Unpacker(NamedTuple):
     #: Returns the address of the calling thread's own context, 0 where the function takes none.
     context: Callable[[], int]
 
-    def unpack_one(self, source: int, length: int, out: Array, packing: str | None) -> bool:
+    def unpack_one(self, source: int, length: int, out: Array, packing: str) -> bool:
         """Unpack one record into `out`, uint8 (size,); return whether it becomes exactly as many bytes.
 
         `source` is an address, `length` counts bytes.
         """
-        if packing is None:
-            return self.unpack(source, length, out.ctypes.data, len(out)) == len(out)
         scratch = scratch_for(len(out), packing)
         found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
         return found >= 0 and _spreads(scratch.memory[:found], out, packing)
 
-    def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str | None) -> int:
+    def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str) -> int:
         """Unpack records into rows of `out` until one does not become exactly a row; return how many did.
 
         `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), contiguous.
@@ -68,7 +66,7 @@ class Unpacker(NamedTuple):
                 return done
         return len(sources)
 
-    def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str | None) -> int:
+    def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str) -> int:
         """Unpack records into rows of `out` as `unpack_all` does, each out of a file with its length in front.
 
         Without compiled loops none is: Python would read a file for each.
@@ -86,15 +84,15 @@ class Unpacker(NamedTuple):
         lengths: Numbers,
         out: Array,
         rows: Numbers,
-        packing: str | None,
+        packing: str,
     ) -> int:
         size = out.shape[1]
         numbers = [descriptors, sources, lengths, out.ctypes.data + size * rows]
         arrays = [None if each is None else np.ascontiguousarray(each, np.int64) for each in numbers]
-        scratch = Scratch(np.empty(0, np.uint8), 0, 0) if packing is None else scratch_for(size, packing)
+        scratch = scratch_for(size, packing)
         record = np.empty(0 if descriptors is None else longest_record(size, scratch.room), np.uint8)
         files, first, second, third = (0 if each is None else each.ctypes.data for each in arrays)
-        start = scratch.memory.ctypes.data if packing else 0
+        start = scratch.memory.ctypes.data
         work = LoopWork(
             function=self.function,
             context=self.context(),

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lab import SIDE, Lab, array, assert_same, pixels, write_csv
 from PIL import Image
+from refusals import assert_refused, succeeded
 
-from scripts.checks.misuse.lab import SIDE, Lab, array, pixels, write_csv
-from scripts.checks.misuse.outcome import Outcome, correct, equal, refused, succeeded, true
-from scripts.checks.misuse.rows import row
 from tpucache import CachedDataset
 
 ORIENTATION = 0x0112
@@ -47,8 +46,7 @@ def images(lab: Lab, source: Path | str, *words: object, cache: str = "cache") -
     return {p: array(i["image"] if isinstance(i, dict) else i[0]) for p, i in zip(dataset.paths, items, strict=True)}
 
 
-@row
-def every_orientation_in_PNG_TIFF_and_JPEG(lab: Lab) -> Outcome:
+def test_every_orientation_in_PNG_TIFF_and_JPEG(lab):
     stored = Image.fromarray(pixels(1))
     smooth = Image.fromarray(np.add.outer(np.arange(16) * 9, np.arange(16) * 4).astype(np.uint8)).convert("RGB")
     for orientation in SHOWN:
@@ -57,50 +55,42 @@ def every_orientation_in_PNG_TIFF_and_JPEG(lab: Lab) -> Outcome:
         save(lab.folder / "p", f"{orientation}.jpg", smooth, orientation)
     found = images(lab, lab.folder / "p")
     for orientation, shown in SHOWN.items():
-        equal(f"PNG {orientation}", found[f"{orientation}.png"], np.ascontiguousarray(shown(pixels(1))))
-        equal(f"TIFF {orientation}", found[f"{orientation}.tif"], np.ascontiguousarray(shown(pixels(1))))
+        assert_same(found[f"{orientation}.png"], np.ascontiguousarray(shown(pixels(1))), f"PNG {orientation}")
+        assert_same(found[f"{orientation}.tif"], np.ascontiguousarray(shown(pixels(1))), f"TIFF {orientation}")
         apart = np.abs(found[f"{orientation}.jpg"].astype(int) - shown(np.asarray(smooth)).astype(int)).max()
-        true(f"JPEG {orientation} is within 12 of what is shown, not {apart}", apart <= 12)
-    return correct("24 images are turned once, as viewers show them")
+        assert apart <= 12, f"JPEG {orientation} is within 12 of what is shown, not {apart}"
 
 
-@row
-def sixteen_bits_in_full_use(lab: Lab) -> Outcome:
+def test_sixteen_bits_in_full_use(lab):
     values = np.random.default_rng(3).integers(0, 65536, (SIDE, SIDE)).astype(np.uint16)
     values[0, :2] = 0, 65535
     save(lab.folder / "p", "a.png", Image.fromarray(values))
     found = images(lab, lab.folder / "p")["a.png"][..., 0].astype(int)
     apart = np.abs(found - values / 257).max()
-    true(f"each is within 1 of its 257th part, not {apart}", apart <= 1)
-    return correct("16 bits become the upper 8")
+    assert apart <= 1, f"each is within 1 of its 257th part, not {apart}"
 
 
-@row
-def twelve_bits_in_sixteen(lab: Lab) -> Outcome:
+def test_twelve_bits_in_sixteen(lab):
     values = np.random.default_rng(3).integers(0, 4096, (SIDE, SIDE)).astype(np.uint16)
     values[0, :2] = 0, 4095
     for name, image in (("a.png", Image.fromarray(values)), ("b.tif", Image.fromarray(values.astype(np.int32)))):
         folder = save(lab.folder / name[0], name, image)
-        outcome = refused(lab.warmup(folder, lab.folder / f"no-{name}"), name, "white")
+        assert_refused(lab.warmup(folder, lab.folder / f"no-{name}"), name, "white")
         found = images(lab, folder, "--white-level", 4095, cache=f"cache-{name}")[name][..., 0].astype(int)
         apart = np.abs(found - values / 4095 * 255).max()
-        true(f"with --white-level each is within 1 of its share, not {apart}", apart <= 1)
-    return outcome
+        assert apart <= 1, f"with --white-level each is within 1 of its share, not {apart}"
 
 
-@row
-def floats_of_zero_to_one_and_of_other_ranges(lab: Lab) -> Outcome:
+def test_floats_of_zero_to_one_and_of_other_ranges(lab):
     values = np.random.default_rng(3).random((SIDE, SIDE)).astype(np.float32)
     found = images(lab, save(lab.folder / "p", "a.tif", Image.fromarray(values)))["a.tif"][..., 0]
-    true("floats from 0 to 1 are within 1 of 255 times them", np.abs(found - values * 255).max() <= 1)
+    assert np.abs(found - values * 255).max() <= 1
     for number, scale in enumerate((3.0, 200.0, -1.0, np.nan)):
         folder = save(lab.folder / f"p{number}", "b.tif", Image.fromarray(values * np.float32(scale)))
-        outcome = refused(lab.warmup(folder, lab.folder / f"cache{number}"), "b.tif")
-    return outcome
+        assert_refused(lab.warmup(folder, lab.folder / f"cache{number}"), "b.tif")
 
 
-@row
-def transparency_palettes_greys_and_CMYK(lab: Lab) -> Outcome:
+def test_transparency_palettes_greys_and_CMYK(lab):
     rgba = np.dstack([pixels(5), np.full((SIDE, SIDE), 255, np.uint8)])
     rgba[0, 0] = (10, 20, 30, 0)
     expected = pixels(5)
@@ -115,11 +105,10 @@ def transparency_palettes_greys_and_CMYK(lab: Lab) -> Outcome:
     cmyk[..., 3] = 255
     save(lab.folder / "p", "d.tif", Image.fromarray(cmyk, "CMYK"))
     found = images(lab, lab.folder / "p")
-    equal("over white", found["a.png"], expected)
-    equal("grey", found["b.png"], np.repeat(grey[..., None], 3, 2))
-    equal("palette", found["c.png"], pixels(7))
-    equal("black ink", found["d.tif"], np.zeros((SIDE, SIDE, 3), np.uint8))
-    return correct("transparent is white, grey and palette are their colours, black ink is black")
+    assert_same(found["a.png"], expected)
+    assert_same(found["b.png"], np.repeat(grey[..., None], 3, 2))
+    assert_same(found["c.png"], pixels(7))
+    assert_same(found["d.tif"], np.zeros((SIDE, SIDE, 3), np.uint8))
 
 
 def masked(lab: Lab, orientation: int, shown: bool) -> Path:
@@ -132,33 +121,29 @@ def masked(lab: Lab, orientation: int, shown: bool) -> Path:
     return write_csv(lab.folder / "p" / "t.csv", [{"image": "image.png", "mask": "mask.png"}])
 
 
-@row
-def a_mask_over_an_image_that_EXIF_turns(lab: Lab) -> Outcome:
+def test_a_mask_over_an_image_that_EXIF_turns(lab):
     for orientation in range(2, 9):
         for name in ("displayed", "stored"):
             table, words = masked(lab, orientation, name == "displayed"), ("--mask-col", "mask")
             if orientation in (3, 6):
-                outcome = refused(lab.warmup(table, f"no-{orientation}{name}", *words), "--coordinates", "image.png")
+                assert_refused(lab.warmup(table, f"no-{orientation}{name}", *words), "--coordinates", "image.png")
             cache = f"cache-{orientation}-{name}"
             found = images(lab, table, *words, "--coordinates", name, cache=cache)
             item = CachedDataset(lab.folder / cache)[0]
             expected = np.ascontiguousarray(SHOWN[orientation](pixels(9)[..., 0] // 64))
-            equal(
-                f"{name} image {orientation}", found["image.png"], np.ascontiguousarray(SHOWN[orientation](pixels(8)))
+            assert_same(
+                found["image.png"], np.ascontiguousarray(SHOWN[orientation](pixels(8))), f"{name} image {orientation}"
             )
-            equal(f"{name} mask {orientation}", item["mask"].numpy().reshape(SIDE, SIDE), expected)
-    return outcome
+            assert_same(item["mask"].numpy().reshape(SIDE, SIDE), expected, f"{name} mask {orientation}")
 
 
-@row
-def a_mask_of_another_size_or_kind(lab: Lab) -> Outcome:
+def test_a_mask_of_another_size_or_kind(lab):
     masks = {"small": Image.fromarray(pixels(1, 8)[..., 0]), "colour": Image.fromarray(pixels(1))}
     for name, image in masks.items():
         save(lab.folder / "p", "image.png", Image.fromarray(pixels(8)))
         save(lab.folder / "p", f"{name}.png", image)
         table = write_csv(lab.folder / "p" / f"{name}.csv", [{"image": "image.png", "mask": f"{name}.png"}])
-        outcome = refused(lab.warmup(table, f"cache-{name}", "--mask-col", "mask"), "mask", "image.png")
-    return outcome
+        assert_refused(lab.warmup(table, f"cache-{name}", "--mask-col", "mask"), "mask", "image.png")
 
 
 BOXES = """
@@ -176,18 +161,15 @@ def flat(): return Items([np.array([0., 8, 16, 24])])
 """
 
 
-@row
-def boxes_in_and_out_of_the_crop(lab: Lab) -> Outcome:
+def test_boxes_in_and_out_of_the_crop(lab):
     (lab.folder / "own_boxes.py").write_text(BOXES)
     succeeded(lab.warmup("own_boxes:good", lab.folder / "cache"))
     boxes = CachedDataset(lab.folder / "cache")[0]["boxes"].numpy()
     expected = np.array([[0, 0, 16, 16], [2, 2, 6, 6]], np.float32)
-    equal("boxes in pixels of the crop, which begins at row 8", boxes[:2, :4].astype(np.float32), expected)
+    assert_same(boxes[:2, :4].astype(np.float32), expected)
     for name in ("many", "swapped", "missing", "flat"):
         words = ("--max-boxes", 4) if name == "many" else ()
-        outcome = refused(lab.warmup(f"own_boxes:{name}", lab.folder / f"cache-{name}", *words), "box")
-    done = lab.warmup("own_boxes:outside", lab.folder / "cache-outside")
-    if not done.status:
-        box = CachedDataset(lab.folder / "cache-outside")[0]["boxes"].numpy()[0, :4]
-        equal("a box that reaches out of the image is cut at its edge", box.tolist(), [0.0, 0.0, 16.0, 16.0])
-    return outcome
+        assert_refused(lab.warmup(f"own_boxes:{name}", lab.folder / f"cache-{name}", *words), "box")
+    succeeded(lab.warmup("own_boxes:outside", lab.folder / "cache-outside"))
+    box = CachedDataset(lab.folder / "cache-outside")[0]["boxes"].numpy()[0, :4]
+    assert box.tolist() == [0.0, 0.0, 16.0, 16.0]

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+from lab import SIDE, Lab, pixels, write_csv
 from PIL import Image
-
-from scripts.checks.misuse.lab import SIDE, Lab, pixels, write_csv
-from scripts.checks.misuse.outcome import Outcome, correct, equal, refused, succeeded, true
-from scripts.checks.misuse.rows import row
+from refusals import assert_refused, succeeded
 
 _GREYS = 24
 _TRAIN = ("--backend", "torch", "--batch-size", 8, "--epochs", 1)
@@ -27,8 +25,7 @@ def greys(folder: Path, classes: tuple[str, ...] = ()) -> list[Path]:
     return paths
 
 
-@row
-def an_optimizer_without_a_rate(lab: Lab) -> Outcome:
+def test_an_optimizer_without_a_rate(lab):
     greys(lab.folder / "p", ("dark", "light"))
     cache, rates = lab.folder / "cache", {}
     succeeded(lab.warmup(lab.folder / "p", cache))
@@ -37,13 +34,12 @@ def an_optimizer_without_a_rate(lab: Lab) -> Outcome:
         words = ("train", cache, "--run", run, *_TRAIN, "--model", "cnn", "--optimizer", optimizer)
         done = succeeded(lab.command(*words))
         rates[optimizer] = json.loads((run / "run.json").read_text())["settings"]["lr"]
-        true("the summary says rate, weight decay and schedule", "weight decay" in done.out and "one-cycle" in done.out)
-    true(f"AdamW's rate is far below SGD's: {rates}", rates["adamw"] < 0.1 * rates["sgd"])
-    return correct(f"rates for a batch of 256: {rates}")
+        assert "weight decay" in done.out
+        assert "one-cycle" in done.out
+    assert rates["adamw"] < 0.1 * rates["sgd"]
 
 
-@row
-def prices_as_labels(lab: Lab) -> Outcome:
+def test_prices_as_labels(lab):
     prices = np.linspace(1e5, 5.5e5, _GREYS)
     paths = greys(lab.folder / "p")
     table = [{"path": path.name, "price": price} for path, price in zip(paths, prices, strict=True)]
@@ -53,8 +49,7 @@ def prices_as_labels(lab: Lab) -> Outcome:
     words = ("train", cache, "--valid", cache, "--run", run, *_TRAIN, "--model", "cnn", "--epochs", 20)
     succeeded(lab.command(*words))
     error = min(row["valid_rmse"] for row in json.loads((run / "report.json").read_text())["epochs"])
-    true(f"the root of the mean squared error, {error:,.0f}, is below the labels' deviation", error < prices.std())
-    return correct(f"labels of 100,000 to 550,000 are learned to {error:,.0f}")
+    assert error < prices.std(), f"the root of the mean squared error, {error:,.0f}, is below the labels' deviation"
 
 
 def masked(lab: Lab, values: tuple[int, int]) -> Path:
@@ -69,26 +64,22 @@ def masked(lab: Lab, values: tuple[int, int]) -> Path:
     return write_csv(lab.folder / "p" / "t.csv", table)
 
 
-@row
-def masks_of_black_and_white(lab: Lab) -> Outcome:
+def test_masks_of_black_and_white(lab):
     table, cache = masked(lab, (0, 255)), lab.folder / "cache"
-    refused(lab.warmup(table, cache, "--mask-col", "mask"), "0 and 255 alone", "--mask-values scale")
+    assert_refused(lab.warmup(table, cache, "--mask-col", "mask"), "0 and 255 alone", "--mask-values scale")
     succeeded(lab.warmup(table, cache, "--mask-col", "mask", "--mask-values", "keep"))
     words = ("--run", lab.folder / "run", *_TRAIN, "--model", "unet", "--mask-classes", 2, "--task", "mask")
-    return refused(lab.command("train", cache, *words), "255", "nothing to learn", "--mask-values scale", status=2)
+    assert_refused(lab.command("train", cache, *words), "255", "nothing to learn", "--mask-values scale", status=2)
 
 
-@row
-def masks_without_naming_their_task(lab: Lab) -> Outcome:
+def test_masks_without_naming_their_task(lab):
     table, cache, run = masked(lab, (0, 1)), lab.folder / "cache", lab.folder / "run"
     succeeded(lab.warmup(table, cache, "--mask-col", "mask"))
     succeeded(lab.command("train", cache, "--run", run, *_TRAIN, "--model", "unet", "--mask-classes", 2))
-    equal("the task", json.loads((run / "run.json").read_text())["task"], "mask")
-    return correct("a cache of masks is learned as masks")
+    assert json.loads((run / "run.json").read_text())["task"] == "mask"
 
 
-@row
-def boxes_as_labels(lab: Lab) -> Outcome:
+def test_boxes_as_labels(lab):
     greys(lab.folder / "p")
     images = [{"id": number, "file_name": f"{number:02}.png", "width": SIDE, "height": SIDE} for number in range(8)]
     boxes = [
@@ -101,4 +92,4 @@ def boxes_as_labels(lab: Lab) -> Outcome:
     cache = lab.folder / "cache"
     words = ("--boxes", lab.folder / "boxes.json")
     succeeded(lab.warmup(lab.folder / "p", cache, *words, "--on-error", "skip"))
-    return refused(lab.train(cache, lab.folder / "run"), "boxes", "no task for", status=2)
+    assert_refused(lab.train(cache, lab.folder / "run"), "boxes", "no task for", status=2)

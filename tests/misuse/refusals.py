@@ -1,0 +1,65 @@
+"""What a refusal has to be: one line that says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pytest
+
+from tpucache import TpucacheError
+
+#: What a message says besides what is wrong and where: what to do, or what is allowed instead.
+_ADVICE: Final = re.compile(
+    r"\b(add|ask|begin|bring|draw|keep|build|check|choose|convert|copy|end it|give|install|leave|left out|look|"
+    r"make|name|open|remove|repair|restart|run|save|set|take|try|unset|use|warm|write)\b|"
+    r"\b(allowed|at least|at most|between|has|invalid|is a|is an|is one of|less than|lie|looked for|must|needs?|only|"
+    r"required|such as|there are|unrecognized)\b|"
+    r"above 0|does not divide|leaves nothing|, not |in \w+ \(/|fails on|raised|could be used|--[a-z]",
+    re.IGNORECASE,
+)
+
+
+class Done(NamedTuple):
+    """A command that ended: its exit status (negative: a signal), and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+def succeeded(done: Done) -> Done:
+    """Return a command that ended well."""
+    assert (done.status, "Traceback" in done.err) == (0, False), done.err
+    return done
+
+
+def assert_refused(done: Done, *words: str, status: int = 1) -> str:
+    """Assert that a command refused with this exit status and a message of one line, without a traceback.
+
+    Each of `words` is a regular expression that the message holds. Returns the message.
+    """
+    line = done.err.strip().rpartition("\n")[2]
+    assert done.status == status, line or done.out[-200:]
+    assert line.startswith("python -m tpucache")
+    assert "Traceback" not in done.err
+    message = line.partition(": ")[2].removeprefix("error: ")
+    _assert_telling(message, words)
+    return message
+
+
+@contextlib.contextmanager
+def refuses(error: type[TpucacheError], *words: str) -> Iterator[None]:
+    """Assert that what is called inside raises this error, with a message of one line that holds each of `words`."""
+    with pytest.raises(error) as raised:
+        yield
+    _assert_telling(str(raised.value), words)
+
+
+def _assert_telling(message: str, words: tuple[str, ...]) -> None:
+    assert "\n" not in message
+    assert len(message) >= 20
+    assert [word for word in words if not re.search(word, message, re.IGNORECASE)] == [], message
+    assert _ADVICE.search(message), f"this does not say what to do: {message}"

@@ -1,0 +1,201 @@
+"""Folders of photographs: names, links, broken files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+from lab import (
+    COUNT,
+    array,
+    assert_same,
+    check_photos,
+    class_of,
+    files_of,
+    pixels,
+    write_photos,
+)
+from PIL import Image
+from refusals import assert_refused, succeeded
+
+from tpucache import CachedDataset
+
+
+def test_an_empty_folder(lab):
+    (lab.folder / "empty" / "ant").mkdir(parents=True)
+    assert_refused(lab.warmup(lab.folder / "empty", lab.folder / "cache"), "empty")
+    assert not (lab.folder / "cache").exists()
+
+
+def test_a_source_that_is_no_folder(lab):
+    photo = next(lab.shared.photos.rglob("*.png"))
+    assert_refused(lab.warmup(photo, lab.folder / "cache"), photo.name, "folder")
+    assert_refused(lab.warmup(lab.folder / "nowhere", lab.folder / "cache"), "nowhere", "folder")
+
+
+def test_one_sample(lab):
+    succeeded(lab.warmup(write_photos(lab.folder / "one", 1), lab.folder / "cache"))
+    check_photos(CachedDataset(lab.folder / "cache"), class_of, [0])
+
+
+def test_names_with_spaces_signs_newlines_and_other_scripts(lab):
+    names = [
+        "a b.png",
+        "-rf.png",
+        "Ünïcødé 猫.png",
+        "new\nline.png",
+        "#1?&%20.png",
+        "'\";$(x).png",
+        "tab\t.png",
+        "é.png",
+    ]
+    names.append("e\u0301.png")  # not the same file as the one before
+    names.append(os.fsdecode(b"latin-\xe9.png"))
+    classes = ("été 1", "-x\n")
+    for number, name in enumerate(names):
+        file = lab.folder / "odd photos" / classes[number % 2] / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number)).save(file)
+    done = succeeded(lab.warmup("odd photos", lab.folder / "odd cache\n"))
+    assert "Traceback" not in done.out
+    dataset = CachedDataset(lab.folder / "odd cache\n")
+    expected = {f"{classes[n % 2]}/{name}": n for n, name in enumerate(names)}
+    assert sorted(dataset.paths) == sorted(expected)
+    for position, path in enumerate(dataset.paths):
+        image, label = dataset[position]
+        assert_same(array(image), pixels(expected[path]), repr(path))
+        assert dataset.classes[int(label)] == path.partition("/")[0], repr(path)
+    succeeded(lab.command("inspect", lab.folder / "odd cache\n"))
+
+
+def test_classes_that_differ_by_case_only(lab):
+    succeeded(lab.warmup(write_photos(lab.folder / "p", 12, ("Cat", "cat", "CAT")), lab.folder / "cache"))
+    names = ("Cat", "cat", "CAT")
+    check_photos(CachedDataset(lab.folder / "cache"), lambda n: names[n % 3], range(12))
+
+
+def test_files_of_other_types_among_the_photographs(lab):
+    photos = lab.copy(lab.shared.photos, "photos")
+    for name in ("x.psd", "y.raw", "z.raw", "without"):
+        (photos / "ant" / name).write_bytes(b"data")
+    done = succeeded(lab.warmup(photos, lab.folder / "cache"))
+    for words in ("1 '.psd'", "2 '.raw'", "1 '(no suffix)'"):
+        assert words in done.out, f"{words} is reported in {done.out!r}"
+    check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))
+
+
+def test_broken_photographs_with_and_without_skip(lab):
+    photos = lab.copy(lab.shared.photos, "photos")
+    whole = (photos / "ant" / "0000.png").read_bytes()
+    broken = {
+        "empty.png": b"",
+        "text.jpg": b"<html>404</html>",
+        "cut.png": whole[: len(whole) // 2],
+        "zero.jpg": bytes(999),
+    }
+    bomb = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\1\x86\xa0" * 2 + b"\x08\x02\0\0\0"
+    broken["bomb.png"] = bomb
+    for name, data in broken.items():
+        (photos / "bee" / name).write_bytes(data)
+    assert_refused(lab.warmup(photos, lab.folder / "first"), "bee/")
+    done = succeeded(lab.warmup(photos, lab.folder / "cache", "--on-error", "skip"))
+    for name in broken:
+        assert f"bee/{name}" in done.out, f"{name} is listed"
+    check_photos(CachedDataset(lab.folder / "cache"), class_of, range(COUNT))
+
+
+def test_only_broken_photographs(lab):
+    (lab.folder / "photos").mkdir()
+    (lab.folder / "photos" / "a.png").write_bytes(b"no")
+    assert_refused(lab.warmup(lab.folder / "photos", lab.folder / "cache", "--on-error", "skip"))
+
+
+def test_links_to_photographs_and_to_a_folder_of_them(lab):
+    photos = lab.folder / "photos"
+    (photos / "bee").mkdir(parents=True)
+    (photos / "ant").symlink_to(lab.shared.photos / "ant")
+    for number in range(1, COUNT, 3):
+        (photos / "bee" / f"{number:04d}.png").symlink_to(lab.shared.photos / "bee" / f"{number:04d}.png")
+    succeeded(lab.warmup(photos, lab.folder / "cache"))
+    numbers = [n for n in range(COUNT) if n % 3 < 2]
+    check_photos(CachedDataset(lab.folder / "cache"), class_of, numbers)
+
+
+def test_links_in_a_circle_and_into_nothing(lab):
+    photos = lab.copy(lab.shared.photos, "photos")
+    (photos / "ant" / "again").symlink_to(photos)
+    (photos / "bee" / "gone.png").symlink_to(lab.folder / "nothing")
+    done = lab.warmup(photos, lab.folder / "cache")
+    assert_refused(done, "gone.png|again")
+
+
+def test_a_cache_written_into_its_own_source(lab):
+    photos = lab.copy(lab.shared.photos, "photos")
+    before = files_of(photos)
+    done = lab.warmup(photos, photos)
+    assert {name: digest for name, digest in files_of(photos).items() if name in before} == before
+    assert_refused(done, "photos", status=2)
+
+
+def test_a_cache_below_its_source_twice(lab):
+    photos = lab.copy(lab.shared.photos, "photos")
+    assert_refused(lab.warmup(photos, photos / "cache"), "cache", status=2)
+
+
+def test_a_cache_where_other_files_lie(lab):
+    mine = lab.folder / "mine"
+    mine.mkdir()
+    for name in ("index.npy", "samples.npz", "v00-00000.lmdb"):
+        (mine / name).write_text("mine")
+    done = lab.warmup(lab.shared.photos, mine)
+    assert {p.read_text() for p in mine.iterdir() if p.is_file()} == {"mine"}
+    assert_refused(done, "mine", status=1)
+
+
+def test_a_folder_that_cannot_be_written_to(lab):
+    file = lab.folder / "file"
+    file.write_text("")
+    assert_refused(lab.warmup(lab.shared.photos, file), "file")
+    assert_refused(lab.warmup(lab.shared.photos, file / "cache"), "file")
+    assert_refused(lab.warmup(lab.shared.photos, Path("/proc/cache")), "/proc/cache")
+
+
+def test_relative_paths(lab):
+    os.chdir(lab.folder)
+    shutil.copytree(lab.shared.photos, "photos")
+    succeeded(lab.warmup("photos/../photos", "deep/er/cache"))
+    succeeded(lab.warmup("./photos/", "deep/er/cache/"))
+    check_photos(CachedDataset("deep/er/cache"), class_of, range(COUNT))
+
+
+def test_a_dataset_of_ones_own_that_fails(lab):
+    code = """
+import numpy as np
+class Items:
+    def __len__(self): return 5
+    def __getitem__(self, i):
+        if i == 3: raise RuntimeError("item 3 is bad")
+        return np.zeros((16, 16, 3), np.uint8), i
+def items(): return Items()
+def nothing(): return None
+def broken(): raise ValueError("no such data")
+"""
+    (lab.folder / "own_data.py").write_text(code)
+    assert_refused(lab.warmup("own_data:items", "cache"), "own_data:items", "item 3 is bad")
+    assert_refused(lab.warmup("own_data:nothing", "cache"), "own_data:nothing")
+    assert_refused(lab.warmup("own_data:broken", "cache"), "no such data")
+    done = lab.warmup("own_data:nosuch", "cache")
+    assert_refused(done, "nosuch", status=2)
+
+
+def test_images_of_one_pixel_and_very_long_ones(lab):
+    (lab.folder / "photos").mkdir()
+    for name, shape in (("1", (1, 1, 3)), ("2", (1, 9000, 3)), ("3", (9000, 2, 3))):
+        Image.fromarray(np.full(shape, 77, np.uint8)).save(lab.folder / "photos" / f"{name}.png")
+    for fit in ("crop", "stretch"):
+        succeeded(lab.warmup("photos", f"cache-{fit}", "--fit", fit))
+        dataset = CachedDataset(lab.folder / f"cache-{fit}")
+        for position in range(3):
+            assert_same(array(dataset[position][0]), np.full((16, 16, 3), 77, np.uint8), fit)

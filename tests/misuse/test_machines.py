@@ -1,0 +1,140 @@
+"""Odd but honest machines and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lab import SECONDS, Lab, assert_same
+from refusals import Done, assert_refused, refuses, succeeded
+
+import tpucache
+from tpucache import CachedDataset, CachedLoader, UsageError
+
+
+def shell(lab: Lab, command: str, *words: object) -> Done:
+    """Run a command in a process and a shell of its own; `{}` in `command` is where it stands. It may not hang."""
+    line = command.format(shlex.join([sys.executable, "-m", "tpucache", *map(str, words)]))
+    environment = {**os.environ, "PYTHONPATH": str(Path(tpucache.__file__).parents[1])}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=lab.folder, env=environment, capture_output=True, check=False, timeout=SECONDS
+    )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_pipe_where_a_file_belongs(lab):
+    os.mkfifo(lab.folder / "pipe")
+    os.mkfifo(lab.copy(lab.shared.cache, "broken") / "gone")
+    (lab.folder / "broken" / "samples.npz").unlink()
+    (lab.folder / "broken" / "gone").rename(lab.folder / "broken" / "samples.npz")
+    for option, status in (("--classes", 2), ("--boxes", 1), ("--mask-colours", 2)):
+        done = shell(lab, "{}", "warmup", lab.shared.photos, "cache", option, "pipe")
+        assert_refused(done, "pipe", status=status)
+    assert_refused(shell(lab, "{}", "preview", "broken", "-o", "sheet.png"), "pipe")
+
+
+def handles_signals(process: int) -> bool:
+    """Return whether a process has come so far that it handles SIGTERM: Python itself has started."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_signal_at_any_moment_is_one_line_and_status_three(lab):
+    words = [sys.executable, "-m", "tpucache", "bench", str(lab.shared.cache), "--batch-size", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tpucache.__file__).parents[1])}
+
+    def stop(number: int) -> tuple[int, int]:
+        with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            try:
+                while not handles_signals(process.pid) and process.poll() is None:
+                    time.sleep(0.001)
+                time.sleep(number * 0.25)
+                process.send_signal(signal.SIGTERM if number % 2 else signal.SIGINT)
+                said = process.communicate(timeout=SECONDS)[1]
+            finally:
+                process.kill()
+        return process.returncode, said.count(b"\n")
+
+    with ThreadPoolExecutor(4) as threads:
+        ends = list(threads.map(stop, range(12)))
+    assert {*ends} == {(3, 1)}
+
+
+def test_weights_that_require_a_gradient(lab):
+    dataset = CachedDataset(lab.shared.cache)
+    plain = torch.arange(1.0, len(dataset) + 1)
+    loaders = [CachedLoader(dataset, 4, weights=each) for each in (plain, plain.clone().requires_grad_())]
+    for one, other in zip(*loaders, strict=True):
+        assert_same(one[0].numpy(), other[0].numpy())
+    for wrong in (plain.to_sparse(), plain.to("meta"), plain.to(torch.complex64)):
+        with refuses(UsageError, "weights"):
+            CachedLoader(dataset, 4, weights=wrong)
+
+
+def coco(path: Path, **changes: Any) -> Path:
+    images = [{"id": 1, "file_name": "ant/0000.png"}]
+    annotations = [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2]}]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "a"}], **changes}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_coco_file_that_is_odd(lab):
+    box = [{"image_id": 1, "category_id": 1, "bbox": [1e300, 1, 2, 2]}]
+    odd = [coco(lab.folder / "far.json", annotations=box)]
+    odd.append(coco(lab.folder / "names.json", images=[{"id": 1, "file_name": "x" * 100_000}]))
+    twice = coco(lab.folder / "twice.json")
+    twice.write_text(twice.read_text().replace('"id": 1', '"id": 2, "id": 1', 1))
+    for path in (*odd, twice):
+        done = lab.warmup(lab.shared.photos, "cache", "--boxes", path, "--max-boxes", "2")
+        message = assert_refused(done)
+        assert len(message) < 1000
+        assert " at 0x" not in message
+        assert "Warning" not in done.err
+
+
+def test_a_json_key_that_is_there_twice(lab):
+    manifest = lab.copy(lab.shared.cache) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("{", '{"samples": 1, ', 1))
+    assert_refused(lab.command("inspect", manifest.parent), "'samples' is there twice")
+    augment = lab.folder / "augment.json"
+    augment.write_text('{"transform": {}, "transform": {}}')
+    done = lab.warmup(lab.shared.photos, "cache", "--variants", "1", "--augment", augment)
+    assert_refused(done, "'transform' is there twice")
+
+
+def test_numbers_in_parquet_that_are_no_classes(lab):
+    import pyarrow
+    import pyarrow.parquet
+
+    photo = next(lab.shared.photos.rglob("*.png")).read_bytes()
+    for number in (-7, 2**62):
+        table = pyarrow.table({"image": [{"bytes": photo, "path": "a.png"}] * 3, "label": [0, number, 1]})
+        pyarrow.parquet.write_table(table, lab.folder / "a.parquet")
+        assert_refused(lab.warmup(lab.folder / "a.parquet", "cache"), f"the label {number}", "parquet#1")
+        assert not (lab.folder / "cache").exists()
+
+
+def test_a_class_01_in_WebDataset(lab):
+    photo = next(lab.shared.photos.rglob("*.png"))
+    names = ["01", "1", "02", "1"]
+    with tarfile.open(lab.folder / "a.tar", "w") as archive:
+        for number, name in enumerate(names):
+            (lab.folder / "name").write_text(name)
+            archive.add(photo, f"{number}.png")
+            archive.add(lab.folder / "name", f"{number}.cls")
+    succeeded(lab.warmup(lab.folder / "a.tar", "cache"))
+    dataset = CachedDataset(lab.folder / "cache")
+    assert dataset.classes == ("01", "02", "1")
+    assert_same(dataset.labels.numpy(), np.array([0, 2, 1, 2]))

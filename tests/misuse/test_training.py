@@ -1,0 +1,246 @@
+"""Training and predicting."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lab import (
+    COUNT,
+    Lab,
+    class_of,
+    files_of,
+    number_of,
+    table_rows,
+    write_csv,
+    write_photos,
+)
+from refusals import assert_refused, succeeded
+
+PLAIN = ("--backend", "torch", "--trust", "lab_module:tiny")
+
+
+def test_settings_that_make_no_sense(lab):
+    bad = [
+        "--lr=nan",
+        "--lr=-1",
+        "--lr=0",
+        "--lr=inf",
+        "--epochs=0",
+        "--batch-size=0",
+        "--smoothing=2",
+        "--smoothing=nan",
+    ]
+    bad += ["--ema=1", "--clip=-1", "--clip=nan", "--mixup=-1", "--mixup=nan", "--brightness=nan", "--brightness=-1"]
+    bad += [
+        "--erase=2",
+        "--shift=-1",
+        "--shift=99",
+        "--weight-decay=nan",
+        "--weight-decay=-1",
+        "--warmup=1.5",
+        "--seed=-1",
+    ]
+    bad += ["--accumulate=3", "--threads=0", "--checkpoint-every=0", "--cores=0", "--cutmix=inf", "--saturation=inf"]
+    for words in bad:
+        done = lab.train(lab.shared.cache, lab.folder / "run", words)
+        assert_refused(done, words.strip("-").split("=")[0].replace("-", ".?") + "|parts|rate|at least 1", status=2)
+
+
+def test_validation_on_what_is_not_there(lab):
+    for valid in ("fold=9", "fold=x", "fold=", "0", "1", "1.5", "-0.2", "nan"):
+        assert_refused(lab.train(lab.shared.folds, lab.folder / "run", f"--valid={valid}"), "fold|fraction", status=2)
+    assert_refused(lab.train(lab.shared.cache, lab.folder / "run", "--valid=fold=0"), "--fold-col", status=2)
+    assert_refused(lab.train(lab.shared.cache, lab.folder / "run", "--valid", lab.folder / "nowhere"), "nowhere")
+    assert not (lab.folder / "run" / "best.pt").exists()
+
+
+def test_validation_on_a_cache_of_other_classes(lab):
+    for names in (("ant", "bee"), ("bee", "cat", "dog"), ("x", "y", "z")):
+        other = lab.folder / "-".join(names)
+        succeeded(lab.warmup(write_photos(lab.folder / "p" / other.name, 8, names), other))
+        assert_refused(lab.train(lab.shared.cache, lab.folder / "run", "--valid", other), "class", status=2)
+
+
+def test_training_without_labels(lab):
+    succeeded(lab.warmup(write_photos(lab.folder / "flat", 12, ()), lab.folder / "cache"))
+    assert_refused(lab.train(lab.folder / "cache", lab.folder / "run"), "label", status=2)
+
+
+def test_a_batch_larger_than_the_data(lab):
+    assert_refused(lab.train(lab.shared.cache, lab.folder / "run", "--batch-size", 256), "24", "batch", status=2)
+
+
+def test_models_that_are_not_there_or_do_not_fit(lab):
+    code = """
+from torch import nn
+def wide(outputs): return nn.Sequential(nn.Flatten(), nn.Linear(768, outputs + 1))
+def grey(outputs): return nn.Sequential(nn.Flatten(), nn.Linear(256, outputs))
+def broken(outputs): raise KeyError("colour")
+def nothing(outputs): return None
+def pair(outputs): return Pair()
+class Pair(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.Linear(768, 3)
+    def forward(self, x): y = self.layer(x.flatten(1)); return y, y
+"""
+    (lab.folder / "own_models.py").write_text(code)
+    for name in (
+        "nosuch",
+        "own_models:nosuch",
+        "own_nosuch:tiny",
+        "timm:nosuch",
+        *(f"own_models:{n}" for n in ["wide", "grey", "broken", "nothing", "pair"]),
+    ):
+        done = lab.train(lab.shared.cache, lab.folder / name.replace(":", "-"), "--model", name)
+        assert_refused(
+            done,
+            "timm" if name.startswith("timm") else name.split(":")[-1],
+            status=2 if name == "nosuch" else 1,
+        )
+
+
+def test_a_task_that_the_labels_do_not_have(lab):
+    for words in (
+        ("--task", "mask"),
+        ("--task", "multilabel"),
+        ("--mask-classes", 3),
+        ("--task", "regression", "--class-weights", "balanced"),
+    ):
+        done = lab.train(lab.shared.cache, lab.folder / "run", *words)
+        assert_refused(done, "label|mask|task|class", status=2)
+
+
+def test_a_rate_at_which_training_diverges(lab):
+    done = lab.train(lab.shared.cache, lab.folder / "run", "--lr", "1e30", "--valid", "0.25", "--epochs", 2)
+    assert_refused(done, "finite|diverge", "lr|rate")
+
+
+def test_the_run_of_another_command_in_the_same_folder(lab):
+    run = lab.copy(lab.shared.run, "run")
+    before = files_of(run)
+    assert_refused(lab.train(lab.shared.cache, run, "--valid", "0.25"), "--resume|another", status=2)
+    assert files_of(run) == before
+    assert_refused(lab.train(lab.shared.cache, run, "--valid", "0.25", "--resume", "--lr", "0.02"), "lr", status=2)
+    assert_refused(lab.train(lab.shared.relabelled, run, "--valid", "0.25", "--resume"), status=2)
+    assert files_of(run) == before
+
+
+def test_resuming_with_another_fold_of_the_same_size(lab):
+    done = lab.train(lab.shared.folds, lab.folder / "run", "--valid", "fold=0", "--epochs", 3, "--time-limit", 0)
+    assert done.status in (2, 3)
+    run = lab.folder / "second"
+    succeeded(lab.train(lab.shared.folds, run, "--valid", "fold=0"))
+    assert_refused(lab.train(lab.shared.folds, run, "--valid", "fold=1", "--resume"), status=2)
+
+
+def test_a_run_folder_that_is_the_cache(lab):
+    cache = lab.copy(lab.shared.cache)
+    before = files_of(cache)
+    done = lab.train(cache, cache)
+    assert files_of(cache) == before
+    assert_refused(done, "copy", status=2)
+
+
+def test_a_run_folder_with_files_of_ones_own(lab):
+    run = lab.folder / "run"
+    run.mkdir()
+    (run / "history.csv").write_text("mine")
+    (run / "best.pt").write_text("mine")
+    done = lab.train(lab.shared.cache, run)
+    assert {path.name: path.read_text() for path in run.iterdir()} == {"history.csv": "mine", "best.pt": "mine"}
+    assert_refused(done, "run", status=2)
+
+
+def test_a_time_limit_of_nothing_in_training(lab):
+    words = (lab.shared.cache, lab.folder / "run", "--valid", "0.25")
+    done = lab.train(*words, "--time-limit", 0)
+    assert_refused(done, "time", status=3)
+    assert json.loads((lab.folder / "run" / "report.json").read_text())["finished"] is False
+    succeeded(lab.train(*words, "--resume"))
+    history = (lab.folder / "run" / "history.csv").read_text()
+    assert history == (lab.shared.run / "history.csv").read_text()
+
+
+def test_predictions_stay_beside_their_samples(lab):
+    for words in ((), ("--batch-size", 5), ("--threads", 1, "--in-memory", "no")):
+        predict(lab, lab.shared.run, lab.shared.cache, *words)
+    table = list(csv.DictReader((lab.folder / "p.csv").read_text().splitlines()))
+    weights = torch.load(lab.shared.run / "best.pt", weights_only=True)
+    names = weights["classes"]
+    assert sorted(number_of(line["path"]) for line in table) == list(range(COUNT))
+    for line in table:
+        assert line["label"] == class_of(number_of(line["path"])), line["path"]
+        shares = [float(value) for name, value in list(line.items())[-len(names) :]]
+        assert line["prediction"] == names[int(np.argmax(shares))], f"likeliest class of {line['path']}"
+        assert math.isclose(sum(shares), 1, abs_tol=1e-4)
+
+
+def test_predicting_caches_of_other_classes_or_sizes(lab):
+    succeeded(lab.warmup(write_photos(lab.folder / "p", 6, ("x", "y", "z")), lab.folder / "others"))
+    succeeded(lab.command("warmup", lab.shared.photos, lab.folder / "small", "--size", 8, "--jobs", 1))
+    for cache in ("others", "small"):
+        done = lab.command("predict", lab.shared.run, lab.folder / cache, "-o", lab.folder / "p.csv", *PLAIN)
+        assert_refused(done, "class|16, 16", status=2)
+        assert not (lab.folder / "p.csv").exists()
+
+
+def test_damaged_weights(lab):
+    for number, data in enumerate((b"", b"no weights", None)):
+        run = lab.copy(lab.shared.run, f"run{number}")
+        whole = (run / "best.pt").read_bytes()
+        (run / "best.pt").write_bytes(whole[: len(whole) // 2] if data is None else data)
+        done = lab.command("predict", run, lab.shared.cache, "-o", lab.folder / "p.csv", *PLAIN)
+        assert_refused(done, "best.pt", status=1)
+
+
+class Evil:
+    """What a hostile checkpoint may hold."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("owned"),)
+
+
+def test_weights_that_would_run_code(lab):
+    run = lab.copy(lab.shared.run, "run")
+    torch.save({"model": Evil(), "classes": ["ant"]}, run / "best.pt")
+    done = lab.command("predict", run, lab.shared.cache, "-o", lab.folder / "p.csv", *PLAIN)
+    assert not Path("owned").exists()
+    assert_refused(done, "best.pt", status=1)
+
+
+def test_runs_and_variants_that_are_not_there(lab):
+    words = ("-o", lab.folder / "p.csv", *PLAIN)
+    assert_refused(lab.command("predict", lab.folder / "nowhere", lab.shared.cache, *words), "nowhere")
+    assert_refused(lab.command("predict", lab.shared.run, lab.shared.cache, *words, "--variants", "7"), "7", status=2)
+    assert_refused(
+        lab.command("predict", lab.shared.run, lab.shared.cache, *words, "--variants", ""), "variants", status=2
+    )
+
+
+def test_numbers_to_regress_with_a_missing_one(lab):
+    table = [{**r, "label": n + 0.5} for n, r in enumerate(table_rows())]
+    table[5]["label"] = ""
+    path = write_csv(lab.folder / "t.csv", table)
+    words = (path, lab.folder / "cache", "--root", lab.shared.photos, "--label-col", "label", "--on-error", "skip")
+    succeeded(lab.warmup(*words))
+    succeeded(lab.train(lab.folder / "cache", lab.folder / "run", "--lr", "0.0001"))
+    predict(lab, lab.folder / "run", lab.folder / "cache")
+    for line in csv.DictReader((lab.folder / "p.csv").read_text().splitlines()):
+        assert float(line["label"]) == number_of(line["path"]) + 0.5, line["path"]
+
+
+def predict(lab: Lab, run: Path, cache: Path, *words: object) -> None:
+    """Write p.csv; a second time it has to be the same."""
+    before = (lab.folder / "p.csv").read_bytes() if (lab.folder / "p.csv").exists() else None
+    succeeded(lab.command("predict", run, cache, "-o", lab.folder / "p.csv", *PLAIN, *words))
+    if before is not None:
+        old, new = (
+            [line.split(",")[:4] for line in text.decode().splitlines()]
+            for text in (before, (lab.folder / "p.csv").read_bytes())
+        )
+        assert new == old, f"predictions with {words}"
