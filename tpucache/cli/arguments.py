@@ -143,7 +143,7 @@ def add_cache_or_url(
         "--cache-dir",
         type=local_path,
         metavar="DIR",
-        help="keep what is read of it below this folder (default: $TPUCACHE_DIR, or tpucache in the user's cache folder)",
+        help="keep what is read of it below this folder; $TPUCACHE_DIR if not given, or tpucache in the user's cache",
     )
     group.add_argument(
         "--cache-gb",

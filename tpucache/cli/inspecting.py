@@ -110,9 +110,8 @@ def preview(options: argparse.Namespace) -> int:
     elif augment != AugmentSettings():
         raise UsageError("augmentations are of a batch: give --batch, too")
     else:
-        sheet = preview_cache(
-            _opened(options), options.samples, seed=options.seed, class_name=options.class_name, variants=options.variants
-        )
+        chosen = {"seed": options.seed, "class_name": options.class_name, "variants": options.variants}
+        sheet = preview_cache(_opened(options), options.samples, **chosen)
     path = save_picture(sheet, options.output)
     report = {"path": str(path), "width": sheet.width, "height": sheet.height, "bytes": path.stat().st_size}
     show(options, report, [f"{path}: {sheet.width} x {sheet.height} pixels, {report['bytes']:,} bytes"])
@@ -171,7 +170,9 @@ def add(commands: Any) -> None:
     add_options(command.add_argument_group("augmentation of a batch", "as in train"), AugmentSettings)
     command = add_command(commands, report, "runs/first -o report.html")
     add_cache_or_url(
-        command, "CACHE|RUN", "the folder of a cache that warmup built, its URL, or the folder of a run that train wrote"
+        command,
+        "CACHE|RUN",
+        "the folder or URL of a cache that warmup built, or the folder of a run that train wrote",
     )
     command.add_argument(
         "--valid",

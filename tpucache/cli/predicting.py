@@ -11,6 +11,7 @@ from tpucache.cli.arguments import (
     add_device,
     add_reading,
     in_memory,
+    keeping,
     local_path,
     positive,
     staged,

@@ -19,6 +19,7 @@ from tpucache.cli.arguments import (
     add_reading,
     from_options,
     in_memory,
+    keeping,
     local_path,
     seconds,
     staged,

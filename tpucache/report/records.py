@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.store.cache import Cache
+from tpucache.loading.find import open_cache
 from tpucache.store.codecs import decode_into
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest

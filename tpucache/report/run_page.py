@@ -30,6 +30,7 @@ from tpucache.report.run_files import FoldsFiles, RunFiles, read_folds_run, read
 from tpucache.report.text import class_name
 from tpucache.runs import FOLDS_NAME
 from tpucache.store.fields import MASK
+from tpucache.store.files import is_url
 
 Array = npt.NDArray[Any]
 Points = list[tuple[float, float]]
@@ -62,17 +63,16 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.
     """
-    folder, directory = Path(run), None if cache is None or is_url(cache) else locate(cache)
-    place = cache if directory is None else directory
+    folder = Path(run)
     if not (folder / FOLDS_NAME).exists():
         files = read_run(folder)
-        return make_page("run.html", files.name, {"run": _run_values(files, samples, directory)})
+        return make_page("run.html", files.name, {"run": _run_values(files, samples, cache)})
     folds = read_folds_run(folder)
     try:
         values = _folds_values(folds)
     except _MISFITS as error:
         raise _misfit(folder, error) from error
-    runs = [_run_values(fold, samples, directory) for fold in folds.runs.values()]
+    runs = [_run_values(fold, samples, cache) for fold in folds.runs.values()]
     return make_page("folds.html", folds.name, {**values, "runs": runs})
 
 
@@ -156,7 +156,7 @@ def _fold_charts(folds: FoldsFiles, styles: Mapping[str, str]) -> list[tuple[str
 # One run.
 
 
-def _run_values(run: RunFiles, samples: int, directory: Path | None) -> dict[str, Any]:
+def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[str, Any]:
     """Return what is shown of one run, with at most `samples` wrong samples; see `report_run`.
 
     Raises TrainingError for files that do not belong together.
@@ -176,7 +176,7 @@ def _run_values(run: RunFiles, samples: int, directory: Path | None) -> dict[str
             "name": run.name,
             "figures": figures,
             "state": _state(summary, best),
-            "worst": _worst(run, samples, directory),
+            "worst": _worst(run, samples, cache),
             "charts": _charts(run),
             "mistakes": _mistakes(run),
             "seconds": _seconds(summary),
@@ -311,10 +311,10 @@ class _Wrong(NamedTuple):
     map: Array | None = None
 
 
-def _worst(run: RunFiles, count: int, directory: Path | None) -> Sheet:
+def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
     """Return the `count` most wrong validation samples as pictures, or why there are none.
 
-    Their cache is read at `directory`, or else where it was when the run was made. Only the pictures need Pillow.
+    Their cache is read at `cache`, or else where it was when the run was made. Only the pictures need Pillow.
     """
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"
@@ -325,7 +325,7 @@ def _worst(run: RunFiles, count: int, directory: Path | None) -> Sheet:
     if not chosen:
         return Sheet("No sample is wrong.")
     try:
-        records = _open_records(run, directory)
+        records = _open_records(run, cache)
     except TpucacheError as error:
         return Sheet(f"The pictures are left out: {error}")
     image = records.image
@@ -340,22 +340,20 @@ def _worst(run: RunFiles, count: int, directory: Path | None) -> Sheet:
     return Sheet(note, figures, look, 320 if look == "drawn" else 170)
 
 
-def _open_records(run: RunFiles, directory: Path | None) -> Records:
+def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
     """Return the validation samples' records. Raises TpucacheError where they are gone or have changed."""
     described = run.info["validation"]
-    directory = directory or Path(described["cache"])
-    if not directory.exists():
-        raise TpucacheError(
-            f"the cache of the validation samples is no longer at {directory}. Say where it is by --valid"
-        )
-    with CachedDataset(directory, described["variant"]) as whole:
+    place = cache or described["cache"]
+    if not is_url(place) and not (folder := locate(place)).exists():
+        raise TpucacheError(f"the cache of the validation samples is no longer at {folder}. Say where it is by --valid")
+    with CachedDataset(place, described["variant"]) as whole:
         positions = run.arrays["positions"]
         samples = whole.manifest.samples
         if len(positions) and not 0 <= positions.min() <= positions.max() < samples:
-            raise TpucacheError(f"{directory} has {samples:,} samples, fewer than the run has validated on")
+            raise TpucacheError(f"{whole.place} has {samples:,} samples, fewer than the run has validated on")
         dataset = whole.select(positions)
         if dataset.digest != described["digest"]:
-            raise TpucacheError(f"{directory} has other records or labels than those that the run was validated on")
+            raise TpucacheError(f"{whole.place} has other records or labels than those that the run was validated on")
         return Records(dataset)
 
 

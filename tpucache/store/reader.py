@@ -33,7 +33,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class NetworkUse(NamedTuple):
-    """What was read over the network: bytes in all, and of records that were asked for; requests, and those that failed.
+    """What was read over the network: bytes, those of records that were asked for, requests, and those that failed.
 
     `rate` is the bytes a second while anything was read, `best_rate` those of the best second, and `waited` the seconds
     in which somebody waited for a record.

@@ -16,8 +16,8 @@ from scripts.checks.fuzz.mutate import mutate_bytes, mutate_text, odd_integer
 from scripts.checks.fuzz.tables import prepare as prepare_cache
 from scripts.checks.fuzz.target import Target
 from tpucache import verify_cache
-from tpucache.store.remote import folder as remote
 from tpucache.publish.transfer import fetch_cache
+from tpucache.store.remote import folder as remote
 from tpucache.store.remote import http
 
 _MOST: Final = 32 << 20  # bytes of an answer without an end

@@ -263,12 +263,16 @@ class Fetcher:
     def _take(self, piece: int) -> Flight | None:
         """Return a piece to be fetched, with its lock; None where it is here, or another process fetches it."""
         flight, run = self._flights.get(piece), self._pieces.run(piece)
-        if piece in self._ring or self._local.has(run.numbers).all():
+        is_here = piece in self._ring
+        if not is_here and not self._local.lock(piece):
+            self._elsewhere.append(piece)
+            return None
+        if not is_here and self._local.has(run.numbers).all():  # with the lock: nobody fetches it now
+            self._local.unlock(piece)
+            is_here = True
+        if is_here:
             if flight is not None:
                 self._land(flight)
-            return None
-        if not self._local.lock(piece):
-            self._elsewhere.append(piece)
             return None
         if flight is None:
             flight = self._flights[piece] = Flight(run, piece, is_whole=True)
