@@ -1,12 +1,13 @@
-"""publish, push and fetch: copy a finished cache to where it is used."""
+"""publish, push, fetch and cached: copy a finished cache to where it is used, and what is kept of those at URLs."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.arguments import add_cache, add_command, add_json, add_options, from_options, seconds
+from tpucache.cli.arguments import add_cache, add_command, add_json, add_options, from_options, local_path, seconds
 from tpucache.cli.terminal import flush, say, show
+from tpucache.errors import UsageError
 from tpucache.process import tell
 from tpucache.publish.rules import Metadata, PublishOptions
 
@@ -90,6 +91,26 @@ class _Transfer:
         self._progress.advance_to(done)
 
 
+def cached(options: argparse.Namespace) -> int:
+    """List what this machine keeps of caches at URLs, or remove it."""
+    from tpucache.store.remote.cache import clear_kept, list_kept
+
+    kept = list_kept(options.cache_dir)
+    chosen = [each for each in kept if options.clear in (None, "all", each.url, each.directory.name)]
+    if options.clear is not None:
+        if not chosen:
+            raise UsageError(f"nothing is kept of {options.clear}: give a URL that `cached` lists, or all")
+        for each in chosen:
+            clear_kept(each)
+    verb = "removed, " if options.clear is not None else ""
+    lines = [
+        f"{each.url}: {verb}{each.bytes / 1e9:,.2f} of {each.total_bytes / 1e9:,.2f} GB, in {each.directory}"
+        for each in chosen
+    ]
+    show(options, {"kept": [each.to_dict() for each in chosen]}, lines or ["nothing is kept of caches at URLs"])
+    return 0
+
+
 def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> None:
     report = {
         "place": place,
@@ -114,7 +135,7 @@ def _listing(bundle: Bundle, *, public: bool) -> list[str]:
 
 
 def add(commands: Any) -> None:
-    """Add publish, fetch and push."""
+    """Add publish, fetch, push and cached."""
     command = add_command(
         commands, publish, 'cache/train --id ann/birds-at-224 --title "Birds at 224" --license CC-BY-4.0 --dry-run'
     )
@@ -130,3 +151,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path, that contains nothing else"
     )
+    command = add_command(commands, cached, "--json")
+    add_json(command)
+    command.add_argument("--cache-dir", type=local_path, metavar="DIR", help="the folder that train was given")
+    command.add_argument("--clear", metavar="URL|all", help="remove what is kept of a cache, or of all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
@@ -20,6 +21,7 @@ from servers import Server
 from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, NotACacheError, StoreError
+from tpucache.cli import main
 from tpucache.store.cache import field_batches
 from tpucache.store.remote import fetching, local
 from tpucache.store.remote.cache import RemoteCache
@@ -378,3 +380,64 @@ def test_what_a_killed_process_had_fetched_is_used_and_the_rest_is_fetched(
 def test_an_opened_cache_says_where_it_is_kept(opened: Opened, tmp_path: Path) -> None:
     cache = RemoteCache.open_url(opened()._open_reader.cache.url, tmp_path / "kept")
     assert cache.directory == tmp_path / "kept" / cache.manifest.identity
+
+
+def test_what_is_kept_is_listed_and_removed_unless_it_is_in_use(
+    opened: Opened, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = opened()
+    batches(dataset)
+    words = ["cached", "--cache-dir", str(tmp_path / "kept"), "--json"]
+    assert main(words) == 0
+    (kept,) = json.loads(capsys.readouterr().out)["kept"]
+    assert (kept["url"], kept["directory"]) == (server.url, str(dataset.directory))
+    assert kept["bytes"] > 0
+    assert kept["total_bytes"] == dataset.manifest.total_bytes
+    assert main([*words, "--clear", server.url]) == 1
+    assert "is in use" in capsys.readouterr().err
+    dataset._open_reader.cache.reader.close()
+    dataset.close()
+    del dataset
+    gc.collect()
+    assert main([*words, "--clear", "https://elsewhere/"]) == 2
+    assert main([*words, "--clear", "all"]) == 0
+    assert not Path(kept["directory"]).exists()
+    assert batches(opened())
+
+
+def test_a_folder_of_pieces_is_no_cache(opened: Opened) -> None:
+    with pytest.raises(NotACacheError):
+        CachedDataset(opened().directory)
+
+
+def test_commands_read_a_cache_at_a_url(
+    opened: Opened, server: Server, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = ["--cache-dir", str(tmp_path / "kept")]
+    assert main(["inspect", server.url, *kept, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 150
+    assert dict(server.requests) == dict.fromkeys(TABLES, 1)
+    assert main(["preview", server.url, *kept, "-o", str(tmp_path / "a.png")]) == 0
+    assert main(["preview", str(cache), "-o", str(tmp_path / "b.png")]) == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    capsys.readouterr()
+    assert main(["bench", server.url, *kept, "--batch-size", "30", "--device-rate", "100000", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["network"]["requests"] > 0
+    assert 0 <= found["idle"] <= 1
+    assert main(["verify", server.url]) == 1
+    assert "tpucache fetch URL DIR" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_from_a_url_is_that_from_a_local_copy(
+    server: Server, cache: Path, tmp_path: Path, short_runs: None
+) -> None:
+    options = ["--backend", "torch", "--epochs", "2", "--valid", "0.2", "--batch-size", "20", "--threads", "1"]
+    for name, place in (("there", [server.url, "--cache-dir", str(tmp_path / "kept")]), ("here", [str(cache)])):
+        assert main(["train", *place, "--run", str(tmp_path / name), *options]) == 0
+    losses = [json.loads((tmp_path / name / "report.json").read_text())["losses"] for name in ("there", "here")]
+    assert losses[0] == losses[1]
+    described = json.loads((tmp_path / "there" / "run.json").read_text())
+    assert described["validation"]["cache"] == server.url
+    assert main(["report", str(tmp_path / "there"), "-o", str(tmp_path / "run.html")]) == 0

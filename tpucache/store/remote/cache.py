@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tpucache.errors import DamageError, NotACacheError, StoreError
 from tpucache.redact import shown
@@ -22,7 +22,7 @@ from tpucache.store.files import read_file, sha256_file, write_atomically
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.folder import Remote
-from tpucache.store.remote.local import LocalCopy
+from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.reader import RemoteReader
 
@@ -99,6 +99,53 @@ class RemoteCache(Cache):
         """Say which sample, in which variant, a record of the index is of."""
         place, position = divmod(number, self.manifest.samples)
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
+
+
+class Kept(NamedTuple):
+    """What this machine keeps of a cache at a URL: the bytes on the disk, those of the whole cache, and its folder."""
+
+    url: str
+    directory: Path
+    bytes: int
+    total_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {**self._asdict(), "directory": str(self.directory)}
+
+
+def list_kept(cache_dir: str | Path | None = None) -> list[Kept]:
+    """Return what is kept below a folder (default: `default_directory`), the largest first."""
+    below = (Path(cache_dir) if cache_dir is not None else default_directory()).expanduser()
+    urls: dict[str, str] = {}
+    for note in sorted(below.glob(f"{_URLS}/*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(read_file(note))
+            urls[str(found["identity"])] = str(found["url"])
+    kept = []
+    for path in sorted(below.glob(f"*/{MANIFEST_COPY}")):
+        folder = path.parent
+        if _IDENTITY.fullmatch(folder.name) and (known := _known(below, folder.name)):
+            size = sum(each.stat().st_blocks * 512 for each in folder.iterdir())
+            kept.append(Kept(urls.get(folder.name, "no URL any more"), folder, size, known[1].total_bytes))
+    return sorted(kept, key=lambda each: -each.bytes)
+
+
+def clear_kept(kept: Kept) -> None:
+    """Remove what is kept of a cache at a URL. Raises StoreError where a process uses it, or it cannot be removed."""
+    try:
+        number = os.open(kept.directory / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in kept.directory.iterdir():
+                path.unlink()
+            kept.directory.rmdir()
+        finally:
+            os.close(number)
+    except BlockingIOError:
+        raise StoreError(f"{kept.directory}, of {kept.url}, is in use: end what reads it first") from None
+    except OSError as error:
+        raise StoreError(f"{kept.directory} cannot be removed: {error}") from error
 
 
 def _make_fetcher(cache: RemoteCache, pieces: Pieces) -> Fetcher:

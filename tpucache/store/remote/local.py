@@ -65,6 +65,7 @@ class LocalCopy:
         self._is_full = False
         try:
             self._number = os.open(directory / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as long as it is open, nobody removes the folder
             with self._locked_header():
                 size = _HEADER + len(pieces) + manifest.records
                 if os.fstat(self._number).st_size != size:
