@@ -37,7 +37,7 @@ def test_weights_for_colours_in_a_run_on_grey_images(lab, caplog):
 
 
 def test_a_keyword_that_a_model_of_timm_does_not_take(lab):
-    pytest.importorskip("timm")
+    pytest.importorskip("timm", reason="needs timm: `python -m scripts.checks integrations`")
     for keyword, *words in (("pretrained=1", "pretrained", "--weights"), ("img_size=64", "img_size", "keywords")):
         name = f"timm:resnet10t?{keyword}"
         done = lab.command("train", lab.shared.cache, "--run", lab.folder / "run", *_TRAIN, "--model", name)
