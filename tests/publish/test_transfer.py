@@ -117,7 +117,7 @@ def test_a_fetch_that_was_cut_off_continues_in_the_middle_of_a_file(scheme, cach
 def test_a_fetch_continues_after_its_process_was_killed(cache, tmp_path, served):
     code = (
         "import sys, time\n"
-        "from tpucache.store.remote import folder as remote, transfer\n"
+        "from tpucache.publish import transfer\nfrom tpucache.store.remote import folder as remote\n"
         "remote._CHUNK = 10_000\n"
         "transfer.fetch_cache(sys.argv[1], sys.argv[2], lambda *done: time.sleep(0.05))"
     )

@@ -20,10 +20,10 @@ from tpucache import (
     UsageError,
     build_cache,
 )
+from tpucache.publish import transfer
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.remote import folder as remote
-from tpucache.store.remote import transfer
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.sources import open_source
 from tpucache.warmup.sources.table import TableOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tpucache import CachedDataset, Manifest, StoreError, TpucacheError, verify_cache
+from tpucache import Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.redact import redact, url_secrets
@@ -115,7 +115,12 @@ def test_commands_print_no_secret(cache, served, tmp_path, capsys, monkeypatch):
         assert main(["push", str(cache), url, *options]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out[out.rindex("{") :])["place"] == served.url
-    for words in (["inspect", url], ["push", url, str(tmp_path / "out")], ["verify", url]):
+    assert main(["inspect", url, "--cache-dir", str(tmp_path / "kept")]) == 0
+    for words in (
+        ["inspect", url.replace("served", "gone"), "--cache-dir", str(tmp_path / "kept")],
+        ["push", url, "out"],
+        ["verify", url],
+    ):
         assert main(words) != 0
     with pytest.raises(SystemExit):
         main(["fetch", url])
@@ -141,9 +146,7 @@ def test_a_token_in_a_url_goes_with_each_file(served, cache, tmp_path):
     assert all(path.endswith("?token=t0ken") for path, _ in served.requests)
 
 
-@pytest.mark.parametrize(
-    "read", [Manifest.load, CachedDataset, verify_cache, lambda url: push_cache(url, "memory://x")]
-)
+@pytest.mark.parametrize("read", [Manifest.load, verify_cache, lambda url: push_cache(url, "memory://x")])
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_url_where_a_folder_belongs_is_one_clear_line_without_its_secrets(read, kind):
     with pytest.raises(TpucacheError) as caught:

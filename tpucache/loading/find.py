@@ -13,7 +13,7 @@ from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.store.files import is_url, refuse_url
+from tpucache.store.files import as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.manifest import Manifest
 
@@ -50,7 +50,7 @@ def open_cache(cache: str | Path, cache_dir: str | Path | None = None, cache_byt
     if is_url(cache) and not os.fspath(cache).startswith(KAGGLE):
         from tpucache.store.remote.cache import RemoteCache
 
-        return RemoteCache.open_url(os.fspath(cache), cache_dir, cache_bytes)
+        return RemoteCache.open_url(as_url(cache), cache_dir, cache_bytes)
     return Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
 
 

@@ -167,6 +167,11 @@ def is_url(path: str | Path) -> bool:
     return _find_url(path) is not None
 
 
+def as_url(path: str | Path) -> str:
+    """Return the text of a URL, with the slashes that a Path has lost."""
+    return _ONE_SLASH.sub("://", os.fspath(path), count=1)
+
+
 def _find_url(path: str | Path) -> str | None:
     """Return a URL as it may be shown, with the slashes that a Path has lost; None for the path of a file."""
     text = os.fspath(path)

@@ -140,7 +140,8 @@ class ShardReader:
         """
         shards = rows["shard"].tolist()
         files = {shard: self.file(shard) for shard in set(shards)}
-        yield np.array([files[shard].number for shard in shards], np.int64), rows
+        numbers = {shard: file.number for shard, file in files.items()}
+        yield np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
         """Read records one by one. Raises DamageError."""

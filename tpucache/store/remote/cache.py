@@ -29,7 +29,7 @@ from tpucache.store.remote.reader import RemoteReader
 #: The environment variable with the folder for what is kept of caches at URLs.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"
 
-#: What the manifest is called here. With a `manifest.json` the folder would be a cache, and parts of shards are missing.
+#: What the manifest is called here. With a `manifest.json` it would be a cache, and parts of its shards are missing.
 MANIFEST_COPY: Final = "manifest-at-url.json"
 
 _URLS: Final = "urls"
