@@ -116,11 +116,7 @@ def test_commands_print_no_secret(cache, served, tmp_path, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert json.loads(out[out.rindex("{") :])["place"] == served.url
     assert main(["inspect", url, "--cache-dir", str(tmp_path / "kept")]) == 0
-    for words in (
-        ["inspect", url.replace("served", "gone"), "--cache-dir", str(tmp_path / "kept")],
-        ["push", url, "out"],
-        ["verify", url],
-    ):
+    for words in (["push", url, str(tmp_path / "out")], ["verify", url]):
         assert main(words) != 0
     with pytest.raises(SystemExit):
         main(["fetch", url])
