@@ -165,7 +165,7 @@ def _check_fit(source: Array, rows: int, target: Array) -> None:
 
 
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
-    """Compile the loops for this processor, or for one that can do less, by LLVM's names of what it can do.
+    """Compile the loops for this processor, or for the processor features given by LLVM's names for them.
 
     Raises ImportError without llvmlite, OSError and RuntimeError where it cannot compile.
     """

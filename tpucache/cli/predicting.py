@@ -1,4 +1,4 @@
-"""predict: what runs predict for a cache."""
+"""predict: apply trained models to the samples of a cache."""
 
 from __future__ import annotations
 

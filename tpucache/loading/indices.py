@@ -1,4 +1,4 @@
-"""What callers give as numbers, arrays and indices, checked; indices follow numpy's rules."""
+"""Checks of arguments: whole numbers, arrays and indices, which follow numpy's rules."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         for caches that do not. There a whole chunk shows the same variant of variant="epoch", another one each epoch.
 
         `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
-        and less work for the host. `tpucache.ondevice.decoder` finishes them. Images of other codecs come as ever.
+        and less work for the host. `tpucache.ondevice.decoder` finishes them. Others are decoded on the host.
         `pin_memory` reads into page-locked memory, for `images.to("cuda", non_blocking=True)`.
 
         One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which

@@ -1,4 +1,4 @@
-"""Samples: what a loader asks of them, and which of a cache they are, in which order and which of their variants."""
+"""Samples: the interface that a loader needs, and Selection, which samples of a cache to show, in which variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written once for torch and for JAX: both libraries have the functions that are used here.
+"""Array functions under names that torch and JAX share, so that the device's work is written once.
 
 Functions are called by the names and positional arguments that `torch` and `jax.numpy` share.
 """

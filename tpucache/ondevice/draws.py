@@ -86,7 +86,7 @@ def _draw_view(
 
 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
-    """Return the generator of one stream of one view; the first one of the first view has no key of its own."""
+    """Return the random generator of a stream of a view. The first stream of the first view uses the seed alone."""
     key = (view, number) if view or number else ()
     # RandomState's distributions never change from one NumPy to the next, which a Generator's may.
     return np.random.RandomState(np.random.Philox(np.random.SeedSequence(source, spawn_key=key)))

@@ -1,4 +1,4 @@
-"""What a trained model says of samples: `Predictor` computes it, `predict` writes it into files."""
+"""Predictions of trained models: `Predictor` computes them, `predict` writes them into files."""
 
 from __future__ import annotations
 

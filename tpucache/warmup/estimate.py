@@ -152,8 +152,10 @@ def _on_disk(length: int) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return what is spooled at most at a time, beside what is already: one block is sealed while the next is built,
-    and the tasks that wait may be of the one after them."""
+    """Return how many more bytes the chunks of unfinished blocks take on the disk at most.
+
+    While one block is sealed, the next one is built, and waiting tasks may be of the block after that.
+    """
     blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
     ahead = _AHEAD * jobs * max((most for _, most in remaining.unsealed), default=0)
     records = min(sum(blocks), sum(blocks[:2]) + ahead)

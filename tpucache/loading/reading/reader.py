@@ -139,10 +139,10 @@ class RecordReader:
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
-        """Map shards, or keep the `first` records, where so many records of these shards will be read in such a way.
+        """Prepare the reading of so many records of these shards: map the shards, or keep the `first` records.
 
-        Only what is in the page cache is read, for a moment. What is missing or damaged is an error when it is read,
-        and not here.
+        Only records in the page cache are read, for half a second at most. Missing or damaged ones raise no error here,
+        but when they are read.
         """
         with contextlib.suppress(StoreError):
             way, needed = self.plan(records, shards)

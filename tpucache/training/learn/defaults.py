@@ -1,4 +1,4 @@
-"""What a run is not given: rate, weight decay and schedule by a small table, the precision by the device."""
+"""Defaults of a run: rate, weight decay and schedule from a small table, the precision from the device."""
 
 from __future__ import annotations
 

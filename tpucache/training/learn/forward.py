@@ -1,4 +1,4 @@
-"""What a batch becomes: finished images, then a model's outputs, in the precision that was asked for."""
+"""The forward pass: packed images are finished, then a model computes its outputs in the chosen precision."""
 
 from __future__ import annotations
 

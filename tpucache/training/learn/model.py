@@ -1,4 +1,4 @@
-"""Models by name or function, and the weights that they begin with."""
+"""Models by name or function, and how they take over weights from elsewhere."""
 
 from __future__ import annotations
 

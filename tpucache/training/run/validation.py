@@ -1,4 +1,4 @@
-"""What a run says of itself beside its numbers: settings and data, and its predictions in the best epoch."""
+"""`run.json`, a run's settings and data, and `validation.npz`, its predictions in the best epoch."""
 
 from __future__ import annotations
 

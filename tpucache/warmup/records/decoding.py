@@ -747,7 +747,7 @@ class DicomPicture:
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Raise SampleError for whatever pydicom and its decoders raise; what they warn of is readable."""
+    """Raise SampleError for whatever pydicom and its decoders raise; files that they only warn of are read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

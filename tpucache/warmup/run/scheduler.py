@@ -121,8 +121,11 @@ class Scheduler:
             ) from error
 
     def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
-        """Yield what is missing: small blocks whole, the chunks of each other one, and, behind those of the next, its
-        shards."""
+        """Yield the tasks for what is missing.
+
+        Small blocks are one task each. Of the others come first the chunks; a block's shards follow the chunks of the
+        next block, so that workers need not wait for its last chunk.
+        """
         small = self._small_blocks(blocks, executor)
         for block in small:
             if self._context.deadline.is_past:
