@@ -19,6 +19,7 @@ import shutil
 import struct
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,7 @@ _THERE: Final = 1
 _UNPROVEN: Final = 2
 #: A piece's byte: there is room for it on the disk.
 _KEPT: Final = 1
+_MOST_OPEN: Final = 64  # files
 _SHARE: Final = 0.8  # of the free disk that is taken at most, unless the user says how much
 
 _log: Final = logging.getLogger("tpucache")
@@ -59,7 +61,7 @@ class LocalCopy:
         None means all of it where it fits into 80 % of the free disk, else as much as does. Raises StoreError.
         """
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
-        self._files: dict[int, OpenFile] = {}
+        self._files: OrderedDict[int, OpenFile] = OrderedDict()
         self._lock = ThreadLock()
         self._held: set[int] = set()  # pieces that this process has the lock of
         self._is_full = False
@@ -160,10 +162,14 @@ class LocalCopy:
     def file(self, shard: int) -> OpenFile:
         """Return a shard's sparse file, open for reading and writing. Raises OSError, StoreError."""
         with self._lock:
-            if shard not in self._files:
-                entry = self._manifest.shards[shard]
-                self._files[shard] = _SparseFile(self.directory / entry.name, entry.bytes)
-            return self._files[shard]
+            if shard in self._files:
+                self._files.move_to_end(shard)
+                return self._files[shard]
+            entry = self._manifest.shards[shard]
+            file = self._files[shard] = _SparseFile(self.directory / entry.name, entry.bytes)
+            if len(self._files) > _MOST_OPEN:
+                self._files.popitem(last=False)  # it is closed once nobody uses it
+            return file
 
     def lock(self, piece: int) -> bool:
         """Take the lock of a piece, without waiting; return whether this thread has it now."""
@@ -217,9 +223,10 @@ class _SparseFile(OpenFile):
 
 
 def _try_lock(number: int, byte: int, kind: int) -> bool:
-    """Take or give back the lock of a byte of an open file: one of the open file, which ends with it. Raises OSError.
+    """Take or give back the lock of a byte of an open file, without waiting; return whether that was possible.
 
-    Such a lock does not wait; waiting ones are refused where the system sees a circle among processes.
+    The lock belongs to the open file and ends when it is closed. Locks that wait are not used: the system refuses them
+    where processes wait for each other in a circle. Raises OSError.
     """
     try:
         fcntl.fcntl(number, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))

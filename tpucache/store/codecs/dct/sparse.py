@@ -70,7 +70,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
 
 
 def most_bytes(size: int, packing: str) -> int:
-    """Return how many bytes the sparse form of `size` bytes has at most: no masks and nibbles lead further."""
+    """Return the most bytes that the sparse form of `size` bytes can have."""
     values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
     return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
