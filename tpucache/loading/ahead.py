@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -55,25 +55,14 @@ class Ahead(Generic[Prepared]):
         self._process, batches = os.getpid(), self._batches
         self._iterator = batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
         self._thread.start()
+        # Also when the interpreter ends: it would stop the thread inside of compiled code, which aborts the process.
+        self._end = weakref.finalize(self, _end, self._stop, self._ready, self._thread)
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        is_ending: Callable[[], bool] = sys.is_finalizing,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if is_ending():  # the interpreter has ended the thread, and has taken the modules apart that would wait for it
-            return
-        self._stop.set()
-        while self._thread.is_alive():
-            # The thread may be blocked on a full queue: make room until it has seen the flag.
-            try:
-                self._ready.get(timeout=0.05)
-            except queue.Empty:
-                continue
-        self._thread.join()
+        self._end()
 
     def __iter__(self) -> Iterator[Prepared]:
         while True:
@@ -106,3 +95,13 @@ class Ahead(Generic[Prepared]):
             # Close a generator in the thread that ran it, before the context ends.
             if isinstance(batches, Generator):
                 batches.close()
+
+
+def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:
+    """Wait until a thread has seen that it is to stop. It may be blocked on a full queue: make room until then."""
+    stop.set()
+    while thread.is_alive():
+        try:
+            ready.get(timeout=0.05)
+        except queue.Empty:
+            continue
