@@ -57,6 +57,10 @@ class Worker:
         turn = self.ask("go", argument)
         return float(turn["images"] / turn["seconds"])
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the process and those it started, as far as they run or were waited for."""
+        return _session_ticks(self._process.pid) / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         """End the process and those it started."""
         _pipe(self._process.stdin).close()  # it ends by itself at the end of its input
@@ -116,5 +120,5 @@ def _session_ticks(session: int) -> int:
         except OSError:  # it has just ended
             continue
         if int(fields[3]) == session:
-            ticks += int(fields[11]) + int(fields[12])
+            ticks += sum(map(int, fields[11:15]))  # its own, and those of its children that were waited for
     return ticks

@@ -27,6 +27,7 @@ from tpucache import (
 )
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.remote import folder as remote
+from tpucache.store.remote import objects
 from tpucache.store.verify import verify_cache
 
 
@@ -360,6 +361,7 @@ def test_urls_that_cannot_be_opened_are_reported(tmp_path, monkeypatch):
 
 
 def test_a_url_with_a_library_of_its_own_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "is_installed", lambda: False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(DependencyError, match="s3fs"):
         fetch_cache("s3://bucket/cache", tmp_path)

@@ -21,7 +21,7 @@ STALL_SECONDS = 5.0
 class Server(ThreadingHTTPServer):
     """Serves the files of a folder at `url`.
 
-    `fault` returns "cut", "503", "404", "stall", "flip" (a byte of the answer), "whole" (status 200) or None.
+    `fault` returns "cut", "503", "403", "404", "stall", "flip" (a byte of the answer), "whole" (status 200) or None.
     `ranges` are the names and spans that were asked for.
     """
 
@@ -72,8 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "404" or not path.is_file():
             self._end(404)
             return
-        if fault == "503":
-            self._end(503)
+        if fault in ("503", "403"):
+            self._end(int(fault))
             return
         data = path.read_bytes()
         tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'

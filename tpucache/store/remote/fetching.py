@@ -7,6 +7,8 @@ the disk; of the others the next ones are kept in memory until all that the plan
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import random
@@ -34,6 +36,8 @@ _MOST_THREADS: Final = 16
 _TRIES: Final = 6
 _TRY_SECONDS: Final = 45.0  # after which a request is not repeated any more
 _FIRST_PAUSE: Final = 0.2
+_REFUSED: Final = (401, 403)  # statuses of a web server
+_LAST_SECONDS: Final = 2.0  # for what is being fetched when the interpreter ends
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are asked for
 _POLL: Final = 0.02  # seconds after which what another process fetches is looked at again
 _RING_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not kept
@@ -115,10 +119,12 @@ class Fetcher:
         self._flights: dict[int, Flight] = {}  # of pieces
         self._ring: OrderedDict[int, Flight] = OrderedDict()  # pieces in memory, those read longest ago first
         self._ring_most = max(_LEAST_RING, min(_RING_BYTES, available_memory() // _RING_SHARE) // PIECE_BYTES)
+        self._buffers: list[bytearray] = []  # that nobody uses now
         self._threads: list[threading.Thread] = []
         self._working = 0  # threads at work at pieces
         self._is_closed = False
         self.statistics = Statistics()
+        _living.add(self)
 
     def expect(self, owner: object, windows: Iterator[Rows]) -> None:
         """Fetch what these windows need, in their order, instead of what the same owner expected before."""
@@ -166,11 +172,16 @@ class Fetcher:
         """Whether all records of the cache are here."""
         return self._local.records == len(self._pieces.cache.index)
 
-    def close(self) -> None:
-        """End the threads; what is being fetched is finished first."""
+    def close(self, patience: float = 0.0) -> None:
+        """End the threads; what is being fetched is finished first, for which it waits so many seconds at most."""
+        if self.process != os.getpid():
+            return
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+        until = time.monotonic() + patience
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _collect(
         self, found: dict[int, Flight], own: list[Flight], numbers: Numbers, pieces: Numbers, missing: Numbers
@@ -324,6 +335,16 @@ class Fetcher:
         run, data = flight.run, self._read_checked(flight.run)
         if not (self._local.make_room(flight.piece) and self._local.write(run, data)):
             flight.data = data
+        elif len(self._buffers) < len(self._threads) and isinstance(data.obj, bytearray):
+            self._buffers.append(data.obj)
+
+    def _buffer(self, size: int) -> memoryview:
+        """Return memory for so many bytes: one that was used before, as the system takes time to give new pages."""
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            buffer = self._buffers.pop()
+            if len(buffer) >= size:
+                return memoryview(buffer)[:size]
+        return memoryview(bytearray(size))
 
     def _read_checked(self, run: Run) -> memoryview:
         """Return the bytes of a run, each record compared with its checksum. Raises DamageError, StoreError."""
@@ -346,7 +367,7 @@ class Fetcher:
 
     def _read(self, name: str, size: int, run: Run) -> memoryview:
         """Return the bytes of a run, asked for again at growing intervals after an error that may pass."""
-        data = memoryview(bytearray(run.stop - run.start))
+        data = self._buffer(run.stop - run.start)
         began = time.monotonic()
         for tried in range(1, _TRIES + 1):
             start = time.monotonic()
@@ -359,9 +380,12 @@ class Fetcher:
             except (OSError, EOFError, HTTPException) as error:
                 self.statistics.failures += 1
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                is_final = isinstance(error, (FileNotFoundError, PermissionError)) or (
-                    isinstance(error, HttpError) and error.is_final
-                )
+                is_final = isinstance(error, FileNotFoundError) or (isinstance(error, HttpError) and error.is_final)
+                if isinstance(error, PermissionError) or getattr(error, "status", None) in _REFUSED:
+                    raise StoreError(
+                        f"{self._url}/{name}: {reason}. The keys or the password for it have expired, or may not read "
+                        "it: renew them, and go on from the last checkpoint"
+                    ) from None
                 if is_final or tried == _TRIES or time.monotonic() - began > _TRY_SECONDS:
                     raise StoreError(
                         f"{self._url}/{name}: {reason}, after {tried} tries. Check the network and the URL"
@@ -419,6 +443,16 @@ class Statistics:
             rate = self.bytes / max(1e-6, self._busy)
             best = max(self._best, rate)
             return NetworkUse(self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited)
+
+
+_living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """End all threads before the interpreter does: it would stop them inside of compiled code, which aborts."""
+    for fetcher in list(_living):
+        fetcher.close(_LAST_SECONDS)
 
 
 def _serve(fetcher: weakref.ref[Fetcher]) -> None:

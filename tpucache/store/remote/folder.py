@@ -1,23 +1,23 @@
-"""A folder at a URL, on a web server or in a store that fsspec knows, with retries after broken connections."""
+"""Remote: a folder at a URL, on a web server, in an object store or wherever fsspec reaches; it tries again."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from http.client import InvalidURL
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
+from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import redact, shown, url_secrets
-from tpucache.store.files import read_chunks, rename_durably
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
-from tpucache.store.remote.http import SCHEMES, HttpFolder
+from tpucache.store.remote import objects
+from tpucache.store.remote.filesystem import FsspecFolder
+from tpucache.store.remote.http import SCHEMES, HttpError, HttpFolder
+from tpucache.store.remote.objects import ObjectFolder
 
 T = TypeVar("T")
 
@@ -43,8 +43,9 @@ _FINAL: Final = (
 class Remote:
     """The folder at a URL: `gs://`, `s3://`, `hf://`, `https://`, `memory://`, `file://`, or a path.
 
-    Web servers are asked by `store.remote.http`, which limits each answer; all other places are left to fsspec and its
-    libraries. Whatever they raise is tried again, at growing intervals, and is a StoreError in the end.
+    Web servers are asked by `HttpFolder`, which limits each answer; S3 and Google Cloud Storage by `ObjectFolder` where
+    obstore is installed; all other places are left to fsspec and its libraries. Whatever they raise is tried again, at
+    growing intervals, and is a StoreError in the end.
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
@@ -56,32 +57,20 @@ class Remote:
         self.shown = shown(url)
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
         self._web = HttpFolder(url, min(_BLOCK, _CHUNK), silence) if self.scheme in SCHEMES else None
-        if self._web is None:
-            self._open_store(url)
+        self._files = self._web or self._open_store(url, silence)
 
-    def _open_store(self, url: str) -> None:
-        """Have fsspec open a URL. Raises DependencyError, UsageError."""
+    def _open_store(self, url: str, silence: float | None) -> FsspecFolder | ObjectFolder:
+        """Return what reads and writes a place that is no web server. Raises DependencyError, UsageError."""
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
                 f"{self.shown} reads a web server through another store, without a limit: give its own URL"
             )
-        try:
-            import fsspec
-        except ImportError as error:
-            raise DependencyError("reading URLs needs fsspec: `pip install 'fsspec[http]'`") from error
-        failure: Exception
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url)
-        except Exception as error:  # noqa: BLE001  # each library has its own ways to refuse a URL
-            failure = error
-        else:
-            self._root = root.rstrip("/")
-            return
-        # Raised outside of the handler, which would chain it to an error whose text may hold a password.
-        if isinstance(failure, ImportError):
-            raise DependencyError(f"{self.scheme}:// needs a library of its own: {self._clean(failure)}")
-        raise UsageError(f"{self.shown} cannot be opened: {self._clean(failure)}. Give the URL of a folder")
+        if self.scheme in objects.SCHEMES and "::" not in url:
+            if objects.is_installed():
+                return ObjectFolder(url, silence, self.shown)
+            _say_slow(self.scheme)
+        return FsspecFolder(url, self._clean, self.shown)
 
     @property
     def is_http(self) -> bool:
@@ -91,46 +80,15 @@ class Remote:
     @property
     def local(self) -> Path | None:
         """The folder of this machine that the URL leads to, through whatever caches; None where there is none."""
-        if self._web is not None:
-            return None
-        from fsspec.implementations.cached import CachingFileSystem
-        from fsspec.implementations.dirfs import DirFileSystem
-        from fsspec.implementations.local import LocalFileSystem
-
-        files, root = self._fs, self._root
-        while isinstance(files, (CachingFileSystem, DirFileSystem)):
-            root = files._join(root) if isinstance(files, DirFileSystem) else root
-            files = files.fs
-        return Path(root or "/") if isinstance(files, LocalFileSystem) else None
+        return self._files.local if isinstance(self._files, FsspecFolder) else None
 
     def names(self) -> set[str]:
         """Return the names of all that is here; none where there is no such folder. Raises StoreError."""
-
-        def ask() -> set[str]:
-            self._fs.invalidate_cache()
-            try:
-                found = self._fs.ls(self._root, detail=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return set()
-            # A store without folders may list an empty file for the folder itself.
-            return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != self._root.strip("/")}
-
-        return self._retry("", ask)
+        return self._retry("", self._writable.names)
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes. Raises FormatError when there are more than `limit`, StoreError."""
-
-        def ask() -> bytes | None:
-            if self._web is not None:
-                return self._web.read(name, limit)
-            data = bytearray()
-            for chunk in self._stream(name):
-                data += chunk
-                if len(data) > limit:
-                    return None
-            return bytes(data)
-
-        found = self._retry(name, ask)
+        found = self._retry(name, lambda: self._files.read(name, limit))
         if found is None:
             raise FormatError(f"{self.shown}/{name} is larger than any manifest or claim: give the URL of a cache")
         return found
@@ -140,18 +98,14 @@ class Remote:
 
         Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
         """
-        if self._web is not None:
-            self._web.read_into(name, start, target, size)
-            return
         try:
-            data = self._fs.cat_file(self._path(name), start=start, end=start + len(target))
-        except OSError:
+            self._files.read_into(name, start, target, size)
+        except (EOFError, HTTPException, FileNotFoundError, HttpError, UsageError):
             raise
+        except PermissionError as error:
+            raise PermissionError(self._clean(error)) from None
         except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
             raise OSError(f"{type(error).__name__}: {self._clean(error)}") from None
-        if len(data) != len(target):
-            raise EOFError(f"{len(data):,} bytes came instead of {len(target):,}")
-        target[:] = data
 
     def manifest(self) -> tuple[Manifest, bytes]:
         """Return the manifest, validated, and its bytes. Raises NotACacheError, FormatError, StoreError."""
@@ -182,72 +136,33 @@ class Remote:
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
-
-        def ask() -> int | None:
-            self._fs.invalidate_cache()
-            try:
-                size = self._fs.info(self._path(name))["size"]
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            return None if size is None else int(size)
-
-        return self._retry(name, ask)
+        return self._retry(name, lambda: self._writable.size(name))
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
         """Copy a file to here; `advance` is called with its bytes done so far. Raises StoreError."""
-
-        def copy() -> None:
-            done = 0
-            with self._opened(name) as file:
-                for chunk in read_chunks(source):
-                    file.write(chunk)
-                    done += len(chunk)
-                    advance(done)
-
-        self._retry(name, copy)
+        self._retry(name, lambda: self._writable.write(name, source, advance))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file. Raises StoreError."""
-
-        def write() -> None:
-            with self._opened(name) as file:
-                file.write(data)
-
-        self._retry(name, write)
+        self._retry(name, lambda: self._writable.put(name, data))
 
     def remove(self, name: str) -> None:
         """Remove a file. Raises StoreError."""
-        self._retry(name, lambda: self._fs.rm_file(self._path(name)))
-
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[Any]:
-        """Open a file to be written.
-
-        On a disk it is written under another name first: the old file may be a link to the one that is being read.
-        """
-        local = self.local
-        if local is None:
-            with self._fs.open(self._path(name), "wb") as file:
-                yield file
-            return
-        aside = local / f".{name}.{os.getpid()}.tmp"
-        try:
-            with aside.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            rename_durably(aside, local / name)
-        finally:
-            aside.unlink(missing_ok=True)
+        self._retry(name, lambda: self._writable.remove(name))
 
     def make_folder(self) -> None:
         """Make the folder, where the store has folders. Raises StoreError."""
-        self._retry("", lambda: self._fs.makedirs(self._root, exist_ok=True))
+        self._retry("", self._writable.make_folder)
 
     def close(self) -> None:
         """Close what is open; the next request opens it again."""
-        if self._web is not None:
-            self._web.close()
+        self._files.close()
+
+    @property
+    def _writable(self) -> FsspecFolder | ObjectFolder:
+        if isinstance(self._files, HttpFolder):
+            raise UsageError(f"{self.shown} is a web server, which can be read only: give a folder or a bucket")
+        return self._files
 
     @functools.cached_property
     def ranged(self) -> bool:
@@ -263,16 +178,7 @@ class Remote:
             return
         for at in range(start, stop, _CHUNK):
             end = min(at + _CHUNK, stop)
-            yield from self._part(name, at, end)
-
-    def _part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        if self._web is not None:
-            yield from self._web.part(name, start, stop)
-            return
-        data = self._fs.cat_file(self._path(name), start=start, end=stop)
-        if len(data) != stop - start:
-            raise EOFError(f"{len(data):,} bytes came instead of {stop - start:,}")
-        yield data
+            yield from self._files.part(name, at, end)
 
     def _rest(self, name: str, start: int, stop: int) -> Iterator[bytes]:
         """Yield a file's bytes from `start` to `stop` out of one stream, whose beginning is thrown away."""
@@ -282,14 +188,6 @@ class Remote:
             at += len(chunk)
             if data:
                 yield data
-
-    def _stream(self, name: str) -> Iterator[bytes]:
-        with self._fs.open(self._path(name), "rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield chunk
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
         failures = 0
@@ -317,6 +215,12 @@ class Remote:
 
     def _clean(self, error: Exception) -> str:
         return " ".join(redact(str(error), self._secrets).split())[:_MOST_TEXT]
+
+
+@functools.cache
+def _say_slow(scheme: str) -> None:
+    """Say once that a store is read by the slower of two libraries."""
+    _log.warning("%s:// is read by fsspec, which is slower than obstore: `pip install obstore`", scheme)
 
 
 def _is_final(error: Exception, failures: int) -> bool:

@@ -29,6 +29,8 @@ except (ImportError, RuntimeError):
 
 from streaming import MDSWriter, StreamingDataset  # noqa: E402  # torchvision has to be replaced before
 
+__all__ = ["MDSWriter", "StreamingDataset"]
+
 
 def write(data: Path, folder: Path) -> None:
     columns = {"image": f"ndarray:uint8:{SIZE},{SIZE},3", "label": "int"}

@@ -1,0 +1,20 @@
+"""tpucache: a cache at a URL, its bytes in the codec's packed form, shuffled in blocks, by default options else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts.bench.peers.streaming import BATCH, Epoch, run
+from tpucache import CachedDataset, CachedLoader
+
+
+def open_url(url: str, folder: Path, threads: int) -> Callable[[], Epoch]:
+    dataset = CachedDataset(url, cache_dir=folder) if "://" in url else CachedDataset(url)
+    is_packed = dataset.manifest.recipe["codec"] != "raw"
+    loader = CachedLoader(dataset, BATCH, shuffle="block", threads=threads, finish="device" if is_packed else "host")
+    return lambda: (len(labels) for _, labels in loader)
+
+
+if __name__ == "__main__":
+    run(open_url)

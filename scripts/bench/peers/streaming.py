@@ -1,0 +1,79 @@
+"""What the contenders of the streaming benchmark share: epochs from a URL, on the clock. Needs numpy alone.
+
+Three commands. `write` makes the contender's own format out of `records.bin`, for the server to serve. `epoch` reads
+an epoch and answers with the samples, the seconds, and those to the first batch; the first epoch's begin before
+anything is opened. `paced RATE` does the same for a device that takes so many samples a second. `waited_seconds` are
+those in which no batch was there, after the first one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from scripts.bench.peers.protocol import Commands, Setting, serve
+
+BATCH: Final = 256
+
+Array = np.ndarray[Any, Any]
+#: The number of samples of each batch of an epoch, once all of it is in memory.
+Epoch = Iterable[int]
+
+
+def records(data: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield the bytes and the label of each record that `scripts.bench.stream` exported."""
+    starts, labels = np.load(data / "starts.npy"), np.load(data / "labels.npy")
+    found = np.memmap(data / "records.bin", np.uint8, "r")
+    for at, label in enumerate(labels.tolist()):
+        yield found[int(starts[at]) : int(starts[at + 1])].tobytes(), label
+
+
+def run(
+    open_url: Callable[..., Callable[[], Epoch]],
+    write: Callable[[Path, Path, int], None] = lambda data, folder, megabytes: None,
+) -> None:
+    """Be a contender: `open_url(url, folder, **setting)` returns what begins an epoch."""
+
+    def start(setting: Setting) -> Commands:
+        data, url, folder = (setting.pop(name, "") for name in ("data", "url", "folder"))
+        shard = int(setting.pop("shard", 64))
+
+        @functools.cache
+        def opened() -> Callable[[], Epoch]:
+            return open_url(url, Path(folder), **setting)
+
+        def make(_: str) -> dict[str, Any]:
+            write(Path(data), Path(folder), shard)
+            return {"written": folder}
+
+        return {
+            "write": make,
+            "epoch": lambda _: read(opened, None),
+            "paced": lambda rate: read(opened, float(rate)),
+        }
+
+    serve(start)
+
+
+def read(opened: Callable[[], Callable[[], Epoch]], rate: float | None) -> dict[str, Any]:
+    """Read an epoch, for a device that takes `rate` samples a second, None: any number of them."""
+    began = asked = time.perf_counter()
+    samples, first, waited = 0, None, 0.0
+    for size in opened()():
+        now = time.perf_counter()
+        if first is None:
+            first = now - began
+        else:
+            waited += now - asked
+        samples += size
+        if rate:
+            # The device is busy until then, however late the batch came.
+            time.sleep(max(0.0, now + size / rate - time.perf_counter()))
+        asked = time.perf_counter()
+    seconds = time.perf_counter() - began
+    return {"images": samples, "seconds": seconds, "first_seconds": first, "waited_seconds": waited}

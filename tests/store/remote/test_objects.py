@@ -1,0 +1,179 @@
+"""Caches in S3: the pixels of a local read, one version of each file, and keys that are looked up anew."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from servers import Server
+from torch.utils.data import DataLoader
+
+from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
+from tpucache.errors import NotACacheError
+from tpucache.publish.transfer import fetch_cache, push_cache
+from tpucache.store.remote import fetching, objects
+from tpucache.store.remote.folder import Remote
+from tpucache.store.verify import verify_cache
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="obstore needs Python 3.11")
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keys for a store, from the environment."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    """The address of a server that behaves as S3 does, with the bucket `bucket`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=10).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < until
+                    time.sleep(0.1)
+            yield url
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def s3(moto: str, keys: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a bucket that the environment's keys open."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
+    return "s3://bucket"
+
+
+def epoch(dataset: CachedDataset) -> list[list[int]]:
+    """Return the pixels of an epoch in another order than the files have."""
+    loader = CachedLoader(dataset, 16, shuffle="block", window=32, seed=3)
+    return [images.flatten().tolist() for images, _ in loader]
+
+
+def test_a_cache_pushed_to_s3_trains_and_fetches_as_its_original(
+    s3: str, cache: Path, small_pieces: None, tmp_path: Path
+) -> None:
+    push_cache(cache, f"{s3}/cache")
+    push_cache(cache, f"{s3}/cache")
+    dataset = CachedDataset(f"{s3}/cache/", cache_dir=tmp_path / "kept", in_memory=False)
+    assert epoch(dataset) == epoch(CachedDataset(cache))
+    fetch_cache(f"{s3}/cache", tmp_path / "copy")
+    verify_cache(tmp_path / "copy")
+    names = Remote(f"{s3}/cache").names()
+    assert names >= {path.name for path in cache.iterdir() if path.suffix != ".lock"} - {"work"}
+
+
+def test_a_bucket_without_a_cache_is_named(s3: str, tmp_path: Path) -> None:
+    with pytest.raises(NotACacheError, match="s3://bucket/nothing holds no manifest"):
+        CachedDataset(f"{s3}/nothing", cache_dir=tmp_path)
+    with pytest.raises(UsageError, match="names no bucket"):
+        CachedDataset("s3://", cache_dir=tmp_path)
+
+
+def test_parts_of_an_object_that_was_replaced_are_refused(s3: str, tmp_path: Path) -> None:
+    remote = Remote(f"{s3}/folder")
+    remote.put("file", bytes(100))
+    target = memoryview(bytearray(10))
+    remote.read_into("file", 0, target, 100)
+    with pytest.raises(OSError, match="100 bytes in the store, the manifest says 101"):
+        remote.read_into("file", 0, target, 101)
+    remote.put("file", b"\1" * 100)
+    with pytest.raises(OSError, match="was replaced in the store"):
+        remote.read_into("file", 10, target, 100)
+    assert bytes(target) == bytes(10)
+
+
+@pytest.fixture
+def served(server: Server, keys: None, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The cache behind a server that answers as S3 does, at `s3://bucket/cache`, whose answers a test can spoil."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    (tmp_path / "root" / "bucket" / "cache").symlink_to(cache)
+    server.folder = tmp_path / "root"
+    return server
+
+
+def test_keys_that_expire_are_looked_up_anew_or_are_one_error(
+    served: Server, cache: Path, small_pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    served.fault = lambda name, number: "403" if name.endswith("lmdb") and number % 11 == 1 else None
+    real = objects.ObjectFolder._open
+    monkeypatch.setattr(objects.ObjectFolder, "_open", lambda self: found.append("keys") or real(self))
+    dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "kept", in_memory=False)
+    assert epoch(dataset) == epoch(CachedDataset(cache))
+    assert len(found) > 2
+    served.fault = lambda name, number: "403" if name.endswith("lmdb") else None
+    dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "other", in_memory=False)
+    with pytest.raises(StoreError, match="have expired, or may not read it: renew them"):
+        epoch(dataset)
+
+
+def test_a_store_that_sends_whole_files_for_parts_is_refused(
+    served: Server, small_pieces: None, tmp_path: Path
+) -> None:
+    """As `rclone serve s3` does."""
+    served.fault = lambda name, number: "whole" if name.endswith("lmdb") else None
+    dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "kept", in_memory=False)
+    with pytest.raises(StoreError, match="Check the network and the URL"):
+        epoch(dataset)
+
+
+def test_a_store_without_keys_says_which_to_set() -> None:
+    folder = objects.ObjectFolder("s3://bucket/cache", 1.0, "s3://bucket/cache")
+    from obstore.exceptions import GenericError
+
+    def ask(store: object) -> None:
+        raise GenericError("Error performing PUT http://169.254.169.254/latest/api/token")
+
+    with pytest.raises(PermissionError, match="set AWS_ACCESS_KEY_ID"):
+        folder._call(ask, "file")
+
+
+def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
+    """The client has threads, which a forked process has not."""
+    program = (
+        "import os, sys\n"
+        "import tpucache.store.remote.folder\n"
+        "from tpucache.errors import UsageError\n"
+        "remote = tpucache.store.remote.folder.Remote('s3://bucket/cache')\n"
+        "remote.read('manifest.json', 1 << 20)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    try:\n"
+        "        remote.read_into('manifest.json', 0, memoryview(bytearray(1)), 1)\n"
+        "    except UsageError as error:\n"
+        "        os._exit(7 if 'forkserver' in str(error) else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+
+
+@pytest.mark.slow
+def test_workers_of_a_dataloader_read_the_same(served: Server, cache: Path, tmp_path: Path) -> None:
+    dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "kept", in_memory=False)
+    loader = DataLoader(dataset, 50, num_workers=2, multiprocessing_context="forkserver")
+    own = CachedDataset(cache)
+    expected = torch.stack([own[at][0] for at in range(len(own))])
+    assert torch.equal(torch.cat([images for images, _ in loader]), expected)

@@ -1,0 +1,144 @@
+"""FsspecFolder: the files of a folder in any place that fsspec knows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import DependencyError, UsageError
+from tpucache.store.files import read_chunks, rename_durably
+
+_CHUNK: Final = 8 << 20
+
+
+class FsspecFolder:
+    """A folder at a URL that fsspec opens: `hf://`, `memory://`, `file://`, a path, or what else it has a library for.
+
+    Its methods raise what the library raises.
+    """
+
+    def __init__(self, url: str, describe: Callable[[Exception], str], shown: str) -> None:
+        """Open it; `shown` is the URL, and `describe` gives an error's text, both without secrets.
+
+        Raises DependencyError where a library is missing, UsageError for what is no such URL.
+        """
+        try:
+            import fsspec
+        except ImportError as error:
+            raise DependencyError("reading URLs needs fsspec: `pip install 'fsspec[http]'`") from error
+        failure: Exception
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except Exception as error:  # noqa: BLE001  # each library has its own ways to refuse a URL
+            failure = error
+        else:
+            self._root = root.rstrip("/")
+            return
+        # Raised outside of the handler, which would chain it to an error whose text may hold a password.
+        if isinstance(failure, ImportError):
+            raise DependencyError(f"{url.partition('://')[0]}:// needs a library of its own: {describe(failure)}")
+        raise UsageError(f"{shown} cannot be opened: {describe(failure)}. Give the URL of a folder")
+
+    @property
+    def local(self) -> Path | None:
+        """The folder of this machine that the URL leads to, through whatever caches; None where there is none."""
+        from fsspec.implementations.cached import CachingFileSystem
+        from fsspec.implementations.dirfs import DirFileSystem
+        from fsspec.implementations.local import LocalFileSystem
+
+        files, root = self._fs, self._root
+        while isinstance(files, (CachingFileSystem, DirFileSystem)):
+            root = files._join(root) if isinstance(files, DirFileSystem) else root
+            files = files.fs
+        return Path(root or "/") if isinstance(files, LocalFileSystem) else None
+
+    def names(self) -> set[str]:
+        """Return the names of all that is in the folder; none where there is no folder."""
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._root, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        # A store without folders may list an empty file for the folder itself.
+        return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != self._root.strip("/")}
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None where there is no file or no size is stated."""
+        self._fs.invalidate_cache()
+        try:
+            size = self._fs.info(self._path(name))["size"]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return None if size is None else int(size)
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return a small file's bytes, None where there are more than `most`."""
+        data = bytearray()
+        with self._fs.open(self._path(name), "rb") as file:
+            while len(data) <= most and (chunk := file.read(_CHUNK)):
+                data += chunk
+        return bytes(data) if len(data) <= most else None
+
+    def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes `start` to `stop` of a file. Raises EOFError where there are fewer."""
+        data = self._fs.cat_file(self._path(name), start=start, end=stop)
+        if len(data) != stop - start:
+            raise EOFError(f"{len(data):,} bytes came instead of {stop - start:,}")
+        yield data
+
+    def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
+        """Read bytes of a file of `size` bytes from `start` into all of `target`. Raises EOFError for fewer."""
+        for data in self.part(name, start, start + len(target)):
+            target[:] = data
+
+    def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
+        """Copy a file to here; `advance` is called with its bytes done so far."""
+        done = 0
+        with self._opened(name) as file:
+            for chunk in read_chunks(source):
+                file.write(chunk)
+                done += len(chunk)
+                advance(done)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        with self._opened(name) as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._fs.rm_file(self._path(name))
+
+    def make_folder(self) -> None:
+        """Make the folder, where the store has folders."""
+        self._fs.makedirs(self._root, exist_ok=True)
+
+    def close(self) -> None:
+        """Do nothing: fsspec keeps what it opened."""
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[Any]:
+        """Open a file to be written.
+
+        On a disk it is written under another name first: the old file may be a link to the one that is being read.
+        """
+        local = self.local
+        if local is None:
+            with self._fs.open(self._path(name), "wb") as file:
+                yield file
+            return
+        aside = local / f".{name}.{os.getpid()}.tmp"
+        try:
+            with aside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            rename_durably(aside, local / name)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"

@@ -1,0 +1,242 @@
+"""ObjectFolder: the files of a folder in S3 or Google Cloud Storage, by obstore.
+
+Keys come from where the clouds' own tools look for them: environment variables, files, or the machine's own account.
+They may expire while a cache is read. So a request that is refused is asked again by a client that looks for them anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tpucache.errors import UsageError
+from tpucache.store.remote.http import ChangedError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES: Final = ("s3", "gs")
+
+_SILENCE_SECONDS: Final = 60.0
+_CONNECT_SECONDS: Final = 10.0
+_LONGEST_SECONDS: Final = 600.0  # of a request, whatever its size
+_CHUNK: Final = 8 << 20
+_PRECONDITION_FAILED: Final = 412
+#: Where the machine's own account is asked for, which is the last place.
+_ACCOUNTS: Final = ("169.254.169.254", "metadata.google.internal")
+_KEYS: Final = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket. Keys in "
+    "~/.aws are found where boto3 is installed",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+}
+
+
+def is_installed() -> bool:
+    """Return whether obstore is there; without it fsspec reads these stores, more slowly."""
+    return importlib.util.find_spec("obstore") is not None
+
+
+class ObjectFolder:
+    """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`; threads may share one.
+
+    Raises FileNotFoundError, PermissionError where the store refuses, ChangedError for another version of a file than
+    was read before, and OSError for all else.
+    """
+
+    local = None
+
+    def __init__(self, url: str, silence: float | None = None, shown: str = "") -> None:
+        """Send no request yet; a request ends after so many seconds without a byte. Raises UsageError."""
+        self._url, self._silence, self._shown = url, silence or _SILENCE_SECONDS, shown
+        self._scheme = url.partition("://")[0].lower()
+        self._tags: dict[str, str] = {}  # the version of each file that parts were read of
+        self._lock = threading.Lock()
+        if not url.partition("://")[2].partition("/")[0]:
+            raise UsageError(f"{shown} names no bucket: give the URL of a folder: {self._scheme}://bucket/cache")
+        self._store = self._open()
+
+    def names(self) -> set[str]:
+        """Return the names of all that is in the folder."""
+        import obstore
+
+        found = self._call(obstore.list_with_delimiter, "")
+        paths = [item["path"] for item in found["objects"]] + list(found["common_prefixes"])
+        return {path.rstrip("/").rpartition("/")[2] for path in paths}
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None where there is no file."""
+        import obstore
+
+        try:
+            return int(self._call(lambda store: obstore.head(store, name), name)["size"])
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return a small file's bytes, None where there are more than `most`."""
+        import obstore
+
+        def get(store: ObjectStore) -> bytes | None:
+            answer = obstore.get(store, name)
+            return bytes(answer.bytes()) if answer.meta["size"] <= most else None
+
+        found: bytes | None = self._call(get, name)
+        return found
+
+    def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes `start` to `stop` of a file."""
+        data = memoryview(bytearray(stop - start))
+        self.read_into(name, start, data, None)
+        yield bytes(data)
+
+    def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
+        """Read bytes of a file of `size` bytes from `start` into all of `target`, in one request.
+
+        All parts of a file are of one version, which the store is asked for, and which it states. Raises EOFError for
+        fewer bytes.
+        """
+        import obstore
+
+        tag = self._tags.get(name)
+
+        def get(store: ObjectStore) -> None:
+            options: Any = {"range": (start, start + len(target))} | ({"if_match": tag} if tag else {})
+            answer = obstore.get(store, name, options=options)
+            found, found_size = answer.meta.get("e_tag"), int(answer.meta["size"])
+            if size is not None and found_size != size:
+                raise ChangedError(
+                    f"{name} is {found_size:,} bytes in the store, the manifest says {size:,}", _PRECONDITION_FAILED
+                )
+            if tag and found and found != tag:
+                raise ChangedError(f"{name} was replaced in the store while it was read", _PRECONDITION_FAILED)
+            data = memoryview(answer.bytes())
+            if tuple(answer.range) != (start, start + len(target)) or len(data) != len(target):
+                raise EOFError(f"{len(data):,} bytes came instead of {len(target):,}")
+            target[:] = data
+            if found:
+                self._tags.setdefault(name, found)
+
+        self._call(get, name)
+
+    def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
+        """Copy a file to here; it is there once all of it is. `advance` is called with its bytes done so far."""
+        import obstore
+
+        def chunks() -> Iterator[bytes]:
+            done = 0
+            with source.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+                    done += len(chunk)
+                    advance(done)
+
+        self._call(lambda store: obstore.put(store, name, chunks(), chunk_size=_CHUNK), name)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        import obstore
+
+        self._call(lambda store: obstore.put(store, name, data), name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        import obstore
+
+        self._call(lambda store: obstore.delete(store, name), name)
+
+    def make_folder(self) -> None:
+        """Do nothing: such stores have no folders."""
+
+    def close(self) -> None:
+        """Do nothing: connections end with the store's client."""
+
+    def _call(self, ask: Callable[[Any], Any], name: str) -> Any:
+        """Return what a request gives; one that is refused is sent once more, with keys that are looked up anew."""
+        from obstore import exceptions as refused
+
+        store = self._store
+        _Use.check()
+        for is_last in (False, True):
+            try:
+                return ask(store)
+            except (refused.PermissionDeniedError, refused.UnauthenticatedError) as error:
+                if is_last:
+                    raise PermissionError(f"the store refuses {name or 'the folder'}: {_text(error)}") from None
+                store = self._renew(store)
+            except (refused.NotFoundError, FileNotFoundError) as error:
+                raise FileNotFoundError(f"the store has no {name or 'such folder'}: {_text(error)}") from None
+            except refused.PreconditionError:
+                message = f"{name} was replaced in the store while it was read"
+                raise ChangedError(message, _PRECONDITION_FAILED) from None
+            except refused.BaseError as error:
+                if any(place in str(error) for place in _ACCOUNTS):
+                    raise PermissionError(f"there are no keys for it: {_KEYS[self._scheme]}") from None
+                raise OSError(_text(error)) from None
+        raise PermissionError(f"the store refuses {name}")
+
+    def _renew(self, old: ObjectStore) -> ObjectStore:
+        with self._lock:
+            if self._store is old:  # otherwise another thread was here first
+                self._store = self._open()
+            return self._store
+
+    def _open(self) -> ObjectStore:
+        from obstore import exceptions
+        from obstore.store import from_url
+
+        endpoints = [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL")]
+        options: Any = {
+            "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._silence)),
+            "read_timeout": timedelta(seconds=self._silence),
+            "timeout": timedelta(seconds=_LONGEST_SECONDS),
+            # A server without TLS is one that the user named in the environment.
+            "allow_http": any(value.startswith("http://") for value in endpoints),
+        }
+        # What may pass is asked again by those who know how long to wait.
+        retries: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=self._silence)}
+        more: Any = {"credential_provider": _profile_keys()} if self._scheme == "s3" else {}
+        try:
+            return from_url(self._url.rstrip("/"), client_options=options, retry_config=retries, **more)
+        except (exceptions.BaseError, ValueError) as error:
+            raise UsageError(f"{self._shown} cannot be opened: {_text(error)}") from None
+
+
+class _Use:
+    """The process that sent the first request. Its threads send all others, and a forked process has not got them."""
+
+    process: int | None = None
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise UsageError in a process that was forked after the first request: it would wait for ever."""
+        if cls.process is None:
+            cls.process = os.getpid()
+        if cls.process != os.getpid():
+            raise UsageError(
+                "s3:// and gs:// cannot be read in a process forked from one that has read them: give a DataLoader "
+                'multiprocessing_context="forkserver", or use CachedLoader, whose threads need no other process'
+            )
+
+
+def _profile_keys() -> Any:
+    """Return what finds the keys of a profile of AWS's tools, None where there is none, or no boto3 to read it."""
+    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
+    is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
+    if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:
+        return None
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        return Boto3CredentialProvider()
+    except ValueError:  # the files hold no keys
+        return None
+
+
+def _text(error: Exception) -> str:
+    """Return an error's text without what is for the library's own authors."""
+    return f"{type(error).__name__}: {str(error).partition('Debug source:')[0].strip()}"
