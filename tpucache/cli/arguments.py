@@ -92,6 +92,13 @@ def listed(choices: Collection[Any]) -> str:
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
+def cache_place(text: str) -> str | Path:
+    """Read where a cache is written: a folder of this machine, or a URL."""
+    from tpucache.store.files import is_url
+
+    return text if is_url(text) and not text.startswith("file:") else local_path(text)
+
+
 def local_path(text: str) -> Path:
     """Read the path of a file or folder of this machine."""
     from tpucache.store.files import check_is_local

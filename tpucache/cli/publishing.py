@@ -62,6 +62,12 @@ def push(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import push_cache
     from tpucache.redact import shown
 
+    if options.follow:
+        from tpucache.warmup.run.upload import follow_build
+
+        manifest = follow_build(options.cache, options.url, lambda name: tell(f"push: sending {name}"))
+        _show_copy(options, shown(options.url), manifest)
+        return 0
     with _Transfer("push") as transfer:
         manifest = push_cache(options.cache, options.url, transfer.show)
     _show_copy(options, shown(options.url), manifest)
@@ -150,6 +156,11 @@ def add(commands: Any) -> None:
     add_cache(command)
     command.add_argument(
         "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path, that contains nothing else"
+    )
+    command.add_argument(
+        "--follow",
+        action="store_true",
+        help="send the shards of a cache that another process is building, as they are finished",
     )
     command = add_command(commands, cached, "--json")
     add_json(command)

@@ -14,6 +14,7 @@ from tpucache.cli.arguments import (
     add_json,
     add_options,
     cache,
+    cache_place,
     colours,
     explicit,
     from_options,
@@ -26,6 +27,7 @@ from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
 from tpucache.recipe import SHARED, Recipe
+from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
@@ -56,7 +58,8 @@ def warmup(options: argparse.Namespace) -> int:
     began = time.monotonic()
     recipe, labels, classes = _wanted(options)
     executor = Executor(options.backend, options.jobs, options.scheduler)
-    check_source(options.source, options.cache)
+    if isinstance(options.cache, Path):
+        check_source(options.source, options.cache)
     if options.dry_run:
         return run_dry(options, _source(options), recipe, labels, classes)
     progress = _Progress("warmup")
@@ -84,6 +87,8 @@ def warmup(options: argparse.Namespace) -> int:
             engine=executor,
             on_progress=progress.show,
             announce=announce,
+            local=options.local,
+            keep_local=options.keep_local == "yes",
         )
     except SampleError as error:
         if options.on_error == "skip":
@@ -92,7 +97,7 @@ def warmup(options: argparse.Namespace) -> int:
     finally:
         progress.close()
     lines = [
-        f"{options.cache}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
+        f"{shown(str(options.cache))}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
         f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
         f"{time.monotonic() - began:,.0f} s",
         f"  labels: {label_text(manifest)}",
@@ -125,11 +130,13 @@ def _source(options: argparse.Namespace) -> Source:
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 
 
-def _truncated(cache: Path, pad: int) -> int:
+def _truncated(cache: str | Path, pad: int) -> int:
     """Return how many sequences of a cache were longer than they are in it."""
     from tpucache.store.cache import Cache
+    from tpucache.store.remote.cache import RemoteCache
 
-    lengths: Any = Cache.open(cache).samples.get("length", [])
+    opened = Cache.open(cache) if isinstance(cache, Path) else RemoteCache.open_url(cache)
+    lengths: Any = opened.samples.get("length", [])
     return sum(length > pad for length in lengths)
 
 
@@ -227,7 +234,23 @@ def add(commands: Any) -> None:
         help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar, .parquet, .tfrec; "
         "module:callable",
     )
-    command.add_argument("cache", metavar="CACHE", type=local_path, help="the folder to write; run again to resume")
+    command.add_argument(
+        "cache",
+        metavar="CACHE",
+        type=cache_place,
+        help="the folder to write, or a URL (gs://, s3://, hf://) to which shards go as they are finished; run again "
+        "to resume",
+    )
+    command.add_argument(
+        "--local", type=local_path, metavar="FOLDER", help="with a URL: where it is built on this machine"
+    )
+    command.add_argument(
+        "--keep-local",
+        choices=("yes", "no"),
+        default="yes",
+        help="with a URL: whether a shard stays on this machine once it is there; no: a cache may be larger than the "
+        "disk (yes)",
+    )
     add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
@@ -297,11 +320,12 @@ def run_dry(
     classes: Path | Sequence[str] | None,
 ) -> int:
     """Print what the warmup of a source would do, and write a contact sheet; no cache is made."""
+    from tpucache.warmup.run.upload import local_folder
     from tpucache.warmup.trial import dry_run
 
     found = dry_run(
         source,
-        options.cache,
+        options.cache if isinstance(options.cache, Path) else options.local or local_folder(options.cache),
         recipe,
         jobs=options.jobs,
         labels=labels,

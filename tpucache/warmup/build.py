@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import SourceError
+from tpucache.errors import BuildError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import check_is_local
+from tpucache.store.files import as_url, check_is_local, is_url
 from tpucache.store.format import WORK_NAME
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
@@ -43,6 +44,7 @@ from tpucache.warmup.run.folder import (
 from tpucache.warmup.run.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
+from tpucache.warmup.run.upload import Upload, local_folder
 from tpucache.warmup.sources import label_source, pad_source, to_source
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.sources.source import Items, Source, source_name
@@ -74,6 +76,8 @@ def build_cache(
     engine: Executor | None = None,
     on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     announce: Callable[[Estimate], None] | None = None,
+    local: str | Path | None = None,
+    keep_local: bool = True,
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
@@ -88,6 +92,11 @@ def build_cache(
     local processes. `announce` is called with an estimate before the work starts, `on_progress` with what is done.
     A `source` may be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
 
+    Where `cache` is a URL (`gs://`, `s3://`, `hf://`), the cache is built in the folder `local` (default: one in
+    `TPUCACHE_DIR`), and each shard is sent while the next ones are built, the manifest last. A run that was killed
+    continues, on another machine, too. Without `keep_local` a shard is removed here once it is at the URL, so that a
+    cache may be larger than the disk.
+
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
     recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
     is up, BuildError when a worker or the disk fails or the estimate does not fit, DamageError when a file of a
@@ -95,8 +104,8 @@ def build_cache(
     """
     deadline = Deadline.of(time_limit)
     recipe = recipe or Recipe()
-    check_is_local(cache)
-    cache = Path(cache).absolute()  # workers that are used again may be in another folder
+    upload = _open_upload(cache, local, keep_local)
+    cache = upload.folder if upload else Path(cache).absolute()  # workers that are used again may be in another folder
     if isinstance(source, (str, Path)):
         check_source(source, cache)
     source = to_source(source)
@@ -109,13 +118,18 @@ def build_cache(
         listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source_name(source)} has no samples")
-    with cache_folder(cache):
+    with cache_folder(cache), upload or contextlib.nullcontext():
         with deadline.interrupting("the first samples were tried"):
-            existing = finished_cache(cache)
+            existing = upload.existing() if upload else finished_cache(cache)
             if existing is None:
                 plan = plan_build(source, listing, recipe, labels)
             else:
                 plan = plan_addition(source, listing, recipe, existing, labels, retry, retry_all)
+                if plan.is_retry and plan.blocks and existing.directory != cache:
+                    raise BuildError(
+                        f"samples of {existing.place} can be tried again where the whole cache is on this machine: "
+                        f"`python -m tpucache fetch` it into {cache}, then run this again"
+                    )
         work = cache / WORK_NAME
         is_growing = bool(plan.blocks) and not plan.is_retry
         if existing is not None and not is_growing and work.exists() and not is_adding_to(work, existing.manifest):
@@ -123,15 +137,33 @@ def build_cache(
         if existing is not None and not plan.blocks:
             if target == "kaggle":
                 check_kaggle_files(len(existing.manifest.shards))
+            if upload:
+                upload.finish(existing.manifest)
             return existing.manifest
         rule = plan.label_rule
         encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
         skip = plan.is_retry or on_error == "skip"
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
-        manifest = _Build(plan, context, executor, target, on_progress, announce).run()
-        _clean_up(cache, manifest)
+        manifest = _Build(plan, context, executor, target, on_progress, announce, upload).run()
+        if upload:
+            upload.finish(manifest)
+        if cache.exists():
+            _clean_up(cache, manifest)
         return manifest
+
+
+def _open_upload(cache: str | Path, local: str | Path | None, keep_local: bool) -> Upload | None:
+    """Return what sends a cache to its URL, None for one in a folder of this machine. Raises UsageError."""
+    if not is_url(cache):
+        if local is not None or not keep_local:
+            raise UsageError(f"{cache} is a folder of this machine: say what is kept there only where a URL is built")
+        return None
+    url = as_url(cache)
+    if url.startswith("file://"):
+        check_is_local(cache)
+    folder = Path(local) if local is not None else local_folder(url)
+    return Upload(url, folder.expanduser().absolute(), keeps_local=keep_local)
 
 
 @dataclass(frozen=True)
@@ -144,6 +176,7 @@ class _Build:
     target: Target
     on_progress: Callable[[BuildProgress], None]
     announce: Callable[[Estimate], None] | None
+    upload: Upload | None
 
     def run(self) -> Manifest:
         """Build what the plan says, beginning with what an interrupted run left of it."""
@@ -160,6 +193,8 @@ class _Build:
             _warn_of_slow_parts(plan)
             other_versions = tuple(sorted({*context.other_versions, *other}))
             context = dataclasses.replace(context, run=run, other_versions=other_versions)
+            if self.upload:
+                self.upload.start()
             scheduler = self._scheduler(context)
             if changed:
                 scheduler.check_unchanged(changed)
@@ -173,7 +208,10 @@ class _Build:
     def _scheduler(self, context: BuildContext) -> Scheduler:
         """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""
         shards = context.work if self.plan.is_retry else context.shards
-        return Scheduler(dataclasses.replace(context, shards=shards), self.plan.blocks, self.on_progress)
+        context = dataclasses.replace(context, shards=shards)
+        if self.upload is None or self.plan.is_retry:
+            return Scheduler(context, self.plan.blocks, self.on_progress)
+        return Scheduler(context, self.plan.blocks, self.on_progress, self.upload.add)
 
     def _check_limits(self) -> None:
         if self.target == "kaggle" and not self.plan.is_retry:
@@ -202,7 +240,8 @@ class _Build:
             room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
             expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
         self.announce(expected)
-        check_room(expected, cache, advice)
+        if self.upload is None or self.upload.keeps_local:
+            check_room(expected, cache, advice)
         if self.target == "kaggle":
             check_kaggle_bytes(expected, cache)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.store.files import write_atomically
+from tpucache.store.format import shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
@@ -28,6 +30,8 @@ from tpucache.warmup.sources.source import Item, Sample
 
 #: Where annotations are counted beside the variants, which are called by their numbers.
 IN_SOURCE: Final = "source"
+#: The name of a receipt, with its block and its variant.
+RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4})\.npz")
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,7 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
     """Record durably that a shard is finished. Raises BuildError."""
     metadata = json.dumps({"entry": asdict(shard.entry), "note": shard.info.to_dict()})
     columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
-    path = _path(work, shard.entry.block, shard.entry.variant)
+    path = receipt_path(work, shard.entry.block, shard.entry.variant)
     try:
         write_atomically(path, encode_columns(columns))
     except OSError as error:
@@ -203,17 +207,31 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
-    """Return a finished shard, or None when it has to be built: no receipt, or no such shard."""
+    """Return a finished shard, or None when it has to be built: no receipt, or no such shard, here or at a URL."""
     try:
-        with np.load(_path(work, block, variant), allow_pickle=False) as archive:
+        with np.load(receipt_path(work, block, variant), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
             entry = ShardEntry(**metadata["entry"])
-            if (cache / entry.name).stat().st_size != entry.bytes:
+            if entry.name != shard_name(variant, block):
+                return None
+            if not sent_path(work, block, variant).exists() and (cache / entry.name).stat().st_size != entry.bytes:
                 return None
             return BuiltShard(entry, archive["rows"], ChunkInfo.from_dict(metadata["note"]))
     except FileNotFoundError:
         return None
 
 
-def _path(work: Path, block: int, variant: int) -> Path:
+def receipt_path(work: Path, block: int, variant: int) -> Path:
+    """Return where the receipt of a shard is."""
     return work / f"shard-{block:05d}-v{variant:04d}.npz"
+
+
+def sent_path(work: Path, block: int, variant: int) -> Path:
+    """Return the file that says, by being there, that a shard is at the URL that the cache goes to."""
+    return receipt_path(work, block, variant).with_suffix(".sent")
+
+
+def sent_shards(work: Path) -> list[tuple[int, int]]:
+    """Return the block and the variant of each shard that is at the URL that the cache goes to."""
+    found = (RECEIPT_NAME.fullmatch(path.with_suffix(".npz").name) for path in work.glob("*.sent"))
+    return sorted((int(each[1]), int(each[2])) for each in found if each)

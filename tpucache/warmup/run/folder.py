@@ -170,6 +170,15 @@ def is_held(work: Path, run: str) -> bool:
         return False
 
 
+def is_worked_on(work: Path) -> bool:
+    """Return whether any run holds a work folder."""
+    try:
+        with io.FileIO(work / _NAME) as file:
+            return not _take(file.fileno(), fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+
+
 def _take(descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)

@@ -23,6 +23,8 @@ from tpucache.warmup.versions import version_differences, versions
 
 _PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
+#: What another machine needs to go on with a build.
+PLAN_FILES: Final = (_LISTING_NAME, _PLAN_NAME)
 
 _log: Final = logging.getLogger("tpucache")
 

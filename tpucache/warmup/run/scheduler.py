@@ -55,9 +55,14 @@ class Scheduler:
         context: BuildContext,
         blocks: Sequence[Block],
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
+        on_shard: Callable[[BuiltShard], None] = lambda shard: None,
     ) -> None:
-        """Look for what exists already. `on_progress` is given what is done; no task starts after the deadline."""
+        """Look for what exists already. No task starts after the deadline.
+
+        `on_progress` is given what is done, and `on_shard` each finished shard, those of earlier runs first.
+        """
         self._context, self._blocks, self._on_progress = context, blocks, on_progress
+        self._on_shard = on_shard
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
         self._sealed: dict[tuple[int, int], BuiltShard] = {}
@@ -94,6 +99,8 @@ class Scheduler:
     def build(self, executor: Executor) -> list[BuiltShard]:
         """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
         self._on_progress(self._progress())
+        for shard in list(self._sealed.values()):
+            self._on_shard(shard)
         while missing := [block for block in self._blocks if not self._is_built(block)]:
             before = len(self._done), len(self._sealed)
             self._run_tasks(executor, missing)
@@ -232,6 +239,7 @@ class Scheduler:
             self._made += result.bytes
         elif isinstance(result, BuiltShard):
             self._sealed[task.number, result.entry.variant] = result
+            self._on_shard(result)
             if (task.number, 0) not in self._done:  # it was built whole
                 self._made += int(result.rows["length"].sum())
             if self._is_built(task):
