@@ -6,6 +6,7 @@ Linux does not say of a file in /dev/shm whether it is in memory, so that reader
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,3 +44,21 @@ def tmp_path(tmp_path_factory: DiskFolders) -> Iterator[Path]:
 def cache(cache: Path, tmp_path_factory: DiskFolders) -> Path:
     """A copy on the disk. Not to be written to."""
     return Path(shutil.copytree(cache, tmp_path_factory.mktemp("caches") / "cache"))
+
+
+class SmallDisk:
+    """A file system of its own, in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def mount(self, *options: str) -> None:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(self.path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        if done.returncode:
+            pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")

@@ -8,6 +8,8 @@ import hashlib
 import importlib
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from disk import SmallDisk
 from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
@@ -166,3 +169,14 @@ def _failing_rename(pattern: str, error: BaseException, after: int = 0) -> Itera
 @pytest.fixture(scope="session")
 def failing_rename() -> Callable[..., contextlib.AbstractContextManager[None]]:
     return _failing_rename
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A place to mount a file system at. Mounting needs to be root."""
+    if os.geteuid():
+        pytest.skip("no file system may be mounted here: not root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    yield SmallDisk(path)
+    subprocess.run(["umount", str(path)], check=False, capture_output=True, timeout=120)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from disk import SmallDisk
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
@@ -32,6 +32,7 @@ FULL = r"^[^\n]*(No space left|Input/output error \(0\.\d MB are free\))[^\n]*ma
 # A warmup whose files may not grow beyond a size.
 _LIMITED = """
 import resource, sys
+sys.dont_write_bytecode = True  # a part of a .pyc would be taken for all of it
 limit = int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 from tpucache.cli import main
@@ -60,35 +61,6 @@ def finished_shards(cache: Path) -> dict[str, tuple[int, int]]:
         for path in cache.glob("*.lmdb")
         if (cache / "manifest.json").exists() or f"shard-{path.stem[4:]}-v00{path.stem[1:3]}.npz" in receipts
     }
-
-
-class SmallDisk:
-    """A file system of its own, in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def mount(self, *options: str) -> None:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(self.path)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        if done.returncode:
-            pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A place to mount a file system at. Mounting needs to be root."""
-    if os.geteuid():
-        pytest.skip("no file system may be mounted here: not root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    yield SmallDisk(path)
-    subprocess.run(["umount", str(path)], check=False, capture_output=True, timeout=120)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from servers import Server
+from stores import KEYS, serve_s3
 from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
@@ -29,32 +27,16 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="obstore need
 def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keys for a store, from the environment."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
     """The address of a server that behaves as S3 does, with the bucket `bucket`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            until = time.monotonic() + 60
-            while True:
-                try:
-                    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=10).close()
-                    break
-                except OSError:
-                    assert time.monotonic() < until
-                    time.sleep(0.1)
-            yield url
-        finally:
-            process.kill()
+    with serve_s3() as url:
+        yield url
 
 
 @pytest.fixture

@@ -63,18 +63,25 @@ class RemoteCache(Cache):
         self._remote_reader: RemoteReader | None = None
 
     @classmethod
-    def open_url(cls, url: str, cache_dir: str | Path | None = None, cache_bytes: int | None = None) -> RemoteCache:
+    def open_url(
+        cls,
+        url: str,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int | None = None,
+        max_age: float = _FRESH_SECONDS,
+    ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL: three requests, fewer where they are here already.
 
         What is read is kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of its shards
-        (default: all, or 80 % of the free disk). Where the URL cannot be reached, and this machine has read it before,
+        (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago is
+        not asked for again. Where the URL cannot be reached, and this machine has read it before,
         what it has is used, with a warning. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
         what is no such URL, DependencyError without the library of a store.
         """
         below = Path(cache_dir) if cache_dir is not None else default_directory()
         below = below.expanduser().absolute()
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
-            directory, manifest = _read_manifest(remote, url, below)
+            directory, manifest = _read_manifest(remote, url, below, max_age)
             for entry in manifest.tables:
                 _copy_table(remote, directory, entry)
         return cls(url, directory, manifest, cache_bytes)
@@ -153,14 +160,14 @@ def _make_fetcher(cache: RemoteCache, pieces: Pieces) -> Fetcher:
     return Fetcher(Remote(cache.url, silence=SILENCE_SECONDS), local, pieces, cache.describe, shown(cache.url))
 
 
-def _read_manifest(remote: Remote, url: str, below: Path) -> tuple[Path, Manifest]:
+def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
     """Return the folder of a cache, and its manifest, which one process of a machine reads for all."""
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(note.with_suffix(".lock")):
             known, age = _read_note(note)
-            if known is not None and age < _FRESH_SECONDS and (found := _known(below, known)):
+            if known is not None and age < max_age and (found := _known(below, known)):
                 return found
             try:
                 manifest, data = remote.manifest()

@@ -96,7 +96,7 @@ class Upload:
                 sent_path(self._work, block, variant).unlink()
             else:
                 self._sent[shard.entry.name] = shard.entry.sha256
-        return RemoteCache.open_url(self.url) if MANIFEST_NAME in self._names else None
+        return RemoteCache.open_url(self.url, max_age=0.0) if MANIFEST_NAME in self._names else None
 
     def start(self) -> None:
         """Claim the URL for the build whose plan is in the work folder, and begin to send."""

@@ -1,0 +1,291 @@
+"""Caches that are built into a URL: the bytes of a build into a folder, also after a kill and on another machine."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from disk import SmallDisk
+from stores import KEYS, serve_s3
+
+from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
+from tpucache.cli import main
+from tpucache.errors import NotACacheError
+from tpucache.store.remote.folder import Remote
+from tpucache.warmup.deadline import Deadline
+from tpucache.warmup.run import scheduler, tasks, upload
+from tpucache.warmup.run.scheduler import BuildProgress
+
+Digests = Callable[[Path], dict[str, str]]
+
+_RECIPE = Recipe(size=96, shard_mb=1)
+_MANY = 150  # samples, in five shards
+
+
+@pytest.fixture(scope="module")
+def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_photos(tmp_path_factory.mktemp("upload") / "photos", _MANY, size=(80, 70)))
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache, built in a folder."""
+    cache = tmp_path_factory.mktemp("built") / "cache"
+    build_cache(source, cache, _RECIPE, jobs=1)
+    return cache
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty folder in the memory of this process."""
+    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
+    url = "memory://caches/one"
+    yield url
+    fsspec.filesystem("memory").rm("/caches", recursive=True) if fsspec.filesystem("memory").exists("/caches") else None
+
+
+def held(url: str) -> dict[str, bytes]:
+    """Return the files at a URL by their names."""
+    files = fsspec.filesystem("memory")
+    folder = "/" + url.partition("://")[2]
+    return {path.rpartition("/")[2]: files.cat_file(path) for path in files.ls(folder, detail=False)}
+
+
+def files_of(cache: Path) -> dict[str, bytes]:
+    """Return the files of a folder by their names."""
+    return {path.name: path.read_bytes() for path in cache.iterdir()}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_url_gets_the_bytes_of_a_folder(source: Path, built: Path, store: str, tmp_path: Path, keep: bool) -> None:
+    build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local", keep_local=keep)
+    assert held(store) == files_of(built)
+    if keep:
+        assert files_of(tmp_path / "local") == files_of(built)
+    else:
+        assert not (tmp_path / "local").exists()
+    before = held(store)
+    build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local", keep_local=keep)
+    assert held(store) == before
+
+
+def test_what_waits_to_be_sent_is_bounded_and_what_was_sent_is_gone(
+    source: Path, built: Path, store: str, tmp_path: Path
+) -> None:
+    local, most = tmp_path / "local", []
+
+    def look(_: object) -> None:
+        most.append(sum(path.stat().st_size for path in local.glob("*.lmdb")))
+
+    build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False, on_progress=look)
+    assert held(store) == files_of(built)
+    largest = max(path.stat().st_size for path in built.glob("*.lmdb"))
+    assert max(most) <= (upload._WAITING + 2) * largest
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(
+    source: Path, store: str, tmp_path: Path, write_photos: Any, keep: bool
+) -> None:
+    photos, expected, local = tmp_path / "photos", tmp_path / "expected", tmp_path / "local"
+    for number, recipe in ((60, _RECIPE), (90, _RECIPE), (90, Recipe(size=96, shard_mb=1, variants=1))):
+        write_photos(photos, number, size=(80, 70))
+        build_cache(photos, expected, recipe, jobs=1)
+        build_cache(photos, store, recipe, jobs=1, local=local, keep_local=keep)
+        there = held(store)
+        assert {name: there[name] for name in files_of(expected)} == files_of(expected)
+
+
+class Stopped(Exception):
+    """What ends a build in these tests."""
+
+
+def stop_after(samples: int) -> Callable[[BuildProgress], None]:
+    """Return what ends a build after so many samples."""
+
+    def look(progress: BuildProgress) -> None:
+        if progress.samples > samples:
+            raise Stopped
+
+    return look
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("keep", "is_another_machine"), [(True, False), (False, True)])
+def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
+    source: Path,
+    built: Path,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_another_machine: bool,
+    keep: bool,
+) -> None:
+    made: list[str] = []
+    real_install, real_write, real_put, real_remove = tasks.install_shard, Remote.write, Remote.put, Remote.remove
+    monkeypatch.setattr(
+        scheduler, "install_shard", lambda context, one: made.append(one.shard.entry.name) or real_install(context, one)
+    )
+    left = [0]
+
+    def stopping(call: Callable[..., None]) -> Callable[..., None]:
+        def ask(remote: Remote, name: str, *arguments: object) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Stopped
+            call(remote, name, *arguments)
+
+        return ask
+
+    for method, real in (("write", real_write), ("put", real_put), ("remove", real_remove)):
+        monkeypatch.setattr(Remote, method, stopping(real))
+    for request in range(1, 40):
+        local = tmp_path / f"local-{request}"
+        left[0] = request
+        try:
+            build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=keep)
+        except Stopped:
+            pass
+        else:
+            break
+        left[0] = 0
+        sent = set(held(store)) & set(files_of(built)) if store in _urls() else set()
+        if is_another_machine:
+            local = tmp_path / f"other-{request}"
+        before = len(made)
+        build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=keep)
+        assert held(store) == files_of(built), request
+        again = set(made[before:])
+        # Of a shard whose receipt did not arrive, nothing is known on another machine.
+        assert len(again & sent) <= (1 if is_another_machine else 0), request
+        fsspec.filesystem("memory").rm("/caches", recursive=True)
+    assert request > 15
+
+
+def _urls() -> set[str]:
+    files = fsspec.filesystem("memory")
+    return {"memory://caches/one"} if files.exists("/caches/one") else set()
+
+
+def test_a_build_whose_time_is_up_has_sent_what_is_finished(
+    source: Path, built: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, is_late = tmp_path / "a", threading.Event()
+    monkeypatch.setattr(Deadline, "is_past", property(lambda self: is_late.is_set()))
+
+    def look(progress: BuildProgress) -> None:
+        if progress.samples > 100:
+            is_late.set()
+
+    with pytest.raises(UnfinishedError):
+        build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False, on_progress=look)
+    assert len({*held(store)} & {*files_of(built)}) >= 2
+    assert not [*local.glob("*.lmdb")]
+    is_late.clear()
+    build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False)
+    assert held(store) == files_of(built)
+
+
+def test_a_url_that_holds_anything_else_is_left_alone(source: Path, store: str, tmp_path: Path) -> None:
+    Remote(store).put("thesis.txt", b"mine")
+    with pytest.raises(UsageError, match="no warmup left there"):
+        build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local")
+    assert held(store) == {"thesis.txt": b"mine"}
+    assert not (tmp_path / "local").exists()
+
+
+def test_another_cache_at_the_url_is_not_mixed_with_this_one(source: Path, store: str, tmp_path: Path) -> None:
+    build_cache(source, store, Recipe(size=8), jobs=1, local=tmp_path / "a")
+    before = held(store)
+    with pytest.raises(Exception, match=r"size"):
+        build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "b")
+    assert held(store) == before
+
+
+def test_what_cannot_be_written_to_or_has_no_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can be read only"):
+        build_cache(source, "https://example.org/cache", _RECIPE)
+    with pytest.raises(UsageError, match="only where a URL is built"):
+        build_cache(source, tmp_path / "cache", _RECIPE, keep_local=False)
+
+
+def test_a_build_is_followed_from_another_process(
+    source: Path, built: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
+    cache = tmp_path / "cache"
+    with pytest.raises(NotACacheError, match="begin the warmup first"):
+        upload.follow_build(cache, store)
+    with pytest.raises(Stopped):
+        build_cache(source, cache, _RECIPE, jobs=1, on_progress=stop_after(70))
+    with pytest.raises(BuildError, match="was stopped: run it again"):
+        upload.follow_build(cache, store)
+    sent: list[str] = []
+    is_begun, is_followed = threading.Event(), threading.Event()
+
+    def wait(_: object) -> None:
+        is_begun.set()
+        is_followed.wait(30)
+
+    building = threading.Thread(
+        target=build_cache, args=(source, cache, _RECIPE), kwargs={"jobs": 1, "on_progress": wait}
+    )
+    building.start()
+    assert is_begun.wait(30)
+    threading.Timer(0.2, is_followed.set).start()
+    manifest = upload.follow_build(cache, store, sent.append)
+    building.join(60)
+    assert manifest.samples == _MANY
+    assert held(store) == files_of(built)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="obstore needs Python 3.11")
+def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
+    disk: SmallDisk,
+    tmp_path: Path,
+    write_photos: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = write_photos(tmp_path / "photos", 4 * _MANY, size=(80, 70))
+    built = tmp_path / "built"
+    build_cache(source, built, _RECIPE, jobs=1)
+    total = sum(path.stat().st_size for path in built.glob("*.lmdb"))
+    disk.mount(f"size={total // 2}")
+    monkeypatch.setenv("TPUCACHE_DIR", str(disk.path / "kept"))
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with serve_s3() as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        command = ["warmup", str(source), "s3://bucket/cache", "--size", "96", "--shard-mb", "1", "--jobs", "1"]
+        assert main([*command, "--keep-local", "no"]) == 0, capsys.readouterr().err
+        dataset = CachedDataset("s3://bucket/cache", in_memory=False)
+        own = CachedDataset(built)
+        for _ in range(2):
+            for one, other in zip(
+                CachedLoader(dataset, 16, shuffle="block", seed=1),
+                CachedLoader(own, 16, shuffle="block", seed=1),
+                strict=True,
+            ):
+                assert one[0].equal(other[0])
+        trained = ["train", "s3://bucket/cache", "--epochs", "1", "--backend", "torch", "--run", str(tmp_path / "run")]
+        assert main(trained) == 0
+
+
+def test_a_receipt_of_another_shard_is_not_taken(source: Path, built: Path, store: str, tmp_path: Path) -> None:
+    """As somebody may have put into a bucket."""
+    cache = tmp_path / "cache"
+    with pytest.raises(Stopped):
+        build_cache(source, cache, _RECIPE, jobs=1, on_progress=stop_after(70))
+    work = cache / ".warmup"
+    (work / "shard-00004-v0000.npz").write_bytes((work / "shard-00000-v0000.npz").read_bytes())
+    (work / "shard-00004-v0000.sent").touch()
+    build_cache(source, cache, _RECIPE, jobs=1)
+    assert files_of(cache) == files_of(built)
