@@ -179,4 +179,5 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     path = tmp_path / "disk"
     path.mkdir()
     yield SmallDisk(path)
-    subprocess.run(["umount", str(path)], check=False, capture_output=True, timeout=120)
+    # Lazily: files of it may still be open, and a folder that stays mounted cannot be removed by anybody.
+    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True, timeout=120)
