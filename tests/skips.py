@@ -12,6 +12,7 @@ ALLOWED = (
     r"needs (fastai|flax|grain|keras|timm|transformers): `python -m scripts.checks integrations`",
     r"flax is not installed",  # the same step runs it
     r"torch_xla is not installed: it has no release for this Python or machine",
+    r"obstore needs Python 3.11",
     r"no browser is found",
     r"no file system may be mounted here",
     r"this (Pillow|filesystem|system) has no ",
