@@ -147,7 +147,7 @@ def test_torch_xla_and_remote_files_without_their_libraries(lab, apart):
     words = ("train", lab.shared.cache, "--run", lab.folder / "run", "--backend", "xla", "--model", "lab_module:tiny")
     assert_refused(apart.command(*words, first=without("torch_xla")), "torch_xla", "install|--backend torch")
     assert_refused(
-        apart.command("fetch", "s3://bucket/x", lab.folder / "x", first=without("fsspec")), "fsspec", "install"
+        apart.command("fetch", "hf://bucket/x", lab.folder / "x", first=without("fsspec")), "fsspec", "install"
     )
 
 

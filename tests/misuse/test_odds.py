@@ -54,7 +54,9 @@ def test_variants_and_jpeg_of_arrays(lab):
 
 
 def test_a_url_as_source(lab):
-    assert_refused(lab.warmup("s3://bucket/train", "cache"), "s3://bucket/train is a URL", "aws s3 cp", status=2)
+    assert_refused(
+        lab.warmup("s3://bucket/train.csv", "cache"), "s3://bucket/train.csv is a URL", "aws s3 cp", status=2
+    )
 
 
 def test_a_url_as_the_folder_of_a_run(lab):

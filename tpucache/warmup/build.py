@@ -46,6 +46,7 @@ from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import Upload, local_folder
 from tpucache.warmup.sources import label_source, pad_source, to_source
+from tpucache.warmup.sources.cloud import KeptListings, keeping_listings
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.sources.source import Items, Source, source_name
 from tpucache.warmup.tables import finish_cache
@@ -114,7 +115,7 @@ def build_cache(
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))
-    with deadline.interrupting("the source was listed"):
+    with deadline.interrupting("the source was listed"), keeping_listings(cache / WORK_NAME) as kept:
         listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source_name(source)} has no samples")
@@ -145,7 +146,7 @@ def build_cache(
         skip = plan.is_retry or on_error == "skip"
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
-        manifest = _Build(plan, context, executor, target, on_progress, announce, upload).run()
+        manifest = _Build(plan, context, executor, target, on_progress, announce, upload, kept).run()
         if upload:
             upload.finish(manifest)
         if cache.exists():
@@ -177,6 +178,7 @@ class _Build:
     on_progress: Callable[[BuildProgress], None]
     announce: Callable[[Estimate], None] | None
     upload: Upload | None
+    kept: KeptListings
 
     def run(self) -> Manifest:
         """Build what the plan says, beginning with what an interrupted run left of it."""
@@ -193,6 +195,7 @@ class _Build:
             _warn_of_slow_parts(plan)
             other_versions = tuple(sorted({*context.other_versions, *other}))
             context = dataclasses.replace(context, run=run, other_versions=other_versions)
+            self.kept.save()
             if self.upload:
                 self.upload.start()
             scheduler = self._scheduler(context)

@@ -65,6 +65,13 @@ class FsspecFolder:
         # A store without folders may list an empty file for the folder itself.
         return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != self._root.strip("/")}
 
+    def files(self) -> dict[str, int]:
+        """Return the files at any depth by their path below here, and their sizes."""
+        self._fs.invalidate_cache()
+        found = self._fs.find(self._root, detail=True)
+        start = len(self._root.strip("/")) + 1
+        return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
+
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file or no size is stated."""
         self._fs.invalidate_cache()

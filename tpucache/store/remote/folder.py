@@ -86,6 +86,10 @@ class Remote:
         """Return the names of all that is here; none where there is no such folder. Raises StoreError."""
         return self._retry("", self._writable.names)
 
+    def files(self) -> dict[str, int]:
+        """Return the files at any depth by their path below here, and their sizes. Raises StoreError."""
+        return self._retry("", self._writable.files)
+
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes. Raises FormatError when there are more than `limit`, StoreError."""
         found = self._retry(name, lambda: self._files.read(name, limit))
@@ -136,7 +140,7 @@ class Remote:
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
-        return self._retry(name, lambda: self._writable.size(name))
+        return self._retry(name, lambda: self._files.size(name))
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
         """Copy a file to here; `advance` is called with its bytes done so far. Raises StoreError."""
@@ -164,9 +168,13 @@ class Remote:
             raise UsageError(f"{self.shown} is a web server, which can be read only: give a folder or a bucket")
         return self._files
 
+    def part(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes of a file from `start` to `stop`. Raises StoreError."""
+        return self._retry(name, lambda: b"".join(self._files.part(name, start, stop)))
+
     @functools.cached_property
     def ranged(self) -> bool:
-        """Whether parts of files can be asked for: not every web server gives them."""
+        """Whether parts of a cache's files can be asked for: not every web server gives them."""
         if self._web is None:
             return True
         web = self._web

@@ -28,7 +28,7 @@ SCHEMES: Final = ("http", "https")
 
 _SILENCE_SECONDS: Final = 60.0  # without a byte, or until there is a connection
 _LEAST_RATE: Final = 10_000  # bytes a second on average, after the first _SILENCE_SECONDS
-_MOST_REDIRECTS: Final = 5
+_MOST_REDIRECTS: Final = 3
 _MOST_IDLE: Final = 16  # connections kept to be used again, of each server
 #: Bytes beside those that were asked for: headers, and the lengths of small chunks.
 _OVERHEAD: Final = 256 << 10
@@ -119,6 +119,15 @@ class HttpFolder:
             answer.read_into(target)
             if answer.tag:
                 self._tags.setdefault(name, answer.tag)
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None where there is no file, or no size is stated. Raises as `read`."""
+        try:
+            with self._answer(name, 1, (0, 1)) as answer:
+                b"".join(answer.blocks(1, 1))
+                return answer.total
+        except FileNotFoundError:
+            return None
 
     def beginning(self, name: str, stop: int) -> Iterator[bytes]:
         """Yield the first `stop` bytes of a file out of one long answer: for servers that send no parts.
@@ -316,6 +325,12 @@ class _Answer:
         self.length = int(lengths.pop()) if lengths else None
         if span is not None:
             _check_range(headers.get("Content-Range", ""), self.length, span)
+
+    @property
+    def total(self) -> int | None:
+        """Bytes of the whole file of which this is a part, where the server states them."""
+        found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
+        return int(found[3]) if found and found[3] else None
 
     @property
     def tag(self) -> str:

@@ -68,6 +68,13 @@ class ObjectFolder:
         paths = [item["path"] for item in found["objects"]] + list(found["common_prefixes"])
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
+    def files(self) -> dict[str, int]:
+        """Return the files at any depth by their path below here, and their sizes."""
+        import obstore
+
+        found = self._call(lambda store: [item for part in obstore.list(store) for item in part], "")
+        return {item["path"]: int(item["size"]) for item in found}
+
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file."""
         import obstore

@@ -13,7 +13,7 @@ from tpucache.options import options_of
 from tpucache.plugins import Table
 from tpucache.store.files import check_is_local, is_url
 from tpucache.warmup.sources import archive_samples as archives
-from tpucache.warmup.sources import datasets, folder, parquet, table, tfrecords
+from tpucache.warmup.sources import cloud, datasets, folder, parquet, table, tfrecords
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.coco import box_source
 from tpucache.warmup.sources.datasets import DatasetSource, pad_source
@@ -64,6 +64,7 @@ _KINDS: Final = Table[SourceKind](
         "parquet": parquet.KIND,
         "tfrecord": tfrecords.KIND,
         "dataset": datasets.KIND,
+        "cloud": cloud.KIND,
     },
     _check_kind,
 )
@@ -81,8 +82,8 @@ def to_source(source: str | Path | Source | Items) -> Source:
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
     """Return the source that a path, pattern or name means; `options` state what its columns or features mean.
 
-    tpucache's own kinds of sources are asked first, but not for a URL, which none of them reads. Raises SourceError
-    when it is no source, UsageError for options that such a source does not have, and for a URL.
+    tpucache's own kinds of sources are asked first. Raises SourceError when it is no source, UsageError for options
+    that such a source does not have, and for a URL that no kind reads.
     """
     kind = _find_kind(source)
     if kind is not None:
@@ -105,7 +106,7 @@ def _find_kind(source: str | Path) -> SourceKind | None:
 
     Raises DependencyError for a kind of another package that cannot be used, where no other kind matches.
     """
-    own = [] if is_url(source) else [_KINDS[name] for name in _KINDS.own]
+    own = [cloud.KIND] if is_url(source) else [_KINDS[name] for name in _KINDS.own]
     if found := next((kind for kind in own if kind is not datasets.KIND and kind.matches(source)), None):
         return found
     failures: list[DependencyError] = []

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.strict_json import parse_json
-from tpucache.warmup.sources.archives import ArchiveFiles, find_archive
+from tpucache.warmup.sources.archives import find_archive
 from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import JUNK, SUFFIXES, FoundFile, list_images
 from tpucache.warmup.sources.labels import LABEL_NAMES, columns_of_values, labels_of_columns, labels_of_values
@@ -33,6 +33,23 @@ from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
 _TABLE: Final = ".csv"
 
 
+class MemberFiles(Protocol):
+    """The files of archives, wherever they are: see ArchiveFiles."""
+
+    @property
+    def is_several(self) -> bool:
+        """Whether names begin with their archive's."""
+        ...
+
+    def list(self) -> dict[str, Member]:
+        """Return all files by name."""
+        ...
+
+    def read(self, member: Member, path: str) -> bytes:
+        """Return a file's content."""
+        ...
+
+
 class ArchiveSource:
     """The samples in one archive or several.
 
@@ -40,7 +57,7 @@ class ArchiveSource:
     sample, as in WebDataset. Else images are listed as `FolderSource` does; folders that hold all of them are no class.
     """
 
-    def __init__(self, files: ArchiveFiles, options: TableOptions | None = None) -> None:
+    def __init__(self, files: MemberFiles, options: TableOptions | None = None) -> None:
         """Take the files of archives, and which keys of their JSON are labels; nothing is read yet."""
         self._files = files
         self._options = options or TableOptions()

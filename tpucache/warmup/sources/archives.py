@@ -5,6 +5,7 @@ Nothing is unpacked to disk. What a worker needs to read a file is in its `Membe
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import posixpath
@@ -14,10 +15,10 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import IO, Final
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
@@ -66,16 +67,9 @@ class ArchiveFiles:
         _check_name(path)
         members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name, advance)
         prefix = f"{name}/" if self.is_several else ""
-        plain = [_plain(member.name, path) for member in members]
-        twice = [text for text, count in Counter(plain).items() if count > 1]
-        if twice:
-            raise SourceError(f"{path} has {twice[0]!r} more than once: make the archive anew, with each file once")
         start = f"{self.inside}/" if self.inside else ""
-        return {
-            prefix + text[len(start) :]: member
-            for text, member in zip(plain, members, strict=True)
-            if text.startswith(start)
-        }
+        found = plain_members(members, str(path))
+        return {prefix + text[len(start) :]: member for text, member in found.items() if text.startswith(start)}
 
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content. Raises SampleError, with `path`, when it is not read as it was listed."""
@@ -87,7 +81,9 @@ class ArchiveFiles:
         try:
             descriptor = open_regular(archive)
             try:
-                return (read_zip if archive.suffix.lower() == _ZIP else read_tar)(descriptor, member, path)
+                if archive.suffix.lower() != _ZIP:
+                    return read_tar(descriptor, member, path)
+                return read_zip(functools.partial(os.pread, descriptor), member, path)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -109,7 +105,19 @@ def _check_name(path: Path) -> None:
         raise SourceError(f"{path} is not called .zip or .tar: give a pattern of archives alone")
 
 
-def _plain(name: str, path: Path) -> str:
+def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
+    """Return members by their plain names, in their order.
+
+    Raises SourceError where two have one name, or one leads out of the archive.
+    """
+    plain = [_plain(member.name, where) for member in members]
+    twice = [text for text, count in Counter(plain).items() if count > 1]
+    if twice:
+        raise SourceError(f"{where} has {twice[0]!r} more than once: make the archive anew, with each file once")
+    return dict(zip(plain, members, strict=True))
+
+
+def _plain(name: str, path: str) -> str:
     """Return an entry's name without `./` and a first slash. Raises SourceError where it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name or not parts:
@@ -234,10 +242,17 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
     another one, or claims to be larger than it can be.
     """
     try:
-        with open_file(path) as opened, zipfile.ZipFile(opened) as file:
-            entries = [entry for entry in file.infolist() if not entry.is_dir()]
+        with open_file(path) as opened:
+            return list_zip_file(opened, str(path), archive, advance)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
+    """Return the same of an open file, which errors call `path`. Raises SourceError, OSError."""
+    try:
+        with zipfile.ZipFile(opened) as file:
+            entries = [entry for entry in file.infolist() if not entry.is_dir()]
     except _BROKEN_ZIP as error:
         raise SourceError(f"{path} is no whole .zip file: {error}. Copy it again") from error
     advance(len(entries))
@@ -253,13 +268,16 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
     ]
 
 
-def read_zip(descriptor: int, member: Member, path: str) -> bytes:
-    """Return a file's content from an open zip. Raises SampleError, with `path`, when it is not what was listed."""
-    header = os.pread(descriptor, _HEADER.size, member.offset)
+def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
+    """Return a file's content from a zip, of which `pread` reads so many bytes from an offset.
+
+    Raises SampleError, with `path`, when it is not what was listed.
+    """
+    header = pread(_HEADER.size, member.offset)
     if len(header) < _HEADER.size or not header.startswith(_SIGNATURE):
         raise SampleError(path, "is no longer where the archive had it: the archive changed. Run warmup again")
     _, _, _, method, _, _, _, _, _, name_length, extra_length = _HEADER.unpack(header)
-    data = os.pread(descriptor, member.packed, member.offset + _HEADER.size + name_length + extra_length)
+    data = pread(member.packed, member.offset + _HEADER.size + name_length + extra_length)
     if method == zipfile.ZIP_DEFLATED:
         data = _inflate(data, member.bytes, path)
     if len(data) != member.bytes or zlib.crc32(data) != member.checksum:

@@ -1,0 +1,169 @@
+"""Sources at URLs give what they give from a disk, ask for what is needed, and take no network for a broken sample."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "store" / "remote"))  # for servers.py
+
+from servers import Server
+
+from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
+from tpucache.errors import SampleError
+from tpucache.store.remote import folder as remote
+from tpucache.store.remote.folder import Remote
+from tpucache.warmup.sources import cloud, open_source
+
+_RECIPE = Recipe(size=16)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing that another test opened."""
+    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
+    cloud._open.cache_clear()
+    cloud._size.cache_clear()
+    yield
+    cloud._open.cache_clear()
+
+
+@pytest.fixture
+def bucket(photos: Path) -> Iterator[str]:
+    """The photographs in a store in the memory of this process."""
+    files = fsspec.filesystem("memory")
+    for path in photos.rglob("*"):
+        if path.is_file():
+            files.pipe_file(f"/photos/{path.relative_to(photos).as_posix()}", path.read_bytes())
+    yield "memory://photos"
+    files.rm("/photos", recursive=True)
+
+
+@pytest.fixture
+def zipped(photos: Path, tmp_path: Path) -> Iterator[Server]:
+    """A web server with the photographs in a .zip."""
+    (tmp_path / "web").mkdir()
+    with zipfile.ZipFile(tmp_path / "web" / "photos.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(photos.rglob("*.*")):
+            file.write(path, path.relative_to(photos).as_posix())
+    server = Server(tmp_path / "web")
+    yield server
+    server.close()
+
+
+def records(cache: Path) -> dict[str, bytes]:
+    """Return the shards and the samples table of a cache."""
+    return {path.name: path.read_bytes() for path in cache.iterdir() if path.name != "manifest.json"}
+
+
+def test_a_bucket_gives_the_cache_of_the_same_folder(bucket: str, photos: Path, tmp_path: Path) -> None:
+    build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
+    build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1)
+    assert records(tmp_path / "cache") == records(tmp_path / "own")
+    assert open_source(bucket).list() == open_source(photos).list()
+
+
+def test_workers_read_a_zip_from_a_web_server(zipped: Server, photos: Path, tmp_path: Path) -> None:
+    build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
+    manifest = build_cache(f"{zipped.url}/photos.zip", tmp_path / "cache", _RECIPE, jobs=2)
+    assert records(tmp_path / "cache") == records(tmp_path / "own")
+    assert zipped.requests["photos.zip"] < 2 * manifest.samples + 60  # one a sample, and some are tried first
+
+
+def test_a_connection_that_breaks_is_tried_again_and_a_network_that_is_gone_is_no_broken_sample(
+    zipped: Server, photos: Path, tmp_path: Path
+) -> None:
+    zipped.fault = lambda name, number: "cut" if number % 5 == 0 else None
+    build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
+    build_cache(f"{zipped.url}/photos.zip", tmp_path / "cache", _RECIPE, jobs=1)
+    assert records(tmp_path / "cache") == records(tmp_path / "own")
+    source = open_source(f"{zipped.url}/photos.zip")
+    sample = source.list().samples[0]
+    zipped.fault = lambda name, number: "503"
+    with pytest.raises(StoreError, match="Check the URL and the network"):
+        source.load(sample)
+
+
+def test_a_build_that_is_continued_does_not_list_again(
+    bucket: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    real = Remote.files
+    monkeypatch.setattr(Remote, "files", lambda self: listed.append(self.shown) or real(self))
+
+    def stop(progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1, on_progress=stop)
+    assert listed == [bucket]
+    build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1)
+    assert listed == [bucket]
+    build_cache(bucket, tmp_path / "cache", _RECIPE, jobs=1)  # a finished one is compared with what is there now
+    assert listed == [bucket, bucket]
+
+
+def test_a_file_that_is_gone_is_a_broken_sample(bucket: str) -> None:
+    source = open_source(bucket)
+    sample = source.list().samples[0]
+    fsspec.filesystem("memory").rm(f"/photos/{sample.path}")
+    with pytest.raises(SampleError, match="is no longer at memory://photos"):
+        source.load(sample)
+
+
+def test_parquet_files_are_copied_once(tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = [path.read_bytes() for path in sorted(photos.rglob("*.*"))[:20]]
+    local = tmp_path / "data"
+    local.mkdir()
+    for part in range(2):
+        rows = {"image": [{"bytes": data, "path": None} for data in pictures[part::2]], "label": [0, 1] * 5}
+        pq.write_table(pa.table(rows), local / f"train-0000{part}-of-00002.parquet")
+    server = Server(local)
+    try:
+        url = f"{server.url}/train-00000-of-00002.parquet"
+        assert len(open_source(url).list().samples) == 10
+        before = server.sent
+        assert len(open_source(url).list().samples) == 10
+        assert server.sent < before + 10
+    finally:
+        server.close()
+    files = fsspec.filesystem("memory")
+    for path in local.iterdir():
+        files.pipe_file(f"/sets/data/{path.name}", path.read_bytes())
+    build_cache("memory://sets/data/train-*.parquet", tmp_path / "cache", _RECIPE, jobs=1)
+    build_cache(str(local), tmp_path / "own", _RECIPE, jobs=1)
+    assert records(tmp_path / "cache") == records(tmp_path / "own")
+    with pytest.raises(SourceError, match="give a pattern of them"):
+        open_source("memory://sets/data").list()
+    files.rm("/sets", recursive=True)
+
+
+def test_what_cannot_be_read_at_a_url_says_what_can(zipped: Server) -> None:
+    with pytest.raises(SourceError, match="does not list its files"):
+        open_source(f"{zipped.url}/photos")
+    with pytest.raises(SourceError, match="copy it here, or make"):
+        open_source(f"{zipped.url}/photos.tar")
+    with pytest.raises(SourceError, match="does not exist"):
+        open_source(f"{zipped.url}/other.zip").list()
+    with pytest.raises(UsageError, match="is a URL"):
+        open_source("ftp://example.org/photos")
+
+
+def test_a_zip_that_is_another_one_now_is_noticed(zipped: Server, photos: Path) -> None:
+    source = open_source(f"{zipped.url}/photos.zip")
+    sample = source.list().samples[3]
+    path = zipped.folder / "photos.zip"
+    data = bytearray(path.read_bytes())
+    data[sample.members[0].offset + 60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SampleError, match="is damaged"):
+        source.load(sample)

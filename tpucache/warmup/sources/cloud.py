@@ -1,0 +1,307 @@
+"""Samples at URLs: images in a bucket, a .zip on any server, parquet files.
+
+Single files are read by the workers when they are needed; of a .zip its directory is read once, and then each file by
+its place. Parquet files are copied to this machine first. A network that fails is an error that ends the build, which
+continues when it is run again: it is never taken for a broken sample.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from tpucache.errors import FormatError, SampleError, SourceError, StoreError, UsageError
+from tpucache.progress import Progress
+from tpucache.redact import shown
+from tpucache.store.fields import IMAGE
+from tpucache.store.files import append_chunks, as_url, check_is_local, read_file, write_atomically
+from tpucache.store.remote.cache import default_directory
+from tpucache.store.remote.folder import Remote
+from tpucache.strict_json import parse_json
+from tpucache.warmup.sources.archive_samples import ArchiveSource
+from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip
+from tpucache.warmup.sources.folder import JUNK, FoundFile, list_images
+from tpucache.warmup.sources.parquet import ParquetSource
+from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, has_wildcard
+from tpucache.warmup.sources.table import OPTIONS, TableOptions
+
+_SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
+_WEB: Final = ("http", "https")
+_ZIP, _PARQUET = ".zip", ".parquet"
+_TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
+_TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
+#: What is read of one file at most. Whatever is larger is no photograph.
+_LARGEST: Final = 1 << 30
+_SOURCES: Final = "sources"
+_PART: Final = 8 << 20  # bytes of a file that are asked for at once
+_BLOCK: Final = 1 << 20  # of a .zip's directory, which is read at once
+#: Beside its name and its bytes: the header of a file in a .zip, and what most programs put behind the name.
+_HEADER: Final = 30 + 512
+
+Files = Mapping[str, int]
+
+
+class KeptListings:
+    """What was found at URLs, kept in the work folder of a build, so that the next run of it does not look again."""
+
+    def __init__(self, work: Path) -> None:
+        """Take the work folder, which need not be there yet."""
+        self._work = work
+        self._found: dict[str, Files] = {}
+
+    def get(self, url: str) -> Files | None:
+        """Return the files that an earlier run of the same build found, None where there was none."""
+        try:
+            content = parse_json(read_file(self._path(url)))
+        except (OSError, ValueError):
+            return None
+        is_right = isinstance(content, dict) and all(isinstance(size, int) for size in content.values())
+        return content if is_right else None
+
+    def put(self, url: str, files: Files) -> None:
+        """Note what was found now."""
+        self._found[url] = files
+
+    def save(self) -> None:
+        """Write what was found into the work folder. Raises OSError."""
+        for url, files in self._found.items():
+            write_atomically(self._path(url), json.dumps(files).encode())
+
+    def _path(self, url: str) -> Path:
+        return self._work / f"files-{_digest(url)}.json"
+
+
+_kept: ContextVar[KeptListings | None] = ContextVar("kept", default=None)
+
+
+@contextmanager
+def keeping_listings(work: Path) -> Iterator[KeptListings]:
+    """Have sources at URLs look whether this build has listed them before, while the context lasts."""
+    kept = KeptListings(work)
+    token = _kept.set(kept)
+    try:
+        yield kept
+    finally:
+        _kept.reset(token)
+
+
+class CloudFolder:
+    """Every image in a folder of an object store, in the order of their names' bytes."""
+
+    def __init__(self, url: str) -> None:
+        """Take a URL; nothing is read yet."""
+        self._url = url.rstrip("/")
+
+    def __repr__(self) -> str:
+        return shown(self._url)
+
+    def list(self) -> Listing:
+        """Return all samples; a folder in it is a class, as `FolderSource` has it. Raises SourceError, StoreError."""
+        files = _visible(_files(self._url))
+        if files and all(name.lower().endswith(_PARQUET) for name in files):
+            raise SourceError(f"{self} holds parquet files: give a pattern of them, such as '{self}/*{_PARQUET}'")
+        found = [FoundFile(PurePosixPath(name), PurePosixPath(name), size) for name, size in files.items()]
+        return list_images(self, found)
+
+    def load(self, sample: Sample) -> Item:
+        """Return the bytes of a sample's file. Raises SampleError for one that is gone, StoreError for the network."""
+        remote = _open(self._url)
+        try:
+            return Item({IMAGE: remote.read(sample.path, _LARGEST)})
+        except FormatError:
+            raise SampleError(sample.path, f"has more than {_LARGEST:,} bytes, which are not read") from None
+        except StoreError:
+            if remote.size(sample.path) is None:
+                raise SampleError(sample.path, f"is no longer at {self}") from None
+            raise
+
+
+class CloudZip:
+    """The files of a .zip at a URL, as `ArchiveFiles` has those of one on a disk."""
+
+    is_several = False
+
+    def __init__(self, url: str) -> None:
+        """Take a URL; nothing is read yet."""
+        self._url = url
+        self._folder, self._name = _split(url)
+
+    def __str__(self) -> str:
+        return shown(self._url)
+
+    def list(self) -> dict[str, Member]:
+        """Return all files by name. Raises SourceError for what is no whole .zip, StoreError."""
+        remote = _open(self._folder)
+        size = remote.size(self._name)
+        if size is None:
+            raise SourceError(f"{self} does not exist, or its server does not say how large it is")
+        with (
+            Progress(None, "list", "files", is_brief=True) as progress,
+            io.BufferedReader(_RemoteFile(remote, self._name, size), _BLOCK) as file,
+        ):
+            members = list_zip_file(file, str(self), self._name, progress.advance)
+        return plain_members(members, str(self))
+
+    def read(self, member: Member, path: str) -> bytes:
+        """Return a file's content, in one request. Raises SampleError, StoreError."""
+        if member.bytes > _LARGEST:
+            raise SampleError(path, f"has {member.bytes:,} bytes: at most {_LARGEST:,} are read")
+        remote = _open(self._folder)
+        size = _size(self._folder, self._name)
+        stop = min(size, member.offset + _HEADER + len(member.name.encode()) + member.packed)
+        data = remote.part(self._name, member.offset, stop)
+
+        def pread(count: int, offset: int) -> bytes:
+            first = offset - member.offset
+            if first + count <= len(data) or stop == size:
+                return data[first : first + count]
+            return remote.part(self._name, offset, min(size, offset + count))
+
+        return read_zip(pread, member, path)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file at a URL, read by ranges."""
+
+    def __init__(self, remote: Remote, name: str, size: int) -> None:
+        self._remote, self._name, self._size, self._at = remote, name, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._size, self._at + len(buffer))
+        if self._at >= stop:
+            return 0
+        data = self._remote.part(self._name, self._at, stop)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def copy_parquet(url: str) -> Path:
+    """Copy the parquet files that a URL, a pattern or a folder means to this machine; return their folder.
+
+    What an earlier run has copied is not copied again, where it has the size that is stated. Raises SourceError,
+    StoreError.
+    """
+    folder, name = _split(url)
+    if not name.lower().endswith(_PARQUET):
+        folder, name = url.rstrip("/"), f"*{_PARQUET}"
+    files = _files(folder) if has_wildcard(name) else {name: _size(folder, name)}
+    chosen = {each: size for each, size in files.items() if fnmatch.fnmatchcase(each, name)}
+    if not chosen:
+        raise SourceError(f"{shown(url)}: there are no such files")
+    target = default_directory() / _SOURCES / _digest(url)
+    target.mkdir(parents=True, exist_ok=True)
+    with closing(Remote(folder)) as remote, Progress(sum(chosen.values()), "copy", "bytes") as progress:
+        for each, size in sorted(chosen.items()):
+            path = target / each.replace("/", "-")
+            if not path.exists() or path.stat().st_size != size:
+                part = path.with_name(f".{path.name}.part")
+                part.unlink(missing_ok=True)
+                parts = (remote.part(each, at, min(size, at + _PART)) for at in range(0, size, _PART))
+                append_chunks(part, parts, hashlib.sha256())
+                part.replace(path)
+            progress.advance(size)
+    return target
+
+
+def _files(url: str) -> Files:
+    """Return the files below a URL and their sizes, as an earlier run of this build found them, or as they are now."""
+    kept = _kept.get()
+    files = kept.get(url) if kept else None
+    if files is None:
+        with closing(Remote(url)) as remote, Progress(None, "list", "files", is_brief=True) as progress:
+            files = remote.files()
+            progress.advance(len(files))
+    if kept:
+        kept.put(url, files)
+    return files
+
+
+def _visible(files: Files) -> dict[str, int]:
+    """Return the files that are neither hidden nor what systems add to folders."""
+    return {
+        name: size
+        for name, size in files.items()
+        if not any(part.startswith(".") or part.lower() in JUNK for part in name.split("/"))
+    }
+
+
+@functools.lru_cache(maxsize=4)
+def _open(url: str) -> Remote:
+    """Return what reads a folder, one for each process."""
+    return Remote(url)
+
+
+@functools.lru_cache(maxsize=64)
+def _size(folder: str, name: str) -> int:
+    size = _open(folder).size(name)
+    if size is None:
+        raise SourceError(f"{shown(folder)}/{name} does not exist, or its server does not say how large it is")
+    return size
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Return the URL of a file's folder, with the query of the whole, and the file's name."""
+    parts = urlsplit(url)
+    folder, _, name = parts.path.rpartition("/")
+    return urlunsplit(parts._replace(path=folder)), name
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()[:32]
+
+
+def _is_at_url(source: str | Path) -> bool:
+    return as_url(source).partition("://")[0].lower() in _SCHEMES and "://" in as_url(source)
+
+
+def _open_source(source: str | Path, options: TableOptions | None) -> Source:
+    """Return the source at a URL. Raises SourceError, UsageError for options that it has not."""
+    url = as_url(source)
+    path = PurePosixPath(urlsplit(url).path)
+    suffix = path.suffix.lower()
+    if suffix == _ZIP:
+        return ArchiveSource(CloudZip(url), options)
+    if suffix in _TABLES or (has_wildcard(path.name) and suffix != _PARQUET):
+        check_is_local(url)
+    if suffix in _TARS:
+        raise SourceError(
+            f"{shown(url)}: of a tar at a URL no single file can be read: copy it here, or make a .zip of it"
+        )
+    if suffix == _PARQUET:
+        return ParquetSource(copy_parquet(url), options)
+    if url.partition("://")[0].lower() in _WEB:
+        raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a .zip or .parquet")
+    if options is not None and options != TableOptions():
+        raise UsageError(f"{shown(url)} is a folder of images, which has no table: leave its options out")
+    return CloudFolder(url)
+
+
+KIND: Final = SourceKind(
+    "a URL of a folder of images (gs://, s3://, hf://), of a .zip or of parquet files",
+    _is_at_url,
+    _open_source,
+    OPTIONS,
+)
