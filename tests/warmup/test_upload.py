@@ -224,8 +224,10 @@ def test_a_build_is_followed_from_another_process(
         upload.follow_build(cache, store)
     with pytest.raises(Stopped):
         build_cache(source, cache, _RECIPE, jobs=1, on_progress=stop_after(70))
-    with pytest.raises(BuildError, match="was stopped: run it again"):
-        upload.follow_build(cache, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "_CLEANING_SECONDS", 0.05)
+        with pytest.raises(BuildError, match="was stopped: run it again"):
+            upload.follow_build(cache, store)
     sent: list[str] = []
     is_begun, is_followed = threading.Event(), threading.Event()
 

@@ -292,7 +292,7 @@ def test_a_redirection_to_anything_else_is_refused(serve: Serve, place: str) -> 
 
 def test_redirections_without_end_are_given_up(serve: Serve, servers: list[Server]) -> None:
     folder = serve(fixed(head("307 Again", "Location: /again", "Content-Length: 0")))
-    with pytest.raises(HttpError, match="redirects more than 5 times"):
+    with pytest.raises(HttpError, match="redirects more than 3 times"):
         folder.read("x", 10)
     assert len(servers[0].requests) == 6
 

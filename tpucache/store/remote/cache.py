@@ -68,20 +68,20 @@ class RemoteCache(Cache):
         url: str,
         cache_dir: str | Path | None = None,
         cache_bytes: int | None = None,
-        max_age: float = _FRESH_SECONDS,
+        max_age: float | None = None,
     ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL: three requests, fewer where they are here already.
 
         What is read is kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of its shards
-        (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago is
-        not asked for again. Where the URL cannot be reached, and this machine has read it before,
+        (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago
+        (default: 30) is not asked for again. Where the URL cannot be reached, and this machine has read it before,
         what it has is used, with a warning. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
         what is no such URL, DependencyError without the library of a store.
         """
         below = Path(cache_dir) if cache_dir is not None else default_directory()
         below = below.expanduser().absolute()
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
-            directory, manifest = _read_manifest(remote, url, below, max_age)
+            directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
             for entry in manifest.tables:
                 _copy_table(remote, directory, entry)
         return cls(url, directory, manifest, cache_bytes)

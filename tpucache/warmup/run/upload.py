@@ -38,6 +38,7 @@ _WAITING: Final = 2  # shards that are finished and not sent; the build waits wh
 _BUILDS: Final = "builds"
 _MOST_PLAN_BYTES: Final = 4 << 30
 _POLL_SECONDS: Final = 0.5
+_CLEANING_SECONDS: Final = 10.0  # in which a build that has ended removes its work folder
 
 
 def local_folder(url: str) -> Path:
@@ -223,12 +224,13 @@ def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = 
         raise NotACacheError(f"{folder} holds no cache, and none is being built there: begin the warmup first")
     with Upload(url, folder) as upload:
         upload.resume()
-        is_started = False
+        is_started, seen = False, time.monotonic()
         while has_plan(work):
             if not is_started:
                 upload.start()
                 is_started = True
-            is_running = is_worked_on(work)  # asked first: what ends now is looked at once more
+            if is_worked_on(work):
+                seen = time.monotonic()
             for path in sorted(work.glob("*.npz")):
                 found = RECEIPT_NAME.fullmatch(path.name)
                 shard = load_receipt(folder, work, int(found[1]), int(found[2])) if found else None
@@ -236,10 +238,8 @@ def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = 
                     upload.add(shard)
                     followed.add(shard.entry.name)
                     on_shard(shard.entry.name)
-            if not is_running:
-                if has_plan(work):
-                    raise BuildError(f"the warmup into {folder} was stopped: run it again, and follow it again")
-                break
+            if time.monotonic() - seen > _CLEANING_SECONDS and has_plan(work):
+                raise BuildError(f"the warmup into {folder} was stopped: run it again, and follow it again")
             time.sleep(_POLL_SECONDS)
         manifest = Manifest.load(folder)
         upload.finish(manifest)
