@@ -294,7 +294,7 @@ def test_redirections_without_end_are_given_up(serve: Serve, servers: list[Serve
     folder = serve(fixed(head("307 Again", "Location: /again", "Content-Length: 0")))
     with pytest.raises(HttpError, match="redirects more than 3 times"):
         folder.read("x", 10)
-    assert len(servers[0].requests) == 6
+    assert len(servers[0].requests) == 4
 
 
 def test_https_is_not_left_for_http() -> None:
