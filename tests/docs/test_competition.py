@@ -15,7 +15,7 @@ import torch
 
 from tpucache import CachedDataset
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.feed import idle
 from tpucache.training.learn.model import build_model
 from tpucache.training.watch import curves
@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 def kill_after(batches, monkeypatch):
     """Have the device die once it has run so many batches, of training, evaluation or prediction."""
-    step_end, left = EagerDevice.step_end, [batches]
+    step_end, left = CpuDevice.step_end, [batches]
 
     def count(device):
         step_end(device)
@@ -38,7 +38,7 @@ def kill_after(batches, monkeypatch):
         if not left[0]:
             raise Killed
 
-    monkeypatch.setattr(EagerDevice, "step_end", count)
+    monkeypatch.setattr(CpuDevice, "step_end", count)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from PIL import Image
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
 from tpucache.loading.split import stratified_split
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
@@ -46,7 +46,7 @@ def train_here(cache, run, **settings):
         TrainSettings(**settings),
         dataset.select(range(150)),
         dataset.select(range(150, 200)),
-        EagerDevice(),
+        CpuDevice(),
         QUICK,
     )
 
@@ -57,7 +57,7 @@ def test_a_text_classifier_trains_from_cached_ids_and_masks_and_is_traced(caches
     data = CachedDataset(caches / "texts")
     split = stratified_split(data.labels.numpy(), 0.25, 0)
     parts = data.select(split.train), data.select(split.valid)
-    eager = train(tmp_path / "eager", TrainSettings(**shared), *parts, EagerDevice(), QUICK)
+    eager = train(tmp_path / "eager", TrainSettings(**shared), *parts, CpuDevice(), QUICK)
     assert eager.epochs[-1]["valid_accuracy"] > 0.85
     options = [text for name, value in shared.items() for text in (f"--{name.replace('_', '-')}", value)]
     options += ["--run", tmp_path / "xla", "--valid", 0.25, "--profile", tmp_path / "trace"]
@@ -79,7 +79,7 @@ def test_many_labels_are_learned_and_predicted_by_name(caches, tmp_path):
     report = train_here(caches / "colours", tmp_path / "run", model="cnn", epochs=3, batch_size=10, lr=0.02)
     assert report.epochs[-1]["valid_accuracy"] > 0.95
     found = predict(
-        Predictor([tmp_path / "run"], EagerDevice()), [CachedDataset(caches / "colours")], tmp_path / "out.csv", 16
+        Predictor([tmp_path / "run"], CpuDevice()), [CachedDataset(caches / "colours")], tmp_path / "out.csv", 16
     )
     assert found.metrics["accuracy"] > 0.95
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
@@ -94,7 +94,7 @@ def test_numbers_are_learned_and_predicted(caches, tmp_path):
     )
     assert report.epochs[-1]["valid_rmse"] < 0.15
     predict(
-        Predictor([tmp_path / "run"], EagerDevice(), trust=[LINEAR.model]),
+        Predictor([tmp_path / "run"], CpuDevice(), trust=[LINEAR.model]),
         [CachedDataset(caches / "greys")],
         tmp_path / "out.csv",
         16,
@@ -130,7 +130,7 @@ def test_a_loss_and_a_step_of_ones_own_are_what_is_learned_from(cache, tmp_path,
     dataset, losses = CachedDataset(cache), []
     for given in ({}, option):
         settings = dataclasses.replace(LINEAR, smoothing=smoothing, **given)
-        losses.append(train(tmp_path / str(len(given)), settings, dataset, None, EagerDevice(), QUICK).losses)
+        losses.append(train(tmp_path / str(len(given)), settings, dataset, None, CpuDevice(), QUICK).losses)
     assert losses[1][0] == pytest.approx(2 * losses[0][0], rel=1e-5)
     assert losses[1][1] != pytest.approx(2 * losses[0][1], rel=1e-5)
 
@@ -138,14 +138,14 @@ def test_a_loss_and_a_step_of_ones_own_are_what_is_learned_from(cache, tmp_path,
 def test_an_evaluation_of_ones_own_is_what_is_evaluated_and_predicted(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = dataclasses.replace(LINEAR, eval_step="tiny_tasks:reversed_eval")
-    report = train(tmp_path, settings, dataset, dataset, EagerDevice(), QUICK)
+    report = train(tmp_path, settings, dataset, dataset, CpuDevice(), QUICK)
     best = torch.load(tmp_path / "best.pt", weights_only=True)
-    learner = Learner(LINEAR, dataset, make_task("classes", 4), EagerDevice())
+    learner = Learner(LINEAR, dataset, make_task("classes", 4), CpuDevice())
     learner.model.load_state_dict(best["model"])
     straight = evaluate(learner, dataset)
     assert report.epochs[-1]["valid_loss"] != pytest.approx(straight["loss"], rel=1e-3)
     found = predict(
-        Predictor([tmp_path], EagerDevice(), trust=[LINEAR.model, "tiny_tasks:reversed_eval"]),
+        Predictor([tmp_path], CpuDevice(), trust=[LINEAR.model, "tiny_tasks:reversed_eval"]),
         [dataset],
         tmp_path / "out.csv",
         50,

@@ -11,7 +11,7 @@ from stopping import differences, results
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training import lr_finder
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
@@ -42,7 +42,7 @@ def run(folder, dataset, *, stop_after=None, **settings):
     options = RunOptions(resume=True, watchers=[Watcher()], checkpoint_every=1, **QUICK)
     parts = dataset.select(range(40)), dataset.select(range(100, 120))
     try:
-        return train(folder, TrainSettings(**{**TINY, **settings}), *parts, EagerDevice(), options)
+        return train(folder, TrainSettings(**{**TINY, **settings}), *parts, CpuDevice(), options)
     except Killed:
         return None
 
@@ -62,7 +62,7 @@ def first(dataset, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_begins_with_the_best_weights_of_another_and_says_so(dataset, first, tmp_path, caplog):
-    device = EagerDevice()
+    device = CpuDevice()
     with caplog.at_level(logging.WARNING, "tpucache"):
         report = run(tmp_path / "second", dataset, weights=str(first), lr=1e-9, freeze=["[01]"])
     assert "9 of the model's 9 tensors are taken over" in caplog.text
@@ -95,7 +95,7 @@ def test_a_fine_tuning_that_was_killed_needs_the_first_weights_no_more(dataset, 
     shutil.rmtree(source)
     run(tmp_path / "killed", dataset, **settings)
     assert differences(results(tmp_path / "whole"), results(tmp_path / "killed")) == []
-    assert Predictor([tmp_path / "killed"], EagerDevice(), trust=["tiny_models:tiny"]).runs == 1
+    assert Predictor([tmp_path / "killed"], CpuDevice(), trust=["tiny_models:tiny"]).runs == 1
 
 
 def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monk
     monkeypatch.setattr(lr_finder, "range_test", lambda *_, **__: RangeTest([0.1], [1.0], [1.0], 0.1))
     monkeypatch.setattr(lr_finder, "save_range_test", lambda *_: None)
     settings = TrainSettings(**{**TINY, "weights": str(first)})
-    lr_finder.find_lr(tmp_path, settings, dataset.select(range(100)), EagerDevice())
+    lr_finder.find_lr(tmp_path, settings, dataset.select(range(100)), CpuDevice())
     assert len(seen[0].matched) == 9
 
 
@@ -132,7 +132,7 @@ def test_an_optimizer_state_from_before_the_model_excepted_parameters_is_continu
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(model.MODELS, "cnn", make)
         task = make_task("classes", len(dataset.classes))
-        learner = Learner(TrainSettings(model="cnn"), dataset, task, EagerDevice())
+        learner = Learner(TrainSettings(model="cnn"), dataset, task, CpuDevice())
         assert [len(group["params"]) for group in learner.optimizer.param_groups] == [2]
         state = learner.state_dict()
         state["optimizer"]["param_groups"] = [

@@ -8,7 +8,7 @@ import torch
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training import Predictor, RunOptions, TrainSettings, train
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 
 SETTINGS = TrainSettings(epochs=2, batch_size=50, lr=0.01)
 QUICK = RunOptions(replay=False)
@@ -33,9 +33,9 @@ def test_a_function_a_module_and_a_name_give_the_same_run(cache, tmp_path):
     for result in results[1:]:
         assert result.report.losses == results[0].report.losses
         assert result.history == results[0].history
-    assert Predictor([tmp_path / "function"], EagerDevice(), trust=["tiny_models:tiny"]).runs == 1
+    assert Predictor([tmp_path / "function"], CpuDevice(), trust=["tiny_models:tiny"]).runs == 1
     with pytest.raises(UsageError, match="Sequential was given as an object"):
-        Predictor([tmp_path / "module"], EagerDevice())
+        Predictor([tmp_path / "module"], CpuDevice())
 
 
 @pytest.mark.slow

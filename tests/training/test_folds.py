@@ -18,7 +18,7 @@ from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, Usag
 from tpucache.cli import main
 from tpucache.loading.split import fold_split
 from tpucache.runs import fold_folder
-from tpucache.training.device import EagerDevice, Processes
+from tpucache.training.device import CpuDevice, Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
@@ -61,14 +61,14 @@ def folded(photos, tmp_path_factory):
 def run_all(cache, run, device=None, settings=SETTINGS, **options):
     dataset = CachedDataset(cache)
     folds = open_all_folds(run, dataset, dataset, options.setdefault("resume", True))
-    return train_folds(folds, settings, device or EagerDevice(), RunOptions(replay=False, **options))
+    return train_folds(folds, settings, device or CpuDevice(), RunOptions(replay=False, **options))
 
 
 @pytest.fixture(scope="module")
 def whole(folded, tmp_path_factory):
     """A run of all folds that nothing stopped, its report, and how many batches the device ran."""
     run = tmp_path_factory.mktemp("runs") / "whole"
-    moment = Moment(device := EagerDevice())
+    moment = Moment(device := CpuDevice())
     return run, run_all(folded, run, device), moment.count
 
 
@@ -95,7 +95,7 @@ def test_each_fold_is_the_run_of_that_fold_alone(folded, whole, tmp_path):
     dataset = CachedDataset(folded)
     split = fold_split(dataset.table, NAMES[1])
     parts = dataset.select(split.train), dataset.select(split.valid)
-    alone = train(tmp_path, SETTINGS, *parts, EagerDevice(), RunOptions(replay=False))
+    alone = train(tmp_path, SETTINGS, *parts, CpuDevice(), RunOptions(replay=False))
     for name in ("best.pt", "last.pt"):
         left, right = (torch.load(each / name, weights_only=True) for each in (tmp_path, run / "fold-1"))
         assert differences(left, right) == []
@@ -126,15 +126,15 @@ def kill():
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.8, 1])
 def test_killed_anywhere_it_ends_in_the_same_files_and_trains_nothing_twice(folded, whole, tmp_path, share):
-    Moment(device := EagerDevice(), int(share * whole[2]), kill)
+    Moment(device := CpuDevice(), int(share * whole[2]), kill)
     with pytest.raises(Killed):
         run_all(folded, tmp_path, device, checkpoint_every=1)
-    rest = Moment(device := EagerDevice())
+    rest = Moment(device := CpuDevice())
     run_all(folded, tmp_path, device, checkpoint_every=1)
     assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
     for left, right in zip(files(tmp_path)[1], files(whole[0])[1], strict=True):
         assert differences(left, right) == []
-    again = Moment(device := EagerDevice())
+    again = Moment(device := CpuDevice())
     before = (tmp_path / "out_of_fold.csv").stat()
     run_all(folded, tmp_path, device)
     assert (again.count, (tmp_path / "out_of_fold.csv").stat()) == (0, before)
@@ -151,7 +151,7 @@ def predicting_seconds(report, run):
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.7, 0.95])
 def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_path, share):
-    moment = Moment(device := EagerDevice(), int(share * whole[2]))
+    moment = Moment(device := CpuDevice(), int(share * whole[2]))
     stop = StopRequest(100, clock=lambda: 1000.0 if moment.is_past else 0.0)
     with pytest.raises(UnfinishedError, match="--resume"):
         run_all(folded, tmp_path, device, stop=stop)
@@ -172,7 +172,7 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
 
 def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(folded, whole, tmp_path):
     dataset, run = CachedDataset(folded), whole[0]
-    predict(Predictor([run], EagerDevice(), flip=True, trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+    predict(Predictor([run], CpuDevice(), flip=True, trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     images = torch.stack([dataset[index][0] for index in range(len(dataset))]).float()
     expected = []
     for folder in run.glob("fold-*"):
@@ -233,11 +233,11 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
         with pytest.raises(UsageError, match=words):
             run_all(given, folder, resume=False)
     with pytest.raises(UsageError, match="a run of all folds: continue it with --folds"):
-        train(run, SETTINGS, dataset, dataset, EagerDevice(), RunOptions(resume=True))
+        train(run, SETTINGS, dataset, dataset, CpuDevice(), RunOptions(resume=True))
     (tmp_path / "run").mkdir()
     shutil.copy(run / "folds.json", tmp_path / "run")
     with pytest.raises(TrainingError, match=r"no weights of fold 0, 1 yet"):
-        Predictor([tmp_path / "run"], EagerDevice(), trust=TRUST)
+        Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST)
     (tmp_path / "other").mkdir()
     other = with_folds(folded, tmp_path / "other", ["0", "1", "2"])
     with pytest.raises(UsageError, match="has the folds 0, 1, the cache 0, 1, 2"):
@@ -245,7 +245,7 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
     with pytest.raises(UsageError, match=r"lr 0.05, now 0.1"):
         run_all(folded, run, settings=TrainSettings(**{**vars(SETTINGS), "lr": 0.1}))
     with pytest.raises(UsageError, match="is a file of the run"):
-        predict(Predictor([run], EagerDevice(), trust=TRUST), [dataset], run / "out_of_fold.csv", 8)
+        predict(Predictor([run], CpuDevice(), trust=TRUST), [dataset], run / "out_of_fold.csv", 8)
     with pytest.raises(UsageError, match="training samples do not make"):
         run_all(folded, tmp_path / "small", resume=False, settings=TrainSettings(batch_size=30))
     run_all(other, tmp_path / "small", resume=False)  # nothing had begun there
@@ -256,7 +256,7 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
 
 
 def test_all_folds_in_one_of_several_processes_are_refused_before_anything_is_written(folded, tmp_path):
-    device = EagerDevice()
+    device = CpuDevice()
     device.processes = Processes()
     device.processes.world_size = 2
     dataset = CachedDataset(folded)
@@ -281,7 +281,7 @@ def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):
         np.add.at(counts, (dataset[number]["mask"].numpy().ravel().astype(int), found), 1)
     assert report.out_of_fold == pytest.approx(mask_metrics(counts))
 
-    predictor = Predictor([tmp_path / "run"], EagerDevice(), flip=True)
+    predictor = Predictor([tmp_path / "run"], CpuDevice(), flip=True)
     images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8)
     maps, of_mirrored = (
         predictor.predict(DeviceBatch({"image": each}, torch.zeros(2))) for each in (images, images.flip(2))

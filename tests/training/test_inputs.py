@@ -12,7 +12,7 @@ from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.training import Predictor, RunOptions, TrainSettings, train
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train as run_training
 from tpucache.training.prediction import predict
 from tpucache.warmup.sources.table import TableOptions, TableSource
@@ -70,19 +70,19 @@ def split(dataset):
 
 def run_on(run, settings, dataset, options=QUICK):
     train_set, valid_set = split(dataset)
-    return run_training(run, settings, train_set, valid_set, EagerDevice(), options)
+    return run_training(run, settings, train_set, valid_set, CpuDevice(), options)
 
 
 @pytest.mark.slow
 def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_training(dataset, tmp_path):
     train_set, valid_set = split(dataset)
-    report = run_training(tmp_path / "run", SETTINGS, train_set, valid_set, EagerDevice(), QUICK)
+    report = run_training(tmp_path / "run", SETTINGS, train_set, valid_set, CpuDevice(), QUICK)
     assert report.epochs[-1]["valid_accuracy"] > 0.9
     best = torch.load(tmp_path / "run" / "best.pt", weights_only=True)
     ages = dataset.table["age"][:40].astype(np.float64)
     assert best["columns"][0]["mean"] == pytest.approx(ages.mean())
     predict(
-        Predictor([tmp_path / "run"] * 2, EagerDevice(), trust=[SETTINGS.model]), [valid_set], tmp_path / "out.csv", 16
+        Predictor([tmp_path / "run"] * 2, CpuDevice(), trust=[SETTINGS.model]), [valid_set], tmp_path / "out.csv", 16
     )
     model = AgeAndImage(2, 3)
     model.load_state_dict(best["model"])

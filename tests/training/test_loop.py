@@ -13,7 +13,7 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.training.device import EagerDevice, open_device
+from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -51,9 +51,7 @@ def assert_same(left, right):
 def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=6, batch_size=16, lr=0.05)
     dataset = CachedDataset(cache)
-    report = train(
-        tmp_path, settings, dataset.select(range(0, 150, 2)), dataset.select(range(1, 150, 2)), EagerDevice()
-    )
+    report = train(tmp_path, settings, dataset.select(range(0, 150, 2)), dataset.select(range(1, 150, 2)), CpuDevice())
     assert report.epochs[-1]["valid_accuracy"] > 0.6
     assert json.loads((tmp_path / "report.json").read_text())["losses"] == report.losses
     assert report.pace.steps == len(report.losses) - 2
@@ -69,7 +67,7 @@ def test_a_run_learns_and_leaves_its_report_history_and_checkpoints(cache, tmp_p
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses(cache, tmp_path):
     first, second = (
-        train(tmp_path / str(run), FULL, CachedDataset(cache, "epoch"), None, EagerDevice(), QUICK).losses
+        train(tmp_path / str(run), FULL, CachedDataset(cache, "epoch"), None, CpuDevice(), QUICK).losses
         for run in (1, 2)
     )
     assert first == second
@@ -82,7 +80,7 @@ def test_parts_of_a_batch_learn_what_the_whole_batch_does(cache, tmp_path):
     runs = {}
     for parts in (1, 3):
         settings = TrainSettings(model="tpucache_tests_linear:linear", epochs=1, batch_size=30, accumulate=parts)
-        runs[parts] = train(tmp_path / str(parts), settings, CachedDataset(cache), None, EagerDevice(), QUICK).losses
+        runs[parts] = train(tmp_path / str(parts), settings, CachedDataset(cache), None, CpuDevice(), QUICK).losses
     assert runs[3] == pytest.approx(runs[1], rel=1e-5)
 
 
@@ -100,7 +98,7 @@ class Killed(BaseException):
     """Nothing catches it, as nothing catches SIGKILL."""
 
 
-class StoppingDevice(EagerDevice):
+class StoppingDevice(CpuDevice):
     """Plain torch that does something once so many executions of training steps have been sent."""
 
     def __init__(self, executions, action):
@@ -128,15 +126,15 @@ def kill():
 def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, stop):
     dataset = CachedDataset(cache, "epoch")
     train_set, valid_set = dataset.select(range(130)), CachedDataset(cache, indices=range(130, 150))
-    whole = train(tmp_path / "whole", FULL, train_set, valid_set, EagerDevice(), QUICK)
+    whole = train(tmp_path / "whole", FULL, train_set, valid_set, CpuDevice(), QUICK)
     options = RunOptions(resume=True, checkpoint_every=2, replay=False)
     with pytest.raises(Killed):
         train(tmp_path / "run", FULL, train_set, valid_set, StoppingDevice(stop, kill), options)
-    again = train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), options)
+    again = train(tmp_path / "run", FULL, train_set, valid_set, CpuDevice(), options)
     assert again.losses == whole.losses
     assert again.epochs == whole.epochs
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-    assert train(tmp_path / "run", FULL, train_set, valid_set, EagerDevice(), options).losses == whole.losses
+    assert train(tmp_path / "run", FULL, train_set, valid_set, CpuDevice(), options).losses == whole.losses
 
 
 @pytest.mark.slow
@@ -146,34 +144,34 @@ def test_a_signal_saves_after_the_step_and_the_run_continues_from_there(cache, t
     with pytest.raises(KeyboardInterrupt, match="step 4 of 12"):
         train(tmp_path, FULL, dataset, None, StoppingDevice(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert signal.getsignal(signal.SIGTERM) is before
-    assert len(train(tmp_path, FULL, dataset, None, EagerDevice(), RunOptions(resume=True)).losses) == 12
+    assert len(train(tmp_path, FULL, dataset, None, CpuDevice(), RunOptions(resume=True)).losses) == 12
 
 
 def test_a_time_limit_ends_the_run_with_all_it_did_saved(cache, tmp_path):
     dataset = CachedDataset(cache)
     with pytest.raises(UnfinishedError, match="--resume"):
-        train(tmp_path, FULL, dataset, None, EagerDevice(), RunOptions(time_limit=0.0))
+        train(tmp_path, FULL, dataset, None, CpuDevice(), RunOptions(time_limit=0.0))
     assert len(torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["losses"]) == 2
 
 
 def test_a_run_is_not_written_over_and_not_resumed_with_other_settings(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = TrainSettings(model="cnn", epochs=1, batch_size=50)
-    train(tmp_path, settings, dataset, None, EagerDevice(), QUICK)
+    train(tmp_path, settings, dataset, None, CpuDevice(), QUICK)
     with pytest.raises(UsageError, match="--resume"):
-        train(tmp_path, settings, dataset, None, EagerDevice(), QUICK)
+        train(tmp_path, settings, dataset, None, CpuDevice(), QUICK)
     other = TrainSettings(model="cnn", epochs=2, batch_size=50, augment=AugmentSettings(flip=True))
     with pytest.raises(UsageError, match=r"epochs 1, now 2; flip False, now True"):
-        train(tmp_path, other, dataset, None, EagerDevice(), RunOptions(resume=True))
+        train(tmp_path, other, dataset, None, CpuDevice(), RunOptions(resume=True))
     with pytest.raises(UsageError, match="samples 150, now 60"):
-        train(tmp_path, settings, dataset.select(range(60)), None, EagerDevice(), RunOptions(resume=True))
+        train(tmp_path, settings, dataset.select(range(60)), None, CpuDevice(), RunOptions(resume=True))
 
 
 def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
     copied = shutil.copytree(cache, tmp_path / "copy")
     before = sorted(path.name for path in copied.iterdir())
     with pytest.raises(UsageError, match="is a cache: give another folder"):
-        train(copied, TrainSettings(model="cnn", epochs=1, batch_size=50), CachedDataset(copied), None, EagerDevice())
+        train(copied, TrainSettings(model="cnn", epochs=1, batch_size=50), CachedDataset(copied), None, CpuDevice())
     assert sorted(path.name for path in copied.iterdir()) == before
 
 
@@ -181,22 +179,22 @@ def test_a_cache_is_no_folder_for_a_run(cache, tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=2, batch_size=10, lr=1e30)
     with pytest.raises(TrainingError, match=r"in step \d.*--lr"):
-        train(tmp_path, settings, CachedDataset(cache), None, EagerDevice())
+        train(tmp_path, settings, CachedDataset(cache), None, CpuDevice())
 
 
 def test_data_that_does_not_fit_is_refused_before_the_first_step(cache, photos, tmp_path):
     dataset = CachedDataset(cache)
     with pytest.raises(UsageError, match="150"):
-        train(tmp_path, TrainSettings(model="cnn", batch_size=200), dataset, None, EagerDevice())
+        train(tmp_path, TrainSettings(model="cnn", batch_size=200), dataset, None, CpuDevice())
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     flat = CachedDataset(tmp_path / "flat")
     with pytest.raises(UsageError, match="labels"):
-        train(tmp_path, TrainSettings(batch_size=4), flat, None, EagerDevice())
+        train(tmp_path, TrainSettings(batch_size=4), flat, None, CpuDevice())
     with pytest.raises(UsageError, match="validation data"):
-        train(tmp_path, TrainSettings(batch_size=4), dataset, flat, EagerDevice())
+        train(tmp_path, TrainSettings(batch_size=4), dataset, flat, CpuDevice())
     with pytest.raises(UsageError, match="no masks"):
-        train(tmp_path, TrainSettings(batch_size=4, task="mask"), dataset, None, EagerDevice())
-    device = EagerDevice()
+        train(tmp_path, TrainSettings(batch_size=4, task="mask"), dataset, None, CpuDevice())
+    device = CpuDevice()
     device.cores = 8
     with pytest.raises(UsageError, match="divide over 8 cores"):
         train(tmp_path, TrainSettings(batch_size=20), dataset, None, device)
@@ -215,7 +213,7 @@ def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "unfit", raising=False)
     with pytest.raises(UsageError, match=message):
-        train(tmp_path, TrainSettings(model="unfit:build", batch_size=4), CachedDataset(cache), None, EagerDevice())
+        train(tmp_path, TrainSettings(model="unfit:build", batch_size=4), CachedDataset(cache), None, CpuDevice())
 
 
 def test_eager_has_one_core():

@@ -16,7 +16,7 @@ from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.check import find_task
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
@@ -30,7 +30,7 @@ SETTINGS = TrainSettings(model="cnn", batch_size=30, accumulate=2, ema=0.9, augm
 
 def learner_for(dataset, **settings):
     made = TrainSettings(**{**SETTINGS.to_dict(), "augment": SETTINGS.augment, **settings})
-    return Learner(made, dataset, find_task(made, dataset), EagerDevice())
+    return Learner(made, dataset, find_task(made, dataset), CpuDevice())
 
 
 def assert_equal(left, right):
@@ -134,12 +134,12 @@ def test_rates_that_do_not_rise_are_refused(cache):
 def test_the_number_found_is_scaled_back_by_the_rule(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = TrainSettings(model="tiny_tasks:linear", batch_size=50)
-    plain = find_lr(tmp_path / "plain", settings, dataset, EagerDevice())
+    plain = find_lr(tmp_path / "plain", settings, dataset, CpuDevice())
     scaled = find_lr(
         tmp_path / "scaled",
         TrainSettings(model="tiny_tasks:linear", batch_size=50, scale="linear"),
         dataset,
-        EagerDevice(),
+        CpuDevice(),
     )
     assert scaled.peak_lr == pytest.approx(plain.lr)
     assert scaled.lr == pytest.approx(plain.lr * 256 / 50)
@@ -176,7 +176,7 @@ def test_train_uses_what_it_finds_and_a_resumed_run_what_it_found(cache, tmp_pat
 
 def test_without_matplotlib_the_plot_is_left_out_in_words(cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    find_lr(tmp_path, TrainSettings(model="tiny_tasks:linear", batch_size=50), CachedDataset(cache), EagerDevice())
+    find_lr(tmp_path, TrainSettings(model="tiny_tasks:linear", batch_size=50), CachedDataset(cache), CpuDevice())
     assert (tmp_path / "lr_finder.csv").exists()
     assert not (tmp_path / "lr_finder.png").exists()
     assert "`pip install matplotlib`" in caplog.text

@@ -25,9 +25,9 @@ def found(python, tmp_path_factory):
     try:
         import parts
 
-        from tpucache.training.device import EagerDevice
+        from tpucache.training.device import CpuDevice
 
-        results = {"eager": parts.run(EagerDevice())}
+        results = {"eager": parts.run(CpuDevice())}
     finally:
         sys.path.pop(0)
     folder = tmp_path_factory.mktemp("parts")

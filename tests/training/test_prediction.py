@@ -13,7 +13,7 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.prediction import Predictor, predict
@@ -35,7 +35,7 @@ def folds(cache, tmp_path_factory):
         settings = TrainSettings(
             model="tiny_models:tiny", epochs=1, batch_size=8, lr=0.02, ema=0.5, seed=seed, normalise=normalise
         )
-        train(folder / str(seed), settings, CachedDataset(cache), None, EagerDevice(), RunOptions(replay=False))
+        train(folder / str(seed), settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
     return folder / "0", folder / "1"
 
 
@@ -64,7 +64,7 @@ def read(path):
 @pytest.mark.parametrize("count", COUNTS)
 def test_values_are_those_of_plain_torch(cache, folds, tmp_path, count):
     dataset = many(cache, count)
-    predict(Predictor(folds[:1], EagerDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+    predict(Predictor(folds[:1], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     (_, _, _, _, *names), *rows = read(tmp_path / "out.csv")
     assert names == ["ant", "bee", "cat", "dog"]
     expected = plain(folds[0], dataset)
@@ -129,14 +129,14 @@ def test_variants_and_runs_are_averaged(cache, folds, tmp_path):
 def test_a_cache_without_labels_is_predicted_without_them(folds, photos, tmp_path):
     build_cache(photos / "ant", tmp_path / "flat", Recipe(size=16), jobs=1)
     dataset = CachedDataset(tmp_path / "flat")
-    report = predict(Predictor(folds[:1], EagerDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+    report = predict(Predictor(folds[:1], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     assert report.metrics == {}
     assert {row[2] for row in read(tmp_path / "out.csv")[1:]} == {""}
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
-    predictor = Predictor(folds[:1], EagerDevice(), trust=TRUST)
+    predictor = Predictor(folds[:1], CpuDevice(), trust=TRUST)
     build_cache(photos, tmp_path / "larger", Recipe(size=20), jobs=1)
     with pytest.raises(UsageError, match=r"20, 20, 3"):
         predict(predictor, [CachedDataset(tmp_path / "larger")], tmp_path / "out.csv", 8)
@@ -160,7 +160,7 @@ def test_a_cache_of_other_classes_is_refused_by_what_differs(photos, folds, tmp_
         shutil.copy(next((photos / "ant").iterdir()), tmp_path / "photos" / name)
     build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=16), jobs=1)
     predictor, dataset = (
-        Predictor(folds[:1], EagerDevice(), trust=TRUST),
+        Predictor(folds[:1], CpuDevice(), trust=TRUST),
         CachedDataset(tmp_path / "cache"),
     )
     if words is None:  # folders are sorted: these are the classes of the run
@@ -180,13 +180,13 @@ def test_predictions_that_are_not_finite_are_refused(cache, folds, tmp_path):
     torch.save(best, tmp_path / "run" / "best.pt")
     dataset = CachedDataset(cache)
     with pytest.raises(TrainingError, match=f"150 samples are not finite, the first that of '{dataset.paths[0]}'"):
-        predict(Predictor([tmp_path / "run"], EagerDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
+        predict(Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST), [dataset], tmp_path / "out.csv", 8)
     assert not (tmp_path / "out.csv").exists()
 
 
 def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
     report = predict(
-        Predictor(folds[:1], EagerDevice(), trust=TRUST),
+        Predictor(folds[:1], CpuDevice(), trust=TRUST),
         [CachedDataset(cache, indices=[])],
         tmp_path / "out.csv",
         8,
@@ -199,30 +199,30 @@ def test_no_samples_make_a_table_without_rows(cache, folds, tmp_path):
 def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_path):
     build_cache(photos, tmp_path / "cache", Recipe(size=20), jobs=1)
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
-    train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, EagerDevice(), RunOptions(replay=False))
+    train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, CpuDevice(), RunOptions(replay=False))
     with pytest.raises(UsageError, match="other fields"):
-        Predictor([folds[0], tmp_path / "run"], EagerDevice(), trust=TRUST)
+        Predictor([folds[0], tmp_path / "run"], CpuDevice(), trust=TRUST)
 
 
 def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
     with pytest.raises(TrainingError, match="holds no run"):
-        Predictor([tmp_path], EagerDevice(), trust=TRUST)
+        Predictor([tmp_path], CpuDevice(), trust=TRUST)
     (tmp_path / "last.pt").write_bytes(b"")
     with pytest.raises(TrainingError, match="no epoch of it has ended"):
-        Predictor([tmp_path], EagerDevice(), trust=TRUST)
+        Predictor([tmp_path], CpuDevice(), trust=TRUST)
 
 
 @pytest.mark.slow
 def test_a_run_and_its_predictions_are_given_by_text_too(cache, tmp_path):
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=64, lr=0.02)
     run, options = str(tmp_path / "run"), RunOptions(replay=False, profile=str(tmp_path / "trace"))
-    report = train(run, settings, CachedDataset(str(cache)), None, EagerDevice(), options)
+    report = train(run, settings, CachedDataset(str(cache)), None, CpuDevice(), options)
     assert read_report(run) == report
     assert load_checkpoint(f"{run}/best.pt")["classes"] == ["ant", "bee", "cat", "dog"]
-    predict(Predictor([run], EagerDevice(), trust=TRUST), [many(cache, 9)], f"{tmp_path}/out.csv", 8)
+    predict(Predictor([run], CpuDevice(), trust=TRUST), [many(cache, 9)], f"{tmp_path}/out.csv", 8)
     assert len(read(tmp_path / "out.csv")) == 10
     write_report(str(tmp_path / "elsewhere"), report)
-    assert find_lr(run, settings, CachedDataset(cache), EagerDevice(), resume=True).lr == settings.lr
+    assert find_lr(run, settings, CachedDataset(cache), CpuDevice(), resume=True).lr == settings.lr
 
 
 @pytest.mark.slow
@@ -246,6 +246,6 @@ def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, t
     assert re.search(f"names code, '{code}', .*add --trust {code}", capsys.readouterr().err)
     assert not (tmp_path / "imported").exists()
     with pytest.raises(UsageError, match="names code"):
-        Predictor([run], EagerDevice(), trust=f"tiny_models:tiny {code}")
+        Predictor([run], CpuDevice(), trust=f"tiny_models:tiny {code}")
     assert main([*words, "--trust", code]) == 0
     assert (tmp_path / "imported").exists()

@@ -9,7 +9,7 @@ import torch
 
 from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.training.check import find_task
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
@@ -21,7 +21,7 @@ TINY = {"model": "tiny_models:tiny", "batch_size": 16, "lr": 0.05}
 
 def learner_for(dataset, **settings):
     settings = TrainSettings(**{**TINY, **settings})
-    return Learner(settings, dataset, find_task(settings, dataset), EagerDevice())
+    return Learner(settings, dataset, find_task(settings, dataset), CpuDevice())
 
 
 def run(cache, folder, values, stop_after=None, **settings):
@@ -40,7 +40,7 @@ def run(cache, folder, values, stop_after=None, **settings):
     tiny_metrics.STEPS[:] = values
     settings = TrainSettings(**{**TINY, "epochs": 6, "metric": ["tiny_metrics:scripted"], **settings})
     options = RunOptions(replay=False, resume=True, checkpoint_every=1, watchers=[Stopping()])
-    return train(folder, settings, *parts, EagerDevice(), options)
+    return train(folder, settings, *parts, CpuDevice(), options)
 
 
 @pytest.mark.slow
@@ -121,4 +121,4 @@ def test_a_metric_to_watch_that_does_not_exist_is_refused_at_the_start(cache, tm
 def test_without_validation_nothing_can_be_watched(cache, tmp_path, settings):
     dataset = CachedDataset(cache)
     with pytest.raises(UsageError, match="is about validation samples, and there are none: add --valid"):
-        train(tmp_path, TrainSettings(**TINY, **settings), dataset, None, EagerDevice())
+        train(tmp_path, TrainSettings(**TINY, **settings), dataset, None, CpuDevice())

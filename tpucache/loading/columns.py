@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.store.samples import SampleTable, Strings
-
-if TYPE_CHECKING:
-    pass
 
 Array = npt.NDArray[Any]
 

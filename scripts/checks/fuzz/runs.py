@@ -17,7 +17,7 @@ from scripts.checks.fuzz.target import Target, refusals
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.report.run_page import report_run
 from tpucache.training import RunOptions, TrainSettings
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.prediction import Predictor, predict
 from tpucache.training.run.checkpoint import read_weights
@@ -44,7 +44,7 @@ def prepare(folder: Path) -> _Shared:
     build_cache(source, folder / "cache", Recipe(size=8), jobs=1)
     dataset = CachedDataset(folder / "cache")
     settings = TrainSettings(model="cnn", epochs=1, batch_size=4, lr=0.01)
-    train(folder / "run", settings, dataset, dataset, EagerDevice(), RunOptions(replay=False, curves=False))
+    train(folder / "run", settings, dataset, dataset, CpuDevice(), RunOptions(replay=False, curves=False))
     return _Shared(dataset, folder / "run")
 
 
@@ -62,7 +62,7 @@ def attempt_checkpoint(shared: _Shared, draws: random.Random, place: Path) -> No
             content = _changed(content, draws)
         torch.save(content, run / name)
     refusals(
-        lambda: predict(Predictor([run], EagerDevice()), [shared.dataset], place / "out.csv", 4),
+        lambda: predict(Predictor([run], CpuDevice()), [shared.dataset], place / "out.csv", 4),
         lambda: load_last(run),
         lambda: read_weights(run),
     )

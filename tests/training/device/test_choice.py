@@ -13,7 +13,7 @@ import torch
 
 from tpucache import UsageError
 from tpucache.cli import main
-from tpucache.training.device import DEVICES, CpuDevice, EagerDevice, open_device
+from tpucache.training.device import DEVICES, CpuDevice, open_device
 from tpucache.training.device.torch_device import choose_device, find_devices
 from tpucache.training.fitting import train
 from tpucache.training.run_options import RunOptions
@@ -61,7 +61,6 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(here, name):
 
 
 def test_the_earlier_name_is_the_same_backend():
-    assert EagerDevice is CpuDevice
     assert type(open_device("eager", device="cpu")) is type(open_device("torch", device="cpu")) is CpuDevice
 
 

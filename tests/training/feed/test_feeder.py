@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, UsageError
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.feed.feeder import Feeder
 
 
@@ -28,7 +28,7 @@ def feed_threads():
 
 
 def test_batches_arrive_in_order_with_channels_last():
-    with Feeder(batches(7), EagerDevice()) as feeder:
+    with Feeder(batches(7), CpuDevice()) as feeder:
         found = list(feeder)
     assert [int(batch.labels[0]) for batch in found] == list(range(7))
     assert all(batch.images.shape == (2, 4, 4, 3) for batch in found)
@@ -43,7 +43,7 @@ def test_dicts_and_random_numbers_go_up_by_name_and_number():
     def draw(number):
         return np.full((2, 4), number, np.float32)
 
-    with Feeder(tokens(), EagerDevice(), draw=draw, first=7) as feeder:
+    with Feeder(tokens(), CpuDevice(), draw=draw, first=7) as feeder:
         found = list(feeder)
     assert [int(batch.fields["ids"][0, 0]) for batch in found] == [0, 1, 2]
     assert [int(batch.draws[0, 0]) for batch in found] == [7, 8, 9]
@@ -55,7 +55,7 @@ def test_an_error_in_the_data_is_raised_after_the_batches_before_it():
         yield from batches(3)
         raise OSError("disk gone")
 
-    with Feeder(failing(), EagerDevice()) as feeder:
+    with Feeder(failing(), CpuDevice()) as feeder:
         iterator = iter(feeder)
         assert [int(next(iterator).labels[0]) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(OSError, match="disk gone"):
@@ -63,7 +63,7 @@ def test_an_error_in_the_data_is_raised_after_the_batches_before_it():
 
 
 def test_an_error_in_the_upload_is_raised_in_the_loop():
-    class Broken(EagerDevice):
+    class Broken(CpuDevice):
         def put(self, batch):
             raise RuntimeError("no room on the device")
 
@@ -74,7 +74,7 @@ def test_an_error_in_the_upload_is_raised_in_the_loop():
 @pytest.mark.parametrize("taken", [0, 1, 5])
 def test_leaving_early_leaves_no_thread_and_closes_the_data(taken):
     closed = []
-    with Feeder(batches(1000, closed), EagerDevice()) as feeder:
+    with Feeder(batches(1000, closed), CpuDevice()) as feeder:
         for _, _ in zip(range(taken), feeder, strict=False):
             pass
     assert feed_threads() == []
@@ -96,7 +96,7 @@ def halves(cache):
 def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, make, taken):
     loader = make(cache)
     loader.set_epoch(3)
-    with Feeder(loader, EagerDevice()) as feeder:
+    with Feeder(loader, CpuDevice()) as feeder:
         for _ in zip(range(taken), feeder, strict=False):
             while not feeder._ready.full() and feeder._thread.is_alive():
                 time.sleep(0.001)  # batches are read ahead now
@@ -108,7 +108,7 @@ def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, m
     plain.set_epoch(3)
     for _ in zip(range(taken), plain, strict=False):
         pass
-    resumed, again = make(cache), Feeder(make(cache), EagerDevice())
+    resumed, again = make(cache), Feeder(make(cache), CpuDevice())
     resumed.load_state_dict(state)
     again.load_state_dict(state)
     with again:
@@ -119,7 +119,7 @@ def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, m
 def test_the_states_of_all_ranks_are_the_same_and_continue_on_one(cache):
     found = []
     for rank in range(2):
-        with Feeder(loader_of(cache, rank=rank, world_size=2), EagerDevice(), depth=1) as feeder:
+        with Feeder(loader_of(cache, rank=rank, world_size=2), CpuDevice(), depth=1) as feeder:
             next(iter(feeder))
             found.append(feeder.state_dict())
     assert found[0] == found[1]
@@ -131,24 +131,24 @@ def test_the_states_of_all_ranks_are_the_same_and_continue_on_one(cache):
 def test_epochs_that_follow_one_another_are_counted(cache):
     loader = loader_of(cache)
     for epoch in range(3):
-        with Feeder(loader, EagerDevice()) as feeder:
+        with Feeder(loader, CpuDevice()) as feeder:
             assert len(list(feeder)) == 6
         assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch + 1, 0)
 
 
 def test_what_has_no_state_says_so(cache):
-    feeder = Feeder(batches(3), EagerDevice())
+    feeder = Feeder(batches(3), CpuDevice())
     for call in (feeder.state_dict, lambda: feeder.load_state_dict({})):
         with pytest.raises(UsageError, match="reads a generator: give it the loader itself"):
             call()
-    with Feeder(loader_of(cache), EagerDevice()) as feeder, pytest.raises(UsageError, match="before its `with` block"):
+    with Feeder(loader_of(cache), CpuDevice()) as feeder, pytest.raises(UsageError, match="before its `with` block"):
         feeder.load_state_dict(feeder.state_dict())
 
 
 def test_a_closed_loader_is_refused_and_not_waited_for(cache):
     loader = loader_of(cache)
     loader.close()
-    with pytest.raises(UsageError, match="closed"), Feeder(loader, EagerDevice()) as feeder:
+    with pytest.raises(UsageError, match="closed"), Feeder(loader, CpuDevice()) as feeder:
         next(iter(feeder))
 
 
@@ -158,10 +158,10 @@ def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not():
             time.sleep(0.05)
             yield batch
 
-    with Feeder(slow(), EagerDevice()) as feeder:
+    with Feeder(slow(), CpuDevice()) as feeder:
         list(feeder)
     assert feeder.waited_seconds >= 0.15
-    with Feeder(batches(4), EagerDevice()) as feeder:
+    with Feeder(batches(4), CpuDevice()) as feeder:
         while not feeder._ready.full():
             time.sleep(0.001)
         for _ in feeder:

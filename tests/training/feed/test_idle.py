@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tpucache.training.device import Counters, EagerDevice, Processes
+from tpucache.training.device import Counters, CpuDevice, Processes
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
 
@@ -130,7 +130,7 @@ def test_the_advice_is_not_to_do_what_is_done_already():
 def test_plain_torch_is_executing_in_all_steps_of_an_execution(monkeypatch, steps):
     world = World()
     monkeypatch.setattr(time, "perf_counter", lambda: world.now)
-    device = EagerDevice()
+    device = CpuDevice()
     for _ in range(3):
         world.now += 7.0  # the loop waits for data
         for number in range(steps):

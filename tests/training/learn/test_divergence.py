@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, TrainingError
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
@@ -40,7 +40,7 @@ def test_a_run_that_diverges_in_its_last_step_ends_with_an_error(cache, tmp_path
     dataset, settings = CachedDataset(cache), dataclasses.replace(LINEAR, ema=ema)
     spoil(monkeypatch, 6)
     with pytest.raises(TrainingError, match=r"after step 6.*diverged.*--lr"):
-        train(tmp_path, settings, dataset, dataset if validated else None, EagerDevice(), QUICK)
+        train(tmp_path, settings, dataset, dataset if validated else None, CpuDevice(), QUICK)
     assert not (tmp_path / "report.json").exists()
     for name in ("best.pt", "last.pt"):
         content = torch.load(tmp_path / name, weights_only=True)
@@ -56,7 +56,7 @@ def test_a_checkpoint_within_an_epoch_is_not_replaced_by_weights_that_are_not_fi
             LINEAR,
             CachedDataset(cache),
             None,
-            EagerDevice(),
+            CpuDevice(),
             dataclasses.replace(QUICK, checkpoint_every=1),
         )
     assert torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["steps"] == 1
@@ -66,4 +66,4 @@ def test_a_checkpoint_within_an_epoch_is_not_replaced_by_weights_that_are_not_fi
 def test_a_buffer_that_began_infinite_is_no_divergence(cache, tmp_path):
     dataset = CachedDataset(cache)
     settings = dataclasses.replace(LINEAR, model="failing_code:Bounded")
-    assert train(tmp_path, settings, dataset, dataset, EagerDevice(), QUICK).epochs
+    assert train(tmp_path, settings, dataset, dataset, CpuDevice(), QUICK).epochs

@@ -9,7 +9,7 @@ import torch
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.learn.forward import IMAGENET, channel_statistics
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
@@ -78,5 +78,5 @@ def test_a_run_and_its_best_weights_have_the_statistics_that_the_command_gave(da
 def test_a_step_gets_the_views_of_a_sample_side_by_side_with_mask_and_label(dataset, tmp_path):
     augment = dataclasses.replace(LINEAR.augment, flip=True, tilt=10, crop=True, zoom=0.6, hue=0.1, views=2)
     settings = dataclasses.replace(LINEAR, train_step="tiny_tasks:views_step", augment=augment)
-    first = train(tmp_path / "run", settings, dataset, None, EagerDevice(), RunOptions(replay=False))
+    first = train(tmp_path / "run", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
     assert len(first.losses) == len(dataset) // 20

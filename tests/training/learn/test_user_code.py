@@ -8,7 +8,7 @@ import pytest
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -20,7 +20,7 @@ QUICK = RunOptions(replay=False)
 def train_with(cache, run, valid=False, **settings):
     dataset = CachedDataset(cache)
     made = dataclasses.replace(LINEAR, **settings)
-    return train(run, made, dataset, dataset if valid else None, EagerDevice(), QUICK)
+    return train(run, made, dataset, dataset if valid else None, CpuDevice(), QUICK)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 import pytest
 from stopping import stop_once
 
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.feed.account import PARTS, Account
 from tpucache.training.run.report import ensure_report, read_account, read_report
 
@@ -36,7 +36,7 @@ def test_the_parts_of_a_run_that_was_stopped_and_killed_add_up_to_its_time(cache
     walls = []
     for kind, moment in (("time limit", 3), ("SIGKILL", 7), ("none", 0)):
         before = read_account(tmp_path)[1]
-        assert stop_once(cache, tmp_path, EagerDevice(), kind, moment) == (kind != "none")
+        assert stop_once(cache, tmp_path, CpuDevice(), kind, moment) == (kind != "none")
         assert (tmp_path / "account.json").exists() == (kind == "SIGKILL")
         seconds, wall = read_account(tmp_path)
         assert {*seconds} == {*PARTS}

@@ -14,7 +14,7 @@ import torch
 
 from tpucache import CachedDataset, TrainingError, UsageError
 from tpucache.report.run_page import report_run
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.prediction import Predictor
 from tpucache.training.run import contents
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 def trained(cache, tmp_path_factory):
     dataset, run = CachedDataset(cache), tmp_path_factory.mktemp("trained") / "run"
     settings = TrainSettings(model="cnn", epochs=1, batch_size=50, lr=0.01)
-    train(run, settings, dataset, dataset, EagerDevice(), RunOptions(replay=False, curves=False))
+    train(run, settings, dataset, dataset, CpuDevice(), RunOptions(replay=False, curves=False))
     return run
 
 
@@ -84,7 +84,7 @@ def test_weights_that_no_run_writes_do_not_predict(run, harm):
     HARMS[harm](content)
     torch.save(content, run / "best.pt")
     with pytest.raises((TrainingError, UsageError)) as raised:
-        Predictor([run], EagerDevice())
+        Predictor([run], CpuDevice())
     message = str(raised.value)
     assert "\n" not in message
     assert "best.pt" in message or harm == "another task"
@@ -96,7 +96,7 @@ def test_a_checkpoint_takes_no_more_memory_than_its_file(run):
             packed.writestr(member.filename, archive.read(member))
     (run / "packed").replace(run / "best.pt")
     with pytest.raises(TrainingError, match=r"best\.pt cannot be read: it has compressed members"):
-        Predictor([run], EagerDevice())
+        Predictor([run], CpuDevice())
 
 
 def test_a_list_that_holds_another_one_many_times_is_not_followed(run, monkeypatch):
@@ -107,7 +107,7 @@ def test_a_list_that_holds_another_one_many_times_is_not_followed(run, monkeypat
         inner = [inner] * 100
     torch.save({**content, "classes": inner}, run / "best.pt")
     with pytest.raises(TrainingError, match="holds more than"):
-        Predictor([run], EagerDevice())
+        Predictor([run], CpuDevice())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 from tpucache import CachedDataset, UsageError, stage_cache
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, settings_from
@@ -24,7 +24,7 @@ EARLIER = Path(__file__).parents[2] / "earlier" / "data"
 
 
 def run_once(run, train_set, valid_set, settings=SETTINGS):
-    return train(run, settings, train_set, valid_set, EagerDevice(), OPTIONS)
+    return train(run, settings, train_set, valid_set, CpuDevice(), OPTIONS)
 
 
 def fold(cache, number):
@@ -122,7 +122,7 @@ def test_a_finished_run_of_an_earlier_version_keeps_its_report(tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_a_run_keeps_the_rate_that_it_began_with(cache, tmp_path):
-    dataset, device, again = CachedDataset(cache), EagerDevice(), RunOptions(replay=False, resume=True)
+    dataset, device, again = CachedDataset(cache), CpuDevice(), RunOptions(replay=False, resume=True)
     first = train(tmp_path, dataclasses.replace(SETTINGS, lr=0.05), dataset, None, device, again)
     assert train(tmp_path, SETTINGS, dataset, None, device, again).losses == first.losses
     with pytest.raises(UsageError, match=r"lr 0\.05, now 0\.06"):
@@ -131,7 +131,7 @@ def test_a_run_keeps_the_rate_that_it_began_with(cache, tmp_path):
 
 @pytest.mark.slow
 def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tmp_path):
-    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, EagerDevice(), RunOptions(replay=False))
+    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
     for settings in (
         json.loads((tmp_path / "run.json").read_text())["settings"],
         torch.load(tmp_path / "best.pt", weights_only=True)["settings"],

@@ -10,7 +10,7 @@ import pytest
 
 from tpucache import CachedDataset, TrainingError
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.feed.idle import Pace
 from tpucache.training.loop import train
 from tpucache.training.run.report import TrainReport
@@ -62,10 +62,10 @@ def test_a_report_that_was_not_written_is_written_when_the_command_is_repeated(c
 def test_a_report_that_cannot_be_read_is_named(cache, tmp_path):
     settings, dataset = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50), CachedDataset(cache)
     options = RunOptions(resume=True, replay=False)
-    train(tmp_path, settings, dataset, None, EagerDevice(), options)
+    train(tmp_path, settings, dataset, None, CpuDevice(), options)
     (tmp_path / "report.json").write_text("{")
     with pytest.raises(TrainingError, match=r"report\.json"):
-        train(tmp_path, settings, dataset, None, EagerDevice(), options)
+        train(tmp_path, settings, dataset, None, CpuDevice(), options)
 
 
 @pytest.mark.parametrize("json_wanted", [True, False])
@@ -85,14 +85,14 @@ def test_a_time_limit_leaves_an_unfinished_report_and_status_three(cache, tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_an_unfinished_report_and_status_three(cache, tmp_path, monkeypatch, number):
-    step_begin = EagerDevice.step_begin
+    step_begin = CpuDevice.step_begin
 
     def signalled(self, seed):
         os.kill(os.getpid(), number)
         monkeypatch.undo()
         step_begin(self, seed)
 
-    monkeypatch.setattr(EagerDevice, "step_begin", signalled)
+    monkeypatch.setattr(CpuDevice, "step_begin", signalled)
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert command(cache, tmp_path / "run") == 3
@@ -128,7 +128,7 @@ def test_samples_that_every_epoch_drops_are_reported(cache, tmp_path, batch, exe
     settings = TrainSettings(
         model="tiny_models:tiny", epochs=1, batch_size=batch, steps_per_execution=executions, lr=0.01
     )
-    report = train(tmp_path, settings, CachedDataset(cache), None, EagerDevice(), RunOptions(replay=False))
+    report = train(tmp_path, settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
     assert len(report.losses) * batch == 150 - dropped
     values = report_of(tmp_path)
     assert (values["samples"], values["dropped_samples"], values["dropped_by_execution"]) == (

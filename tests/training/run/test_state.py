@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.learn.tasks.classes import Classes
 from tpucache.training.loop import train
 from tpucache.training.run.state import RunState, make_plan
@@ -31,7 +31,7 @@ def best_epoch(cache, run, monkeypatch, values):
 
     monkeypatch.setattr(Classes, "metrics", lambda *_: {"accuracy": next(left)})
     dataset = CachedDataset(cache)
-    train(run, SETTINGS, dataset, dataset, EagerDevice(), RunOptions(replay=False, watchers=[Recorder()]))
+    train(run, SETTINGS, dataset, dataset, CpuDevice(), RunOptions(replay=False, watchers=[Recorder()]))
     assert len(files) == len(values)
     return files.index(files[-1])
 
@@ -53,7 +53,7 @@ def test_nan_is_never_the_best_and_the_next_number_replaces_it(cache, tmp_path, 
 
 @pytest.mark.slow
 def test_a_best_value_of_nan_that_an_earlier_version_saved_is_replaced(cache, tmp_path):
-    dataset, device = CachedDataset(cache), EagerDevice()
+    dataset, device = CachedDataset(cache), CpuDevice()
     options = RunOptions(resume=True, replay=False)
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
     train(tmp_path, settings, dataset, dataset, device, options)

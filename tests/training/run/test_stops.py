@@ -8,7 +8,7 @@ import os
 import pytest
 from stopping import Killed, Moment, differences, results, run_once, stop_once
 
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def whole(cache, tmp_path_factory):
     """An uninterrupted run: what it leaves, and how many batches its device ran."""
-    run, device = tmp_path_factory.mktemp("whole"), EagerDevice()
+    run, device = tmp_path_factory.mktemp("whole"), CpuDevice()
     moment = Moment(device)
     run_once(cache, run, device)
     return results(run), moment.count
@@ -29,11 +29,11 @@ def test_a_run_stopped_at_any_step_or_evaluation_batch_resumes_to_the_same_resul
     stops = 0
     for chosen in range(1, batches + 1):
         run = tmp_path / str(chosen)
-        if stop_once(cache, run, EagerDevice(), kind, chosen):
+        if stop_once(cache, run, CpuDevice(), kind, chosen):
             stops += 1
             if kind != "SIGKILL":
                 assert json.loads((run / "report.json").read_text())["finished"] is False
-            run_once(cache, run, EagerDevice())
+            run_once(cache, run, CpuDevice())
         assert json.loads((run / "report.json").read_text())["finished"] is True
         assert differences(results(run), expected) == [], chosen
     assert stops >= batches - 2  # after the last evaluation nothing is left to stop
@@ -51,22 +51,22 @@ def test_a_run_killed_between_any_two_writes_resumes_to_the_same_results(cache, 
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", counted)
-    run_once(cache, tmp_path / "whole", EagerDevice())
+    run_once(cache, tmp_path / "whole", CpuDevice())
     total = writes
     assert total >= 2 * 3  # the best weights, the state and the history, each file and its folder
     for chosen in range(1, total + 1):
         run, writes = tmp_path / str(chosen), 0
         with pytest.raises(Killed):
-            run_once(cache, run, EagerDevice())
+            run_once(cache, run, CpuDevice())
         writes = total
-        run_once(cache, run, EagerDevice())
+        run_once(cache, run, CpuDevice())
         assert differences(results(run), whole[0]) == [], chosen
         assert json.loads((run / "report.json").read_text())["finished"] is True
 
 
 def test_what_a_killed_process_did_not_rename_is_removed(cache, tmp_path):
     (tmp_path / ".last.pt.77.tmp").write_bytes(b"half")
-    run_once(cache, tmp_path, EagerDevice())
+    run_once(cache, tmp_path, CpuDevice())
     files = {"best.pt", "history.csv", "last.pt", "report.json", "run.json", "validation.npz"}
     assert {path.name for path in tmp_path.iterdir()} == files
 

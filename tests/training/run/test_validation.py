@@ -12,11 +12,11 @@ import pytest
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache, report_run
 from tpucache.cli import main
 from tpucache.training import Predictor, RunOptions, TrainSettings
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, lr=0.01)
-DEVICE = EagerDevice()
+DEVICE = CpuDevice()
 
 
 def run_on(dataset, folder, **changed):

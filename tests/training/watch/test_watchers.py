@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tpucache import CachedDataset, DependencyError, TrainingError
 from tpucache.cli import main
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -59,13 +59,13 @@ def test_a_run_of_the_command_leaves_curves_scalars_and_a_trace(cache, tmp_path)
 
 
 def test_the_rows_of_a_run_hold_no_times(cache, tmp_path):
-    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, EagerDevice(), RunOptions(replay=False))
+    report = train(tmp_path, SETTINGS, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
     assert [set(row) for row in report.epochs] == [{"epoch", "step", "lr", "train_loss"}] * 2
     assert not (tmp_path / "curves.png").exists()
 
 
 def test_only_a_few_executions_after_the_warm_up_are_traced(cache, tmp_path, monkeypatch):
-    device, steps, bounds = EagerDevice(), [], []
+    device, steps, bounds = CpuDevice(), [], []
     step_end, profile = device.step_end, device.profile
 
     def count():
@@ -89,14 +89,14 @@ def test_only_a_few_executions_after_the_warm_up_are_traced(cache, tmp_path, mon
 def test_a_run_that_is_too_short_to_trace_says_so(cache, tmp_path, caplog):
     settings = TrainSettings(model="cnn", epochs=1, batch_size=100)
     options = RunOptions(replay=False, profile=tmp_path / "trace")
-    train(tmp_path / "run", settings, CachedDataset(cache), None, EagerDevice(), options)
+    train(tmp_path / "run", settings, CachedDataset(cache), None, CpuDevice(), options)
     assert "nothing was traced" in caplog.text
 
 
 def test_curves_are_left_by_a_run_that_fails(cache, tmp_path):
     settings = TrainSettings(model="cnn", epochs=4, batch_size=10, lr=1e30)
     with pytest.raises(TrainingError, match="the loss is"):
-        train(tmp_path, settings, CachedDataset(cache), None, EagerDevice(), RunOptions(curves=True))
+        train(tmp_path, settings, CachedDataset(cache), None, CpuDevice(), RunOptions(curves=True))
     assert (tmp_path / "curves.png").exists()
 
 

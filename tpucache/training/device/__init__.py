@@ -16,7 +16,6 @@ from tpucache.training.device.processes import Processes
 
 if TYPE_CHECKING:
     from tpucache.training.device.torch_device import CpuDevice
-    from tpucache.training.device.torch_device import CpuDevice as EagerDevice
 
 __all__ = [
     "BACKENDS",
@@ -24,7 +23,6 @@ __all__ = [
     "Counters",
     "CpuDevice",
     "Device",
-    "EagerDevice",
     "Processes",
     "open_device",
 ]
@@ -57,7 +55,7 @@ def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: 
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("CpuDevice", "EagerDevice"):  # the second is its earlier name
+    if name == "CpuDevice":
         from tpucache.training.device.torch_device import CpuDevice
 
         return CpuDevice

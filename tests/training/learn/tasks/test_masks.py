@@ -13,7 +13,7 @@ import torch
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.store.reader import ShardReader
 from tpucache.training.check import check_fit, find_task
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import evaluate
@@ -57,7 +57,7 @@ def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, mon
     balanced_weights(task, masks)  # whatever is imported and opened once
     read.clear()
     tracemalloc.start()
-    check_fit(SETTINGS, task, many, None, EagerDevice())
+    check_fit(SETTINGS, task, many, None, CpuDevice())
     weights = balanced_weights(task, many)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -69,7 +69,7 @@ def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, mon
 
 @pytest.mark.slow
 def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
-    learner = Learner(SETTINGS, masks, find_task(SETTINGS, masks), EagerDevice())
+    learner = Learner(SETTINGS, masks, find_task(SETTINGS, masks), CpuDevice())
     images = torch.stack([masks[number]["image"] for number in range(len(masks))]).float()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (learner.mean, learner.std))
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
 def test_a_number_that_is_no_class_is_refused(masks, monkeypatch):
     monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.full((1, 2, 2), 2)]))
     with pytest.raises(UsageError, match="training data: labels reach from 2 to 2, and there are 2 classes"):
-        check_fit(SETTINGS, make_task("mask", 2), masks, None, EagerDevice())
+        check_fit(SETTINGS, make_task("mask", 2), masks, None, CpuDevice())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -110,15 +110,15 @@ def test_confusion_of_outputs_that_are_not_finite_is_nan(bad):
 
 @pytest.mark.slow
 def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
-    train(tmp_path, SETTINGS, masks, None, EagerDevice(), RunOptions(replay=False))
+    train(tmp_path, SETTINGS, masks, None, CpuDevice(), RunOptions(replay=False))
     best = torch.load(tmp_path / "best.pt", weights_only=True)
-    assert predict(
-        Predictor([tmp_path], EagerDevice(), trust=TRUST), [masks], tmp_path / "good.csv", 16
-    ).samples == len(masks)
+    assert predict(Predictor([tmp_path], CpuDevice(), trust=TRUST), [masks], tmp_path / "good.csv", 16).samples == len(
+        masks
+    )
     best["model"]["weight"][0] = float("nan")
     torch.save(best, tmp_path / "best.pt")
     with pytest.raises(TrainingError, match="not finite"):
-        predict(Predictor([tmp_path], EagerDevice(), trust=TRUST), [masks], tmp_path / "bad.csv", 16)
+        predict(Predictor([tmp_path], CpuDevice(), trust=TRUST), [masks], tmp_path / "bad.csv", 16)
     assert not (tmp_path / "bad.csv").exists()
 
 
@@ -133,13 +133,13 @@ def test_maps_that_are_not_finite_are_refused(masks, tmp_path):
 def test_masks_that_leave_nothing_to_learn_are_refused(masks, monkeypatch, masks_of, message):
     monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.array([[masks_of]], np.uint8)] * 2))
     with pytest.raises(UsageError, match=message):
-        check_fit(SETTINGS, make_task("mask", 3), masks, None, EagerDevice())
+        check_fit(SETTINGS, make_task("mask", 3), masks, None, CpuDevice())
 
 
 @pytest.mark.parametrize("masks_of", [[0, 1, 255], [1, 255], [0, 0], [0, 1, *[255] * 97]])
 def test_masks_with_pixels_of_no_class_are_trained_on(masks, monkeypatch, masks_of):
     monkeypatch.setattr(Mask, "label_batches", lambda *_: iter([np.array([[masks_of]], np.uint8)] * 2))
-    check_fit(SETTINGS, make_task("mask", 3), masks, None, EagerDevice())
+    check_fit(SETTINGS, make_task("mask", 3), masks, None, CpuDevice())
 
 
 def test_nothing_counted_is_no_accuracy():
@@ -178,7 +178,7 @@ def stepped(masks, rows, parts, *, count_all=False, mean=None, **settings):
 
     Row i has a class in (i + 1) ** 2 pixels; the last one in none.
     """
-    device = EagerDevice()
+    device = CpuDevice()
     device.processes = OneOfTwo(mean) if count_all else Processes()
     learner = Learner(dataclasses.replace(SETTINGS, **settings), masks, make_task("mask", CLASSES), device)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8))

@@ -15,7 +15,7 @@ from tpucache import CachedDataset, TrainingError, UsageError, build_cache
 from tpucache.recipe import Recipe
 from tpucache.training import fitting
 from tpucache.training.check import find_task
-from tpucache.training.device import EagerDevice
+from tpucache.training.device import CpuDevice
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.learn.tasks.regression import Regression
@@ -90,9 +90,9 @@ def test_what_a_run_kept_of_the_labels_is_taken_over_or_refused():
 @pytest.mark.slow
 def test_labels_of_any_size_are_learned_and_predicted_in_their_unit(prices, tmp_path):
     training, validation = parts_of(prices)
-    report = train(tmp_path / "run", LINEAR, training, validation, EagerDevice(), QUICK)
+    report = train(tmp_path / "run", LINEAR, training, validation, CpuDevice(), QUICK)
     assert report.epochs[-1]["valid_rmse"] < 0.1 * prices.labels[:, 0].std() / 3**0.5 * 3
-    predictor = Predictor([tmp_path / "run"], EagerDevice(), trust=TRUST)
+    predictor = Predictor([tmp_path / "run"], CpuDevice(), trust=TRUST)
     found = predict(predictor, [validation], tmp_path / "out.csv", 16)
     assert found.metrics["rmse"] == pytest.approx(report.epochs[-1]["valid_rmse"], rel=0.2)
     for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines()):
@@ -107,12 +107,11 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
     halves = prices.select(range(100)), prices.select(range(100, 200))
     runs = [tmp_path / name for name in ("first", "second")]
     for run, half in zip(runs, halves, strict=True):
-        train(run, dataclasses.replace(LINEAR, epochs=1), half, None, EagerDevice(), QUICK)
+        train(run, dataclasses.replace(LINEAR, epochs=1), half, None, CpuDevice(), QUICK)
     each = [
-        predict(Predictor([run], EagerDevice(), trust=TRUST), [prices], tmp_path / f"{run.name}.csv", 16)
-        for run in runs
+        predict(Predictor([run], CpuDevice(), trust=TRUST), [prices], tmp_path / f"{run.name}.csv", 16) for run in runs
     ]
-    both = predict(Predictor(runs, EagerDevice(), trust=TRUST), [prices], tmp_path / "both.csv", 16)
+    both = predict(Predictor(runs, CpuDevice(), trust=TRUST), [prices], tmp_path / "both.csv", 16)
     columns = [
         [float(row["value_0"]) for row in csv.DictReader(Path(report.output).read_text().splitlines())]
         for report in (*each, both)
@@ -125,7 +124,7 @@ def test_runs_with_other_labels_are_averaged_in_the_unit_of_the_labels(prices, t
 @pytest.mark.slow
 def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, epochs=2)
-    whole = train(tmp_path / "whole", settings, prices, None, EagerDevice(), QUICK)
+    whole = train(tmp_path / "whole", settings, prices, None, CpuDevice(), QUICK)
 
     class Stopper:
         def losses(self, first, values):
@@ -136,10 +135,10 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(
-            tmp_path / "run", settings, prices, None, EagerDevice(),
+            tmp_path / "run", settings, prices, None, CpuDevice(),
             dataclasses.replace(QUICK, checkpoint_every=1, watchers=[Stopper()]),
         )  # fmt: skip
-    resumed = train(tmp_path / "run", settings, prices, None, EagerDevice(), dataclasses.replace(QUICK, resume=True))
+    resumed = train(tmp_path / "run", settings, prices, None, CpuDevice(), dataclasses.replace(QUICK, resume=True))
     assert resumed.losses == whole.losses
     saved = [torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"] for name in ("whole", "run")]
     assert [each["labels"] for each in saved] == [learned_from(prices).constants()] * 2
@@ -148,19 +147,19 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(prices, tmp_path):
 @pytest.mark.slow
 def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, epochs=1)
-    train(tmp_path, settings, prices, None, EagerDevice(), QUICK)
+    train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best["labels"] == learned_from(prices).constants()
     del best["labels"]
     torch.save(best, tmp_path / "best.pt")
     images = torch.stack([prices[number][0] for number in range(4)])
-    predictor = Predictor([tmp_path], EagerDevice(), trust=TRUST)
+    predictor = Predictor([tmp_path], CpuDevice(), trust=TRUST)
     assert predictor.task.constants() == {}
     predict(predictor, [prices], tmp_path / "out.csv", 16)
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert all(abs(float(row["value_0"])) < 100 for row in rows)
     assert len(images) == 4
-    learner = Learner(settings, prices, find_task(settings, prices), EagerDevice())
+    learner = Learner(settings, prices, find_task(settings, prices), CpuDevice())
     state = learner.state_dict()
     assert learner.task.constants()
     del state["labels"]
@@ -175,9 +174,9 @@ def learned_from(dataset: CachedDataset) -> Regression:
 @pytest.mark.slow
 def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, epochs=1, loss="tiny_tasks:relative_loss")
-    learner = Learner(settings, prices, find_task(settings, prices), EagerDevice())
+    learner = Learner(settings, prices, find_task(settings, prices), CpuDevice())
     assert learner.task.constants() == {}
-    report = train(tmp_path, settings, prices, None, EagerDevice(), QUICK)
+    report = train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
     assert 0 < report.losses[0] < 1e4  # that of standardised labels would be divided by zeros, which a constant becomes
 
 
@@ -185,7 +184,7 @@ def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
 def test_a_loss_that_diverges_is_explained_by_the_size_of_the_labels(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, lr=1e30)
     with pytest.raises(TrainingError, match=r"--lr.*the labels reach from .* to 54\d+, with a deviation of 13\d+"):
-        train(tmp_path, settings, prices, None, EagerDevice(), QUICK)
+        train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
 
 
 @pytest.mark.slow
