@@ -27,7 +27,6 @@ from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
 from tpucache.recipe import SHARED, Recipe
-from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
@@ -49,6 +48,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
+    from tpucache.redact import shown
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
