@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from tpucache.errors import FormatError, SampleError, SourceError, StoreError, UsageError
@@ -24,8 +24,6 @@ from tpucache.progress import Progress
 from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import append_chunks, as_url, check_is_local, read_file, write_atomically
-from tpucache.store.remote.cache import default_directory
-from tpucache.store.remote.folder import Remote
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip
@@ -33,6 +31,9 @@ from tpucache.warmup.sources.folder import JUNK, FoundFile, list_images
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, has_wildcard
 from tpucache.warmup.sources.table import OPTIONS, TableOptions
+
+if TYPE_CHECKING:
+    from tpucache.store.remote.folder import Remote
 
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
 _WEB: Final = ("http", "https")
@@ -204,6 +205,8 @@ def copy_parquet(url: str) -> Path:
     What an earlier run has copied is not copied again, where it has the size that is stated. Raises SourceError,
     StoreError.
     """
+    from tpucache.store.remote.cache import default_directory
+
     folder, name = _split(url)
     if not name.lower().endswith(_PARQUET):
         folder, name = url.rstrip("/"), f"*{_PARQUET}"
@@ -213,7 +216,7 @@ def copy_parquet(url: str) -> Path:
         raise SourceError(f"{shown(url)}: there are no such files")
     target = default_directory() / _SOURCES / _digest(url)
     target.mkdir(parents=True, exist_ok=True)
-    with closing(Remote(folder)) as remote, Progress(sum(chosen.values()), "copy", "bytes") as progress:
+    with closing(_open(folder)) as remote, Progress(sum(chosen.values()), "copy", "bytes") as progress:
         for each, size in sorted(chosen.items()):
             path = target / each.replace("/", "-")
             if not path.exists() or path.stat().st_size != size:
@@ -231,7 +234,7 @@ def _files(url: str) -> Files:
     kept = _kept.get()
     files = kept.get(url) if kept else None
     if files is None:
-        with closing(Remote(url)) as remote, Progress(None, "list", "files", is_brief=True) as progress:
+        with closing(_open(url)) as remote, Progress(None, "list", "files", is_brief=True) as progress:
             files = remote.files()
             progress.advance(len(files))
     if kept:
@@ -251,6 +254,8 @@ def _visible(files: Files) -> dict[str, int]:
 @functools.lru_cache(maxsize=4)
 def _open(url: str) -> Remote:
     """Return what reads a folder, one for each process."""
+    from tpucache.store.remote.folder import Remote
+
     return Remote(url)
 
 
