@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 from disk import SmallDisk
 from stores import KEYS, serve_s3
 
@@ -24,7 +26,7 @@ from tpucache.warmup.run.scheduler import BuildProgress
 Digests = Callable[[Path], dict[str, str]]
 
 _RECIPE = Recipe(size=96, shard_mb=1)
-_MANY = 150  # samples, in five shards
+_MANY = 100  # samples, in three shards
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +147,7 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
 
     for method, real in (("write", real_write), ("put", real_put), ("remove", real_remove)):
         monkeypatch.setattr(Remote, method, stopping(real))
-    for request in range(1, 40):
+    for request in itertools.count(1):
         local = tmp_path / f"local-{request}"
         left[0] = request
         try:
@@ -165,7 +167,7 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
         # Of a shard whose receipt did not arrive, nothing is known on another machine.
         assert len(again & sent) <= (1 if is_another_machine else 0), request
         fsspec.filesystem("memory").rm("/caches", recursive=True)
-    assert request > 15
+    assert request > 12
 
 
 def _urls() -> set[str]:
@@ -180,12 +182,12 @@ def test_a_build_whose_time_is_up_has_sent_what_is_finished(
     monkeypatch.setattr(Deadline, "is_past", property(lambda self: is_late.is_set()))
 
     def look(progress: BuildProgress) -> None:
-        if progress.samples > 100:
+        if progress.samples > 70:
             is_late.set()
 
     with pytest.raises(UnfinishedError):
         build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False, on_progress=look)
-    assert len({*held(store)} & {*files_of(built)}) >= 2
+    assert {*held(store)} & {*files_of(built)}
     assert not [*local.glob("*.lmdb")]
     is_late.clear()
     build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False)
@@ -247,6 +249,21 @@ def test_a_build_is_followed_from_another_process(
     assert held(store) == files_of(built)
 
 
+def trained_weights(loader: CachedLoader) -> torch.Tensor:
+    """Return the weights of a model after two epochs."""
+    model = torch.nn.Linear(3, 4)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            scores = model(images.to(torch.float32).mean((2, 3)) / 255)
+            torch.nn.functional.cross_entropy(scores, labels).backward()
+            optimizer.step()
+    return model.weight.detach()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="obstore needs Python 3.11")
 def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
@@ -256,7 +273,7 @@ def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    source = write_photos(tmp_path / "photos", 4 * _MANY, size=(80, 70))
+    source = write_photos(tmp_path / "photos", 6 * _MANY, size=(80, 70))
     built = tmp_path / "built"
     build_cache(source, built, _RECIPE, jobs=1)
     total = sum(path.stat().st_size for path in built.glob("*.lmdb"))
@@ -269,16 +286,8 @@ def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
         command = ["warmup", str(source), "s3://bucket/cache", "--size", "96", "--shard-mb", "1", "--jobs", "1"]
         assert main([*command, "--keep-local", "no"]) == 0, capsys.readouterr().err
         dataset = CachedDataset("s3://bucket/cache", in_memory=False)
-        own = CachedDataset(built)
-        for _ in range(2):
-            for one, other in zip(
-                CachedLoader(dataset, 16, shuffle="block", seed=1),
-                CachedLoader(own, 16, shuffle="block", seed=1),
-                strict=True,
-            ):
-                assert one[0].equal(other[0])
-        trained = ["train", "s3://bucket/cache", "--epochs", "1", "--backend", "torch", "--run", str(tmp_path / "run")]
-        assert main(trained) == 0
+        loaders = [CachedLoader(each, 32, shuffle="block", seed=1) for each in (dataset, CachedDataset(built))]
+        assert trained_weights(loaders[0]).equal(trained_weights(loaders[1]))
 
 
 def test_a_receipt_of_another_shard_is_not_taken(source: Path, built: Path, store: str, tmp_path: Path) -> None:
@@ -287,7 +296,7 @@ def test_a_receipt_of_another_shard_is_not_taken(source: Path, built: Path, stor
     with pytest.raises(Stopped):
         build_cache(source, cache, _RECIPE, jobs=1, on_progress=stop_after(70))
     work = cache / ".warmup"
-    (work / "shard-00004-v0000.npz").write_bytes((work / "shard-00000-v0000.npz").read_bytes())
-    (work / "shard-00004-v0000.sent").touch()
+    (work / "shard-00002-v0000.npz").write_bytes((work / "shard-00000-v0000.npz").read_bytes())
+    (work / "shard-00002-v0000.sent").touch()
     build_cache(source, cache, _RECIPE, jobs=1)
     assert files_of(cache) == files_of(built)

@@ -64,7 +64,7 @@ class LocalCopy:
         self._files: OrderedDict[int, OpenFile] = OrderedDict()
         self._lock = ThreadLock()
         self._held: set[int] = set()  # pieces that this process has the lock of
-        self._is_full = False
+        self._is_full = self._has_warned = False
         try:
             self._number = os.open(directory / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as long as it is open, nobody removes the folder
@@ -147,7 +147,9 @@ class LocalCopy:
                 raise StoreError(
                     f"{self.directory} cannot be written: {error}. Give another folder as cache_dir"
                 ) from error
-            if not self._is_full:
+            with self._lock:
+                is_first, self._has_warned = not self._has_warned, True
+            if is_first:
                 _log.warning(
                     "%s: %s. What is not kept so far is read from the URL in every epoch; free some space, or give "
                     "another cache_dir",
