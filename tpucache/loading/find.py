@@ -46,11 +46,14 @@ def open_cache(cache: str | Path, cache_dir: str | Path | None = None, cache_byt
     """Read the manifest of a cache given by its folder, "kaggle:slug" or a URL; nothing else of a folder is opened.
 
     `cache_dir` and `cache_bytes` say where and how much of a cache at a URL is kept, as `RemoteCache.open_url` does.
+    With `cache_dir` a folder, such as that of a mounted bucket, is read in the same way.
     """
-    if is_url(cache) and not os.fspath(cache).startswith(KAGGLE):
+    is_remote = is_url(cache) and not os.fspath(cache).startswith(KAGGLE)
+    if is_remote or cache_dir is not None:
         from tpucache.store.remote.cache import RemoteCache
 
-        return RemoteCache.open_url(as_url(cache), cache_dir, cache_bytes)
+        place = as_url(cache) if is_remote else os.fspath(locate(cache).absolute())
+        return RemoteCache.open_url(place, cache_dir, cache_bytes)
     return Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
 
 

@@ -84,6 +84,16 @@ def test_every_way_of_reading_gives_what_a_local_copy_gives(opened: Opened, cach
     assert mixed[0] == mixed[1]
 
 
+def test_a_mounted_folder_is_copied_piece_by_piece(cache: Path, small_pieces: None, tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    mounted.symlink_to(cache)
+    dataset = CachedDataset(mounted, cache_dir=tmp_path / "kept", in_memory=False)
+    expected = batches(CachedDataset(cache), shuffle="block", window=32)
+    assert batches(dataset, shuffle="block", window=32) == expected
+    mounted.unlink()
+    assert batches(dataset, shuffle="block", window=32) == expected
+
+
 def test_no_path_reads_what_is_not_there(opened: Opened, cache: Path, server: Server) -> None:
     dataset, own = opened(), CachedDataset(cache)
     for position in range(0, 150, 7):  # pieces of some samples are kept, and those of others are holes
@@ -436,6 +446,9 @@ def test_a_run_from_a_url_is_that_from_a_local_copy(
         assert main(["train", *place, "--run", str(tmp_path / name), *options]) == 0
     losses = [json.loads((tmp_path / name / "report.json").read_text())["losses"] for name in ("there", "here")]
     assert losses[0] == losses[1]
+    report = json.loads((tmp_path / "there" / "report.json").read_text())
+    assert 0 < report["network"]["needed_bytes"] <= 2 * report["network"]["bytes"]
+    assert json.loads((tmp_path / "here" / "report.json").read_text())["network"] == {}
     described = json.loads((tmp_path / "there" / "run.json").read_text())
     assert described["validation"]["cache"] == server.url
     assert main(["report", str(tmp_path / "there"), "-o", str(tmp_path / "run.html")]) == 0

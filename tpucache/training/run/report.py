@@ -45,7 +45,8 @@ class TrainReport:
     `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
     such as cpu or cuda; "" is not known. With several `processes`, the pace is that of the slowest, the host's memory
     that of all together, and the rest the main process's. `rates` says which learning rate, weight decay and schedule
-    the run has, and why; `precision` the same of what it computed in.
+    the run has, and why; `precision` the same of what it computed in. `network` are the figures of NetworkUse where the
+    training samples come from a URL, else empty.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -75,6 +76,7 @@ class TrainReport:
     processes: int = 1
     rates: str = ""
     precision: str = ""
+    network: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -100,6 +102,7 @@ class TrainReport:
             f"rate       {pace.images_per_second:,.0f} {self.unit}/s",
             f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
             f"waited     {pace.waited:.1%} of that time for data",
+            *([self._network_line()] if self.network else []),
             f"idle       {pace.device_idle:.1%} by the device's own account; {ceiling}",
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
             f"received   {pace.received_bytes / 1e6:,.0f} MB",
@@ -111,6 +114,15 @@ class TrainReport:
 
     def _in_processes(self) -> str:
         return f" in each of {self.processes} processes" if self.processes > 1 else ""
+
+    def _network_line(self) -> str:
+        use = self.network
+        share, each = use["rate"] / max(1.0, use["best_rate"]), use["bytes"] / max(1.0, use["needed_bytes"])
+        return (
+            f"network    {use['bytes'] / 1e6:,.1f} MB read, {each:.2f} for each that was needed; the link brought "
+            f"{use['best_rate'] / 1e6:,.1f} MB/s at best, {share:.0%} of that while it was in use; waited "
+            f"{use['waited']:,.1f} s for it"
+        )
 
     def _best_line(self) -> str:
         early = f"; stopped early after epoch {self.epochs[-1]['epoch']}" if self.stopped_early else ""
@@ -156,7 +168,7 @@ def _merged_report(
     """Return the report, given of each process its pace and the most memory of its host and device in use."""
     settings, device, samples = learner.settings, learner.device, len(train_set)
     paces, host_peaks, device_peaks = zip(*gathered, strict=True)
-    pace = Pace.slowest(paces)
+    pace, use = Pace.slowest(paces), train_set.network
     return TrainReport(
         backend=device.name,
         cores=device.cores,
@@ -181,6 +193,7 @@ def _merged_report(
         processes=device.processes.world_size,
         rates=learner.rates,
         precision=learner.precision,
+        network={} if use is None else dict(use._asdict()),
     )
 
 
