@@ -15,6 +15,7 @@ from tpucache.machine import (
     find_tpu,
     measure_memory,
     measure_space,
+    network_file_system,
 )
 
 GB = 1 << 30
@@ -216,3 +217,29 @@ def test_the_narrowest_quota_of_nested_containers_counts(narrow, tmp_path):
         (tmp_path / "two" / path / "cpu.max").write_text("150000 100000" if path == narrow else "300000 100000")
     assert count_cores(tmp_path / "one", own).quota == 2
     assert count_cores(tmp_path / "two", own).quota == 1.5
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("bucket/cache", "fuse.gcsfuse"),
+        ("bucket", "fuse.gcsfuse"),
+        ("bucket two", "nfs4"),
+        ("buckets", None),
+        ("bucket/local", None),
+        ("overlay", None),
+    ],
+)
+def test_a_file_system_across_a_network_is_known_by_its_mount(place, kind, tmp_path):
+    mounts = tmp_path / "mounts"
+    lines = [
+        "/dev/vda / ext4 rw 0 0",
+        f"bucket {tmp_path}/bucket fuse.gcsfuse ro 0 0",
+        f"tmpfs {tmp_path}/bucket/local tmpfs rw 0 0",
+        f"there:/x {tmp_path}/bucket\\040two nfs4 rw 0 0",
+        f"overlay {tmp_path}/overlay fuse.fuse-overlayfs rw 0 0",
+        "torn",
+    ]
+    mounts.write_text("\n".join(lines))
+    assert network_file_system(tmp_path / place, mounts) == kind
+    assert network_file_system(tmp_path / place, tmp_path / "none") is None

@@ -108,6 +108,11 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
     return Memory(machine, limit if limit < _NO_LIMIT else None, available_memory(meminfo, cgroup, own))
 
 
+#: File systems whose files come over a network; what FUSE mounts does so, too, but for a few.
+_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs")
+_LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.ntfs-3g")
+
+
 def measure_space(path: str | Path) -> Space | None:
     """Measure the file system that a path is on; None where there is no such path."""
     try:
@@ -115,6 +120,26 @@ def measure_space(path: str | Path) -> Space | None:
     except OSError:
         return None
     return Space(str(path), usage.total, usage.free)
+
+
+def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
+    """Return the type of the file system that a path is on, such as nfs4 or fuse.gcsfuse, if it is across a network.
+
+    Return None for a disk of this machine, and where the system does not say. Format: `man 5 fstab`.
+    """
+    place = os.path.realpath(path)
+    found = ("", "")
+    for line in _read(mounts).splitlines():
+        words = line.split()
+        if len(words) < 3:
+            continue
+        point = words[1].encode().decode("unicode_escape")
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(found[0]):
+            found = (point, words[2])
+    kind = found[1]
+    is_remote = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    return kind if is_remote else None
 
 
 def process_began(stat: Path = Path("/proc/self/stat")) -> float:

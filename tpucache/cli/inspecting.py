@@ -45,6 +45,7 @@ def bench(options: argparse.Namespace) -> int:
     """Measure how fast a cache reads here."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import ReadingPlan
+    from tpucache.machine import network_file_system
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
@@ -68,6 +69,8 @@ def bench(options: argparse.Namespace) -> int:
     ]
     if result.idle is not None:
         lines.append(f"idle    {result.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} {what}/s")
+    if (kind := network_file_system(dataset.directory)) is not None:
+        lines.append(f"note    it lies on {kind}, across a network: give --cache-dir with a folder of a fast disk")
     show(options, result.to_dict(), lines)
     return 0
 

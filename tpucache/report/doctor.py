@@ -21,7 +21,17 @@ from typing import Any, Final
 
 from tpucache.errors import TpucacheError
 from tpucache.loading.find import Search
-from tpucache.machine import Cores, Memory, Space, Tpu, count_cores, find_tpu, measure_memory, measure_space
+from tpucache.machine import (
+    Cores,
+    Memory,
+    Space,
+    Tpu,
+    count_cores,
+    find_tpu,
+    measure_memory,
+    measure_space,
+    network_file_system,
+)
 from tpucache.redact import printable
 from tpucache.report.text import size_text
 from tpucache.store.manifest import Manifest
@@ -176,11 +186,15 @@ _SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more t
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder: its file system, whether it can be written to, and the caches in it as (path, samples)."""
+    """A folder: its file system, whether it can be written to, and the caches in it as (path, samples).
+
+    `network` is the type of a file system across a network, None for a disk.
+    """
 
     space: Space
     writable: bool
     caches: tuple[tuple[str, int], ...]
+    network: str | None = None
 
 
 def look_into(folder: str | Path) -> Mount | None:
@@ -188,7 +202,8 @@ def look_into(folder: str | Path) -> Mount | None:
     space = measure_space(folder)
     if space is None:
         return None
-    return Mount(space, os.access(folder, os.W_OK), tuple(sorted(_caches(Path(folder)))))
+    caches = tuple(sorted(_caches(Path(folder))))
+    return Mount(space, os.access(folder, os.W_OK), caches, network_file_system(folder))
 
 
 def _caches(root: Path) -> Iterator[tuple[str, int]]:
@@ -383,6 +398,15 @@ def _check_space(facts: Facts) -> Iterator[Advice]:
         )
 
 
+def _check_mounts(facts: Facts) -> Iterator[Advice]:
+    for mount in facts.mounts:
+        if mount.network is not None and mount.caches:
+            yield Advice(
+                f"the caches in {printable(mount.space.path)} lie on {mount.network}, across a network",
+                "read them with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy them there",
+            )
+
+
 def _check_libraries(facts: Facts) -> Iterator[Advice]:
     installed = facts.version("albumentations")
     if facts.version("albumentationsx"):
@@ -418,6 +442,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Advice]], ...]] = (
     _check_xla,
     _check_memory,
     _check_space,
+    _check_mounts,
     _check_cores,
     _check_libraries,
 )
