@@ -26,6 +26,8 @@ _LARGE: Final = 8 << 20  # of a smaller batch much is still in the cache when it
 _LONG: Final = 1 << 10  # bytes of a row; shorter ones have too few whole lines
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap does not name
 
+_FREE_PART: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
+
 _log: Final = logging.getLogger("tpucache")
 
 libc: Final = ctypes.CDLL(None)
@@ -109,6 +111,15 @@ def can_populate() -> bool:
     """Return whether the kernel has such a call: Linux has since 5.14."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     return populate(ctypes.addressof(ctypes.c_ubyte.from_buffer(page)), mmap.PAGESIZE)
+
+
+def free_part(descriptor: int, start: int, stop: int) -> bool:
+    """Free what some bytes of a file take of the disk, which read as zeros then; return whether that is possible."""
+    if stop <= start:
+        return True
+    fallocate = getattr(libc, "fallocate", None)  # of Linux alone
+    length = ctypes.c_int64(stop - start)
+    return fallocate is not None and fallocate(descriptor, _FREE_PART, ctypes.c_int64(start), length) == 0
 
 
 def is_large(rows: int, nbytes: int) -> bool:

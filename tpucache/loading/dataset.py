@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache, field_batches
 from tpucache.store.fields import IMAGE, LABEL, Field
-from tpucache.store.index import Numbers
+from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import NetworkUse
 from tpucache.store.samples import NO_LABEL, SampleTable
@@ -295,10 +296,18 @@ class CachedDataset(Dataset[Item]):
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
 
-    def expect(self, owner: object, windows: Windows) -> None:
-        """Say what an owner will read, far ahead and in its order: of a cache at a URL, it is fetched beforehand."""
+    def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
+        """Say what an owner will read, far ahead and in its order: of a cache at a URL, it is fetched beforehand.
+
+        `further` gives the same again and later epochs: of a cache that is larger than the disk, it decides what of it
+        is kept there.
+        """
         cache = self._open_reader.cache
-        cache.reader.expect(owner, (cache.index[self._rows(*window)] for window in windows()))
+
+        def rows(asked: Windows) -> Iterator[Rows]:
+            return (cache.index[self._rows(*window)] for window in asked())
+
+        cache.reader.expect(owner, rows(windows), functools.partial(rows, further) if further else None)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

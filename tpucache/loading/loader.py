@@ -37,6 +37,7 @@ Self = TypeVar("Self", bound="BatchLoader[Any]")
 Finish = Literal["host", "device"]
 
 _CHUNK_BYTES: Final = 8 << 20
+_FORESEEN_EPOCHS: Final = 16  # in which each of 16 hosts reads most samples once
 _SPAN: Final = 1024  # positions of the order that are hinted at once where it has no windows
 
 
@@ -221,7 +222,10 @@ class BatchLoader(Generic[AnySamples]):
         hinted, shared = start, self.order.shared
         window = self.order.window or _SPAN
         windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
-        self.dataset.expect(self, functools.partial(self._expected, epoch, start, order))
+        expected = functools.partial(self._expected, epoch, start, order)
+        # One host that reads all in each epoch needs every sample equally soon: there is nothing to look ahead for.
+        further = functools.partial(expected, epochs=_FORESEEN_EPOCHS) if self.world_size > 1 else None
+        self.dataset.expect(self, expected, further)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
                 while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
@@ -238,15 +242,16 @@ class BatchLoader(Generic[AnySamples]):
                 yield self._next(pending, iteration, epoch, is_counted)
                 threads.check()
 
-    def _expected(self, epoch: int, start: int, order: Positions) -> Iterator[tuple[Positions, int, int]]:
-        """Yield what will be read to the end of the epoch, and of the next one, where its order is known already."""
+    def _expected(
+        self, epoch: int, start: int, order: Positions, epochs: int = 2
+    ) -> Iterator[tuple[Positions, int, int]]:
+        """Yield what will be read to the end of the epoch, and of the next ones, where their order is known already."""
         window, shared = self.order.window or _SPAN, self.order.shared
-        for parts in rank_windows(self._bounds(start), window, self.rank, self.world_size):
-            yield np.concatenate([order[part] for part in parts]), epoch, shared
-        if self.order.sampling is None:
-            order = self.order.positions(len(self.dataset), self.seed, epoch + 1)
-            for parts in rank_windows(self._bounds(0), window, self.rank, self.world_size):
-                yield np.concatenate([order[part] for part in parts]), epoch + 1, shared
+        for each in range(epoch, epoch + epochs if self.order.sampling is None else epoch + 1):
+            if each > epoch:
+                start, order = 0, self.order.positions(len(self.dataset), self.seed, each)
+            for parts in rank_windows(self._bounds(start), window, self.rank, self.world_size):
+                yield np.concatenate([order[part] for part in parts]), each, shared
 
     def _move(self, epoch: int, position: int) -> None:
         """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.

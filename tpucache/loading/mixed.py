@@ -108,8 +108,8 @@ class MixedSamples:
         for dataset in self._datasets:
             dataset.prepare(threads)
 
-    def expect(self, owner: object, windows: Windows) -> None:
-        """Say what an owner will read of each dataset, far ahead and in its order."""
+    def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
+        """Say what an owner will read of each dataset, far ahead and in its order; later epochs are not looked at."""
 
         def of(at: int) -> Iterator[tuple[Array, int, int]]:
             for indices, _, _ in windows():

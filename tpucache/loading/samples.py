@@ -66,8 +66,11 @@ class Samples(Protocol):
         """Make reading ready, for a loader of so many threads."""
         ...
 
-    def expect(self, owner: object, windows: Windows) -> None:
-        """Say what an owner will read, far ahead and in its order."""
+    def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
+        """Say what an owner will read, far ahead and in its order.
+
+        `further` gives the same again and later epochs, where the owner does not read all samples in each.
+        """
         ...
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:

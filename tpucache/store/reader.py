@@ -185,7 +185,9 @@ class ShardReader:
             chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + _MAX_OPEN])).tolist()
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
 
-    def expect(self, owner: object, windows: Iterator[Rows]) -> None:
+    def expect(
+        self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
+    ) -> None:
         """Take note of what an owner will read, far ahead, in its order: for records that are not here yet."""
 
     def hint(self, rows: Rows) -> None:

@@ -2,7 +2,8 @@
 
 A plan says which records will be read, far ahead. The pieces that they lie in are fetched in the order of their first
 use. Each record is compared with its checksum before anybody is given it. Pieces for which there is room are kept on
-the disk; of the others the next ones are kept in memory until all that the plan needs of them was read.
+the disk; of the others the next ones are kept in memory until all that the plan needs of them was read. Where one of
+several hosts reads its part of each epoch, pieces on the disk give way to those that are needed sooner.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError, HttpError
 from tpucache.store.remote.local import LocalCopy
 from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
+from tpucache.store.remote.plan import Forecast, Plan
 
 _LEAST_THREADS: Final = 4
 _MOST_THREADS: Final = 16
@@ -43,6 +45,7 @@ _POLL: Final = 0.02  # seconds after which what another process fetches is looke
 _RING_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not kept
 _RING_BYTES: Final = 2 << 30
 _LEAST_RING: Final = 8  # pieces
+_MOST_USES: Final = 1_000_000  # of pieces that a forecast looks ahead
 _LONGEST_SECOND: Final = 3.0  # of what counts as a second of reading without a pause
 #: Of a piece, the share that has to be needed at once for the whole piece to be read instead of these records.
 _WHOLE_SHARE: Final = 4
@@ -59,33 +62,6 @@ class Store(Protocol):
         Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
         """
         ...
-
-
-class Plan:
-    """Which pieces will be needed, in their order; it is read no further ahead than there is room for."""
-
-    def __init__(self, windows: Iterator[Rows], pieces: Pieces) -> None:
-        """Take the index rows that will be read, in their order, some thousand at a time."""
-        self._windows, self._pieces = windows, pieces
-        self._next: deque[int] = deque()
-        self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
-        self.is_fresh = True  # nothing of it was read
-
-    def peek(self) -> int | None:
-        """Return the next piece, None at the end."""
-        while not self._next:
-            rows = next(self._windows, None)
-            if rows is None:
-                return None
-            found = self._pieces.of(rows)[1]
-            unique, first, counts = np.unique(found, return_index=True, return_counts=True)
-            self._next.extend(unique[np.argsort(first)].tolist())
-            self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
-        return self._next[0]
-
-    def pop(self) -> None:
-        """Go on to the piece after the next."""
-        self._next.popleft()
 
 
 class Flight:
@@ -121,21 +97,39 @@ class Fetcher:
         self._ring_most = max(_LEAST_RING, min(_RING_BYTES, available_memory() // _RING_SHARE) // PIECE_BYTES)
         self._buffers: list[bytearray] = []  # that nobody uses now
         self._threads: list[threading.Thread] = []
+        self._pinned: Counter[int] = Counter()  # reads of pieces that are under way
         self._working = 0  # threads at work at pieces
         self._is_closed = False
         self.statistics = Statistics()
         _living.add(self)
 
-    def expect(self, owner: object, windows: Iterator[Rows]) -> None:
-        """Fetch what these windows need, in their order, instead of what the same owner expected before."""
-        plan = Plan(windows, self._pieces)
+    def expect(
+        self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
+    ) -> None:
+        """Fetch what these windows need, in their order, instead of what the same owner expected before.
+
+        `further` gives them once more, and those of later epochs: where not all can be kept, it decides what is.
+        """
+        plan = Plan(windows, self._pieces, further)
         with self._changed:
             self._plans = [(weakref.ref(owner), plan), *(one for one in self._plans if one[0]() not in (None, owner))]
             self._start(_LEAST_THREADS)
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def pinned(self, pieces: Numbers) -> Iterator[None]:
+        """Keep pieces that are on the disk there, until they were read."""
+        unique = np.unique(pieces).tolist()
+        with self._changed:
+            self._pinned.update(unique)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pinned.subtract(unique)
+
     def get(self, numbers: Numbers, pieces: Numbers, rows: Rows) -> dict[int, Flight]:
-        """Wait until records are here, given by their numbers, pieces and whole index rows.
+        """Wait until records are here, given by their numbers, pinned pieces and whole index rows.
 
         Returns those that are not on the disk, by their place among the numbers. Raises DamageError, StoreError.
         """
@@ -264,7 +258,7 @@ class Fetcher:
         self._plans = [one for one in self._plans if one[0]() is not None]
         for _, plan in self._plans:
             while (piece := plan.peek()) is not None:
-                if not self._local.make_room(piece) and not self._ring_has_room():
+                if not (self._local.make_room(piece) or self._replace(plan, piece) or self._ring_has_room()):
                     break
                 plan.pop()
                 if piece not in self._flights and (flight := self._take(piece)) is not None:
@@ -289,6 +283,30 @@ class Fetcher:
             flight = self._flights[piece] = Flight(run, piece, is_whole=True)
         return flight
 
+    def _replace(self, plan: Plan, piece: int) -> bool:
+        """Keep a piece instead of others, if this plan needs it sooner and nobody needs those now; return whether."""
+        if plan.forecast is None:
+            return False
+
+        def is_free(other: int) -> bool:
+            is_needed = any(each.needed.get(other, 0) > 0 for _, each in self._plans)
+            return not (is_needed or self._pinned.get(other) or other in self._flights)
+
+        later = plan.forecast.later_than(piece, self._local.kept)
+        return self._local.replace(filter(is_free, later), piece)
+
+    def _foresee(self) -> None:
+        """Make the newest plan's forecast, once the disk is full and if no other process keeps pieces on it."""
+        with self._changed:
+            plan = self._plans[0][1] if self._plans and not self._is_closed else None
+            if plan is None or plan.further is None or not (self._local.is_full and self._local.is_alone()):
+                return
+            further, plan.further = plan.further, None
+        with contextlib.suppress(DamageError):  # whoever reads these records raises it
+            forecast = Forecast(further(), self._pieces, _MOST_USES)
+            with self._changed:
+                plan.take(forecast)
+
     def _ring_has_room(self) -> bool:
         flying = sum(1 for flight in self._flights.values() if flight.is_whole)
         if len(self._ring) + flying < self._ring_most:
@@ -301,6 +319,7 @@ class Fetcher:
 
     def _work(self) -> bool:
         """Fetch one piece, or wait a moment for one; return whether to go on."""
+        self._foresee()
         with self._changed:
             flight = None if self._is_closed else self._next_flight()
             if flight is None:

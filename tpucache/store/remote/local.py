@@ -4,7 +4,7 @@ A part of a sparse file that was not written reads as zeros, without an error. S
 `state`, says whether the record is there, and it is set after the record was written and compared with its checksum.
 Processes of one machine share the folder: each piece is fetched by the one that holds its lock. Locks end with their
 process. What was written before the machine last started is compared again when it is used, because a power cut may
-have lost it. Nothing that was kept is ever removed to make room.
+have lost it. What was kept is given up only for what is needed sooner, and only by a process that has the folder alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import struct
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import StoreError
+from tpucache.native import free_part
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
@@ -40,6 +41,7 @@ _MAGIC: Final = b"tpucache local copy 1\n"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_BYTES: Final = 64
 _SUM_AT: Final = 128  # bytes of the pieces that there is room for, uint64
+_USERS: Final = 1  # the byte that every open copy has locked with others, and one alone that gives pieces up
 _PATIENCE: Final = 20.0  # seconds for a lock that is held for a moment
 #: A record's byte. What is neither is to be fetched.
 _THERE: Final = 1
@@ -62,13 +64,15 @@ class LocalCopy:
         """
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
         self._files: OrderedDict[int, OpenFile] = OrderedDict()
-        self._lock = ThreadLock()
+        self._lock, self._files_lock = ThreadLock(), ThreadLock()
         self._held: set[int] = set()  # pieces that this process has the lock of
-        self._is_full = self._has_warned = False
+        self.is_full = self._has_warned = False
+        self._gives_up = True  # until the file system cannot free parts of files
         try:
             self._number = os.open(directory / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as long as it is open, nobody removes the folder
             with self._locked_header():
+                _try_lock(self._number, _USERS, fcntl.F_RDLCK)
                 size = _HEADER + len(pieces) + manifest.records
                 if os.fstat(self._number).st_size != size:
                     os.ftruncate(self._number, 0)
@@ -92,6 +96,11 @@ class LocalCopy:
     def kept_bytes(self) -> int:
         """Bytes of the pieces that there is room for."""
         return int(self._sum[0])
+
+    @property
+    def kept(self) -> Numbers:
+        """The pieces that there is room for: int64 (n,)."""
+        return np.flatnonzero(self._kept)
 
     @property
     def records(self) -> int:
@@ -118,19 +127,34 @@ class LocalCopy:
                 self._there[number] = _THERE if is_right else 0
 
     def make_room(self, piece: int) -> bool:
-        """Return whether a piece may be kept. One that there is room for once may be kept for good."""
+        """Return whether a piece may be kept. One that there is room for may be kept until it is given up."""
         if self._kept[piece]:
             return True
-        if self._is_full:
+        if self.is_full:
             return False
         with self._locked_header():
-            size = self._pieces.bytes_of(piece)
-            if not self._kept[piece]:
-                if self.kept_bytes + size > self._most:
-                    self._is_full = True
+            return self._make_room(piece)
+
+    def is_alone(self) -> bool:
+        """Return whether no other process, and no other dataset of this one, keeps pieces in this folder."""
+        with self._locked_header(), self._alone() as is_alone:
+            return is_alone
+
+    def replace(self, others: Iterable[int], piece: int) -> bool:
+        """Give up as many of some other pieces, in this order, as there is room needed for a piece; return whether.
+
+        Nobody may be reading these others. Nothing is given up where another process may be.
+        """
+        if not self._gives_up:
+            return False
+        with self._locked_header(), self._alone() as is_alone:
+            if not is_alone:
+                return False
+            found = iter(others)
+            while not self._make_room(piece):
+                other = next(found, None)
+                if other is None or not self._give_up(other):
                     return False
-                self._kept[piece] = _KEPT
-                self._sum[0] += size
         return True
 
     def write(self, run: Run, data: memoryview) -> bool:
@@ -156,14 +180,14 @@ class LocalCopy:
                     self.directory,
                     error.strerror,
                 )
-            self._is_full = True
+            self.is_full = True
             return False
         self._there[run.numbers] = _THERE
         return True
 
     def file(self, shard: int) -> OpenFile:
         """Return a shard's sparse file, open for reading and writing. Raises OSError, StoreError."""
-        with self._lock:
+        with self._files_lock:
             if shard in self._files:
                 self._files.move_to_end(shard)
                 return self._files[shard]
@@ -186,6 +210,40 @@ class LocalCopy:
         with self._lock:
             self._held.discard(piece)
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
+
+    def _make_room(self, piece: int) -> bool:
+        """Count a piece among those that there is room for, if there is; return whether. The header is locked."""
+        size = self._pieces.bytes_of(piece)
+        if not self._kept[piece]:
+            if self.kept_bytes + size > self._most:
+                self.is_full = True
+                return False
+            self._kept[piece] = _KEPT
+            self._sum[0] += size
+        return True
+
+    def _give_up(self, piece: int) -> bool:
+        """Free what a piece takes of the disk; return whether that was possible. The header is locked."""
+        run = self._pieces.run(piece)
+        before = self._there[run.numbers]
+        self._there[run.numbers] = 0  # first: from here on it is a hole
+        if not free_part(self.file(run.shard).number, *self._pieces.own_bytes(piece)):
+            self._there[run.numbers] = before
+            self._gives_up = False
+            return False
+        self._kept[piece] = 0
+        self._sum[0] -= run.stop - run.start
+        return True
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Lock the folder's users out, if there are none; give whether. The header is locked, so that none can come."""
+        is_alone = _try_lock(self._number, _USERS, fcntl.F_WRLCK)
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                _try_lock(self._number, _USERS, fcntl.F_RDLCK)
 
     def _prepare(self, state: npt.NDArray[np.uint8]) -> None:
         """Note which start of the machine it is, and that what was written before it is unproven."""

@@ -94,6 +94,16 @@ class Pieces:
             self._check(int(part["shard"][0]), int(starts[first]), stop, part)
             yield Run(int(part["shard"][0]), int(starts[first]), stop, numbers[first:last], part)
 
+    def own_bytes(self, piece: int) -> tuple[int, int]:
+        """Return where the bytes of a piece begin and end that no other piece has a part of. Raises DamageError."""
+        run = self.run(piece)
+        start, stop = run.start, run.stop
+        if piece > 0 and (before := self.run(piece - 1)).shard == run.shard:
+            start = max(start, before.stop)
+        if piece + 1 < len(self) and (after := self.run(piece + 1)).shard == run.shard:
+            stop = min(stop, after.start)
+        return start, max(start, stop)
+
     def bytes_of(self, piece: int) -> int:
         """Return the bytes of a piece. Raises DamageError."""
         run = self.run(piece)

@@ -61,10 +61,12 @@ class RemoteReader(ShardReader):
             self._fetcher.close()
         self._fetcher = None
 
-    def expect(self, owner: object, windows: Iterator[Rows]) -> None:
+    def expect(
+        self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
+    ) -> None:
         """Fetch what will be read, in its order, ahead of reading; see `Fetcher.expect`."""
         if not self._is_complete:
-            self.fetcher.expect(owner, windows)
+            self.fetcher.expect(owner, windows, further)
 
     def hint(self, rows: Rows) -> None:
         """Do nothing: what will be read is expected."""
@@ -86,6 +88,11 @@ class RemoteReader(ShardReader):
                 yield opened
             return
         numbers, pieces = self._pieces.of(rows)
+        with self.fetcher.pinned(pieces), self._fetched(rows, numbers, pieces) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def _fetched(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> Iterator[tuple[Numbers, Rows]]:
         flights = self.fetcher.get(numbers, pieces, self._cache.index[numbers])
         self._note(is_complete=not flights)
         if not flights:

@@ -1,0 +1,210 @@
+"""What is kept of a cache that is larger than the disk: what is needed soonest, and never something that is read."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from servers import Server
+
+from tpucache import CachedDataset, CachedLoader
+from tpucache.store.remote import fetching, local
+from tpucache.store.remote.plan import NEVER, Forecast, Plan
+
+Opened = Callable[..., CachedDataset]
+
+
+class Numbered:
+    """Pieces of which each row is one, so that windows are lists of pieces."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return rows, rows
+
+
+windows_of_pieces = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=6), min_size=1, max_size=20)
+
+
+def arrays(windows: list[list[int]]) -> Iterator[np.ndarray]:
+    return iter([np.array(window) for window in windows])
+
+
+@given(windows_of_pieces, st.data())
+def test_a_forecast_knows_the_next_window_that_needs_a_piece(windows: list[list[int]], data: st.DataObject) -> None:
+    forecast = Forecast(arrays(windows), Numbered(8), 10**6)
+    for read in sorted(data.draw(st.lists(st.integers(0, len(windows) + 2), max_size=5))):
+        forecast.go_to(read)
+        expected = [
+            next((at for at, window in enumerate(windows) if at >= read and piece in window), NEVER)
+            for piece in range(8)
+        ]
+        assert forecast.next_use.tolist() == expected
+        kept = np.array([1, 3, 4, 6])
+        later = forecast.later_than(2, kept)
+        assert [expected[piece] for piece in later] == sorted((expected[piece] for piece in later), reverse=True)
+        assert set(later) == {piece for piece in kept.tolist() if expected[piece] > expected[2]}
+
+
+@given(windows_of_pieces)
+def test_a_plan_that_takes_its_forecast_late_has_it_as_if_from_the_start(windows: list[list[int]]) -> None:
+    early, late = (Plan(arrays(windows), Numbered(8)) for _ in range(2))
+    early.take(Forecast(arrays(windows), Numbered(8), 10**6))
+    for plan in (early, late):
+        for _ in range(5):
+            if plan.peek() is not None:
+                plan.pop()
+    late.take(Forecast(arrays(windows), Numbered(8), 10**6))
+    assert early.forecast is not None
+    assert late.forecast is not None
+    assert early.forecast.next_use.tolist() == late.forecast.next_use.tolist()
+
+
+def sums(dataset: CachedDataset, epochs: int = 6, rank: int = 1) -> list[list[int]]:
+    """Return the sums of the batches that one of four hosts reads in some epochs."""
+    loader = CachedLoader(dataset, 4, shuffle="block", window=8, rank=rank, world_size=4)
+    return [[int(images.long().sum()) for images, _ in loader] for _ in range(epochs)]
+
+
+def asked(server: Server) -> int:
+    """Return the bytes of shards that were asked for."""
+    return sum(stop - start for name, start, stop in server.ranges if name.endswith(".lmdb"))
+
+
+@pytest.fixture
+def given_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pieces that are given up in this test."""
+    found: list[int] = []
+    give_up = local.LocalCopy._give_up
+
+    def noted(self: local.LocalCopy, piece: int) -> bool:
+        found.append(piece)
+        return give_up(self, piece)
+
+    monkeypatch.setattr(local.LocalCopy, "_give_up", noted)
+    monkeypatch.setattr(fetching, "_LEAST_RING", 2)
+    monkeypatch.setattr(fetching, "_RING_BYTES", 0)
+    return found
+
+
+def test_one_of_several_hosts_keeps_what_it_needs_soonest(
+    opened: Opened, cache: Path, server: Server, given_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sums(CachedDataset(cache))
+    assert sums(opened(cache_bytes=40 << 10)) == expected
+    assert given_up
+    with_forecast = asked(server)
+    monkeypatch.setattr(local.LocalCopy, "is_alone", lambda self: False)
+    server.ranges.clear()
+    assert sums(opened(cache_bytes=40 << 10, cache_dir=opened().directory.parent / "other")) == expected
+    assert with_forecast < asked(server)
+
+
+def test_what_is_given_up_is_a_hole_that_takes_no_room_and_is_not_read(
+    opened: Opened, cache: Path, given_up: list[int]
+) -> None:
+    dataset = opened(cache_bytes=40 << 10)
+    sums(dataset)
+    assert given_up
+    copy = dataset._open_reader.cache.reader.fetcher._local
+    sizes = [copy._pieces.bytes_of(piece) for piece in copy.kept.tolist()]
+    assert copy.kept_bytes == sum(sizes) <= 40 << 10
+    taken = sum(path.stat().st_blocks * 512 for path in dataset.directory.glob("*.lmdb"))
+    assert taken <= (40 << 10) + 2 * 4096 * len(sizes)
+    own = CachedDataset(cache)
+    assert all(dataset[position][0].equal(own[position][0]) for position in range(len(own)))
+
+
+def test_threads_that_read_while_others_are_given_up_read_no_hole(
+    opened: Opened, cache: Path, given_up: list[int]
+) -> None:
+    dataset, own = opened(cache_bytes=30 << 10), CachedDataset(cache)
+    expected = [own[position][0] for position in range(len(own))]
+    wrong: list[int] = []
+    over = threading.Event()
+
+    def read_singly(seed: int) -> None:
+        for position in np.random.default_rng(seed).integers(0, len(own), 4000).tolist():
+            if over.is_set():
+                return
+            if not dataset[position][0].equal(expected[position]):
+                wrong.append(position)
+
+    threads = [threading.Thread(target=read_singly, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    found = sums(dataset, 8)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert found == sums(own, 8)
+    assert given_up
+    assert not wrong
+
+
+def test_nothing_is_given_up_where_another_reader_has_the_folder(
+    opened: Opened, cache: Path, given_up: list[int]
+) -> None:
+    other = opened(cache_bytes=40 << 10)
+    other[0]
+    assert sums(opened(cache_bytes=40 << 10)) == sums(CachedDataset(cache))
+    assert not given_up
+
+
+def test_where_the_file_system_frees_nothing_all_is_kept_as_it_was(
+    opened: Opened, cache: Path, given_up: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "free_part", lambda number, start, stop: False)
+    dataset = opened(cache_bytes=40 << 10)
+    assert sums(dataset) == sums(CachedDataset(cache))
+    copy = dataset._open_reader.cache.reader.fetcher._local
+    assert len(given_up) == 1
+    assert given_up[0] in copy.kept
+    assert copy.has(copy._pieces.run(given_up[0]).numbers).all()
+
+
+def test_one_host_gives_nothing_up(opened: Opened, cache: Path, given_up: list[int]) -> None:
+    loader = CachedLoader(opened(cache_bytes=40 << 10), 16, shuffle="block", window=8)
+    own = CachedLoader(CachedDataset(cache), 16, shuffle="block", window=8)
+    for _ in range(3):
+        assert [labels.tolist() for _, labels in loader] == [labels.tolist() for _, labels in own]
+    assert not given_up
+
+
+def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, given_up: list[int]) -> None:
+    dataset = opened(cache_bytes=6 << 10)  # one piece
+    dataset[0]
+    fetcher = dataset._open_reader.cache.reader.fetcher
+    pieces = fetcher._pieces
+    (kept,) = fetcher._local.kept.tolist()
+
+    def plan_of(*needed: int) -> Plan:
+        windows = [pieces.run(piece).rows for piece in needed]
+        plan = Plan(iter(windows), pieces)
+        plan.take(Forecast(iter(windows), pieces, 10**6))
+        return plan
+
+    plan = plan_of(kept + 1)
+    with fetcher.pinned(np.array([kept, kept])):
+        assert not fetcher._replace(plan, kept + 1)
+    other = plan_of(kept)
+    other.peek()
+    owner = set[int]()  # anything that a weak reference can be to
+    fetcher._plans.append((weakref.ref(owner), other))
+    assert not fetcher._replace(plan, kept + 1)
+    with fetcher._changed:
+        fetcher._note_read(pieces.of(pieces.run(kept).rows)[1])
+    assert not given_up
+    assert fetcher._replace(plan, kept + 1)
+    assert given_up == [kept]
+    assert fetcher._local.kept.tolist() == [kept + 1]

@@ -1,0 +1,98 @@
+"""Plan and Forecast: which pieces of a cache will be needed, and when, by what a loader says that it will read."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.store.index import Numbers, Rows
+from tpucache.store.remote.pieces import Pieces
+
+#: When a piece is needed next that no known epoch needs.
+NEVER: Final = np.iinfo(np.int64).max
+
+
+class Plan:
+    """Which pieces will be needed, in their order; it is read no further ahead than there is room for."""
+
+    def __init__(
+        self, windows: Iterator[Rows], pieces: Pieces, further: Callable[[], Iterator[Rows]] | None = None
+    ) -> None:
+        """Take the index rows that will be read, in their order, some thousand at a time.
+
+        `further` gives the same windows once more, and those of later epochs after them.
+        """
+        self._windows, self._pieces = windows, pieces
+        self._next: deque[int] = deque()
+        self._read = 0  # windows
+        self.further = further
+        self.forecast: Forecast | None = None
+        self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
+        self.is_fresh = True  # nothing of it was read
+
+    def peek(self) -> int | None:
+        """Return the next piece, None at the end."""
+        while not self._next:
+            rows = next(self._windows, None)
+            if rows is None:
+                return None
+            found = self._pieces.of(rows)[1]
+            unique, first, counts = np.unique(found, return_index=True, return_counts=True)
+            self._next.extend(unique[np.argsort(first)].tolist())
+            self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
+            self._read += 1
+            if self.forecast is not None:
+                self.forecast.go_to(self._read)
+        return self._next[0]
+
+    def pop(self) -> None:
+        """Go on to the piece after the next."""
+        self._next.popleft()
+
+    def take(self, forecast: Forecast) -> None:
+        """Use a forecast, which was made meanwhile of what `further` gives."""
+        forecast.go_to(self._read)
+        self.forecast = forecast
+
+
+class Forecast:
+    """When each piece is needed next: what is needed last is given up first, and nothing can read less.
+
+    That is the rule of Belady (A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal
+    5(2), 1966), possible here because epochs' orders are known; for training it is NoPFS's (Dryden et al., SC'21).
+    """
+
+    def __init__(self, windows: Iterator[Rows], pieces: Pieces, most_uses: int) -> None:
+        """Take the windows of several epochs, as many as need so many pieces together."""
+        self._pieces_of: list[Numbers] = []
+        uses = 0
+        for rows in windows:
+            self._pieces_of.append(np.unique(pieces.of(rows)[1]))
+            uses += len(self._pieces_of[-1])
+            if uses >= most_uses:
+                break
+        self._now = 0
+        self.next_use: npt.NDArray[np.int64] = np.full(len(pieces), NEVER)
+        self._later: list[npt.NDArray[np.int64]] = []  # of each window's pieces, the window that needs them next
+        for number, needed in reversed([*enumerate(self._pieces_of)]):
+            self._later.append(self.next_use[needed])
+            self.next_use[needed] = number
+        self._later.reverse()
+
+    def go_to(self, window: int) -> None:
+        """Take the windows before this one as read."""
+        for needed, later in itertools.islice(zip(self._pieces_of, self._later, strict=True), self._now, window):
+            self.next_use[needed] = later
+        self._now = max(self._now, window)
+
+    def later_than(self, piece: int, kept: Numbers) -> list[int]:
+        """Return those of some pieces that are needed later than this one, the latest first."""
+        uses = self.next_use[kept]
+        order = np.argsort(-uses, kind="stable")
+        chosen: list[int] = kept[order][uses[order] > self.next_use[piece]].tolist()
+        return chosen
