@@ -323,6 +323,20 @@ def test_a_web_server_is_read_directly_alone(tmp_path, url):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("reference://a", "github://ann:secret@a/b", "data://a", "jupyter://a", "zip://a::file:///a.zip"),
+        *("simplecache::reference::file:///a", "simplecache::jlab://ann:secret@a", "FILEX://a", "simplecache://a"),
+    ],
+)
+def test_places_that_are_no_store_of_files_are_refused_before_anything_is_opened(tmp_path, monkeypatch, url):
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: pytest.fail("opened"))
+    with pytest.raises(UsageError, match=r":// is not read\. Give a URL of http, https, file, .*gs") as caught:
+        fetch_cache(url, tmp_path / "fetched")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (503, 7), (429, 7)])
 def test_what_the_server_refuses_is_reported_and_what_may_pass_is_tried_again(served, tmp_path, status, asked):
     served.status = status
@@ -353,7 +367,7 @@ def test_no_password_of_a_url_is_shown(cache):
 
 
 def test_urls_that_cannot_be_opened_are_reported(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="Protocol not known"):
+    with pytest.raises(UsageError, match="gopher:// is not read"):
         fetch_cache("gopher://x/y", tmp_path)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(DependencyError, match=r"pip install .fsspec"):

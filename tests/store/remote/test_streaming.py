@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, NotACacheError, StoreError
 from tpucache.cli import main
 from tpucache.store.cache import field_batches
-from tpucache.store.remote import fetching, local
+from tpucache.store.remote import fetching, local, plan
 from tpucache.store.remote.cache import RemoteCache
 
 Opened = Callable[..., CachedDataset]
@@ -170,6 +170,26 @@ def test_what_stays_wrong_is_one_clear_error(
         with pytest.raises(error, match=said):
             batches(dataset)
     assert not dataset._open_reader.cache.reader.fetcher._local.has(np.arange(10)).any()
+
+
+def test_what_goes_wrong_beside_the_network_is_an_error_and_no_wait_without_an_end(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: local.LocalCopy, piece: int) -> bool:
+        raise OSError("the folder is gone")
+
+    monkeypatch.setattr(local.LocalCopy, "lock", fail)
+    dataset = opened()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"http://127.*: the folder is gone"):
+            batches(dataset)
+
+
+def test_a_plan_that_cannot_be_followed_changes_nothing(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan.Plan, "peek", lambda self: 1 // 0)
+    assert batches(opened(), shuffle="block") == batches(CachedDataset(cache), shuffle="block")
 
 
 def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache: Path, tmp_path: Path) -> None:

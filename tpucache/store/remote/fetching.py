@@ -71,7 +71,7 @@ class Flight:
         self.run, self.piece, self.is_whole = run, piece, is_whole
         self.data: memoryview | None = None
         self.error: Exception | None = None
-        self.is_done = False
+        self.has_begun = self.is_done = False
 
     def bytes(self, start: int, stop: int) -> memoryview:
         """Return some of its bytes, counted from its start, of one that is not on the disk."""
@@ -321,10 +321,15 @@ class Fetcher:
         """Fetch one piece, or wait a moment for one; return whether to go on."""
         self._foresee()
         with self._changed:
-            flight = None if self._is_closed else self._next_flight()
+            flight = None
+            try:
+                flight = None if self._is_closed else self._next_flight()
+            except Exception as error:  # noqa: BLE001  # whoever waits for something raises it
+                self._give_up(error)
             if flight is None:
                 self._changed.wait(1.0)
                 return not self._is_closed
+            flight.has_begun = True
             self._working += flight.is_whole
         try:
             self._fetch(flight)
@@ -341,6 +346,15 @@ class Fetcher:
             self._land(flight)
             self._start(self.statistics.width)
         return True
+
+    def _give_up(self, error: Exception) -> None:
+        """Follow no plan any more, and tell those who wait for what nobody has begun to fetch why."""
+        self._plans.clear()
+        self._wanted.clear()
+        self._elsewhere.clear()
+        for flight in [each for each in self._flights.values() if not each.has_begun]:
+            flight.error = error if isinstance(error, StoreError) else StoreError(f"{self._url}: {error}")
+            self._land(flight)
 
     def _land(self, flight: Flight) -> None:
         """Tell those who wait for a flight that it is done."""

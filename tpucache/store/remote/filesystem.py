@@ -11,6 +11,12 @@ from typing import Any, Final
 from tpucache.errors import DependencyError, UsageError
 from tpucache.store.files import read_chunks, rename_durably
 
+#: Where files are stored. fsspec knows more: programs that make files up, or read those of others by a description.
+SCHEMES: Final = (
+    *("file", "local", "memory", "s3", "s3a", "gs", "gcs", "hf", "az", "abfs", "adl", "oss", "oci", "tos"),
+    *("hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "lakefs"),
+)
+_THROUGH: Final = ("simplecache", "filecache", "blockcache", "dir")  # each before `::` and another URL
 _CHUNK: Final = 8 << 20
 
 
@@ -25,6 +31,10 @@ class FsspecFolder:
 
         Raises DependencyError where a library is missing, UsageError for what is no such URL.
         """
+        *before, last = url.split("::")
+        for scheme in [_scheme(last, is_before=False), *(_scheme(part, is_before=True) for part in before)]:
+            if scheme not in SCHEMES and not (before and scheme in _THROUGH):
+                raise UsageError(f"{shown}: {scheme}:// is not read. Give a URL of http, https, {', '.join(SCHEMES)}")
         try:
             import fsspec
         except ImportError as error:
@@ -149,3 +159,9 @@ class FsspecFolder:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _scheme(part: str, *, is_before: bool) -> str:
+    """Return the scheme of a part of a URL that `::` divides: that of a path is `file`; a word alone is one, too."""
+    name, divider, _ = part.partition("://")
+    return name.lower() if divider or (is_before and name.isalpha()) else "file"
