@@ -94,6 +94,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
         f"bytes   {use.bytes / 1e6:>10,.1f} MB read, {found.bytes_for_each_needed:.2f} for each that is needed, in "
         f"{use.requests:,} requests, of which {use.failures:,} failed",
         f"waited  {use.waited:>10,.1f} s for the network",
+        f"kept    {use.kept_bytes / 1e6:>10,.1f} MB of {use.total_bytes / 1e6:,.1f} MB, in {dataset.directory}",
     ]
     if found.idle is not None:
         lines.append(f"idle    {found.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} samples/s")

@@ -36,7 +36,7 @@ class NetworkUse(NamedTuple):
     """What was read over the network: bytes, those of records that were asked for, requests, and those that failed.
 
     `rate` is the bytes a second while anything was read, `best_rate` those of the best second, and `waited` the seconds
-    in which somebody waited for a record.
+    in which somebody waited for a record. `kept_bytes` of the cache's `total_bytes` are on the disk of this machine.
     """
 
     bytes: int
@@ -46,6 +46,16 @@ class NetworkUse(NamedTuple):
     rate: float
     best_rate: float
     waited: float
+    kept_bytes: int
+    total_bytes: int
+
+    @property
+    def progress(self) -> str:
+        """What is on the disk, as text for a progress bar; "" once all is."""
+        if self.kept_bytes >= self.total_bytes:
+            return ""
+        unit, name = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")
+        return f"cached {self.kept_bytes / unit:,.1f} of {self.total_bytes / unit:,.1f} {name}"
 
 
 class ShardReader:

@@ -118,6 +118,13 @@ class _Run:
         self.stop.check(self.plan.describe(self.state))
 
 
+def _note(run: _Run, waited: float) -> str:
+    """Return what is shown beside the rate: where the run is, and how much of a cache at a URL is here."""
+    network = run.data.train_set.network
+    kept = network.progress if network is not None else ""
+    return f"{run.plan.progress(run.state)}, waited {waited:.0%}" + (f", {kept}" if kept else "")
+
+
 def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
     learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
@@ -159,7 +166,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                     _take_steps(run, execution)
                     meter.step(settings.steps_per_execution, images)
                     tracer.step()
-                    progress.advance(images, f"{plan.progress(state)}, waited {meter.waited:.0%}")
+                    progress.advance(images, _note(run, meter.waited))
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
                         _save(run)

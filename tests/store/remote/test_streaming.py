@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -434,6 +436,23 @@ def test_what_is_kept_is_listed_and_removed_unless_it_is_in_use(
     assert batches(opened())
 
 
+def test_how_much_is_kept_is_said_until_all_is(opened: Opened) -> None:
+    dataset = opened()
+    assert dataset.network is not None
+    assert dataset.network.progress == "cached 0.0 of 0.6 MB"
+    batches(dataset)
+    time.sleep(0.1)
+    assert re.fullmatch(r"cached 0\.[1-5] of 0\.6 MB", dataset.network.progress)
+    for variant in (0, 1, 2):
+        batches(opened(variant=variant))
+    fresh = opened(variant=3)
+    batches(fresh)
+    time.sleep(0.1)
+    assert fresh.network is not None
+    assert fresh.network.kept_bytes == fresh.network.total_bytes == sum(e.bytes for e in fresh.manifest.shards)
+    assert fresh.network.progress == ""
+
+
 def test_a_folder_of_pieces_is_no_cache(opened: Opened) -> None:
     with pytest.raises(NotACacheError):
         CachedDataset(opened().directory)
@@ -468,6 +487,7 @@ def test_a_run_from_a_url_is_that_from_a_local_copy(
     assert losses[0] == losses[1]
     report = json.loads((tmp_path / "there" / "report.json").read_text())
     assert 0 < report["network"]["needed_bytes"] <= 2 * report["network"]["bytes"]
+    assert 0 < report["network"]["kept_bytes"] <= report["network"]["total_bytes"]
     assert json.loads((tmp_path / "here" / "report.json").read_text())["network"] == {}
     described = json.loads((tmp_path / "there" / "run.json").read_text())
     assert described["validation"]["cache"] == server.url

@@ -46,6 +46,7 @@ _RING_SHARE: Final = 4  # a quarter of the free memory at most for pieces that a
 _RING_BYTES: Final = 2 << 30
 _LEAST_RING: Final = 8  # pieces
 _MOST_USES: Final = 1_000_000  # of pieces that a forecast looks ahead
+_COUNT_PAUSE: Final = 100  # times as long as counting what is kept takes, before it is counted again
 _LONGEST_SECOND: Final = 3.0  # of what counts as a second of reading without a pause
 #: Of a piece, the share that has to be needed at once for the whole piece to be read instead of these records.
 _WHOLE_SHARE: Final = 4
@@ -100,6 +101,7 @@ class Fetcher:
         self._pinned: Counter[int] = Counter()  # reads of pieces that are under way
         self._working = 0  # threads at work at pieces
         self._is_closed = False
+        self._kept = (-1.0, 0)  # when the bytes on the disk are to be counted again, and how many they were
         self.statistics = Statistics()
         _living.add(self)
 
@@ -165,6 +167,17 @@ class Fetcher:
     def has_all(self) -> bool:
         """Whether all records of the cache are here."""
         return self._local.records == len(self._pieces.cache.index)
+
+    @property
+    def use(self) -> NetworkUse:
+        """What was read so far, and what of the cache is on the disk, as it was a moment ago."""
+        total = self._pieces.total_bytes
+        again, kept = self._kept
+        if (now := time.monotonic()) >= again:
+            kept = int(total * self._local.records / max(1, len(self._pieces.cache.index)))
+            taken = time.monotonic() - now
+            self._kept = now + _COUNT_PAUSE * taken, kept
+        return self.statistics.use(kept, total)
 
     def close(self, patience: float = 0.0) -> None:
         """End the threads; what is being fetched is finished first, for which it waits so many seconds at most."""
@@ -469,13 +482,14 @@ class Statistics:
             rate = (after - before) / max(1e-6, last - first)
         return int(min(_MOST_THREADS, max(_LEAST_THREADS, 2 + 2 * rate * self.latency / PIECE_BYTES)))
 
-    @property
-    def use(self) -> NetworkUse:
-        """The figures so far."""
+    def use(self, kept: int, total: int) -> NetworkUse:
+        """Return the figures so far, with so many of a cache's bytes kept."""
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
             best = max(self._best, rate)
-            return NetworkUse(self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited)
+            return NetworkUse(
+                self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited, kept, total
+            )
 
 
 _living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()

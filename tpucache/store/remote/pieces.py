@@ -54,6 +54,7 @@ class Pieces:
         """Take an opened cache; its index is read when pieces are looked up."""
         self.cache = cache
         self.shards = cache.manifest.shards
+        self.total_bytes = sum(entry.bytes for entry in self.shards)
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
         counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
         self._first = np.cumsum([0, *counts])

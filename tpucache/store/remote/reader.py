@@ -52,7 +52,7 @@ class RemoteReader(ShardReader):
     @property
     def network(self) -> NetworkUse:  # type: ignore[override]  # another reader has none
         """What this process has read so far."""
-        return self.fetcher.statistics.use
+        return self.fetcher.use
 
     def close(self) -> None:
         """Close the files, and end what fetches."""
