@@ -6,6 +6,7 @@ quarter more, which other releases of Python and of the libraries may take. To r
 
 from __future__ import annotations
 
+import math
 import os
 import tracemalloc
 from collections import Counter
@@ -23,6 +24,7 @@ from scripts.bench.shared_files import write_huge
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, native
 from tpucache.loading.order import EpochOrder, make_order, make_sampled_order
 from tpucache.store.fields import Field
+from tpucache.warmup.run import tasks
 
 pytestmark = pytest.mark.slow
 
@@ -285,6 +287,8 @@ def test_warmup_opens_an_image_once_and_waits_for_the_disk_once_a_shard(
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
+    # A worker looks now and then whether its run is still there: how often, a slow machine decides.
+    monkeypatch.setattr(tasks, "_CHECK_SECONDS", math.inf)
 
     def build(name: str, images: int) -> Counter[str]:
         photos = write_noise(tmp_path / f"photos {name}", images, 24)
