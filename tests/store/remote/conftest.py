@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parent))  # for servers.py
 from servers import Server
 
 from tpucache import CachedDataset, Recipe, build_cache
-from tpucache.store.remote import fetching, pieces
+from tpucache.store.remote import fetching, pieces, plan
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +29,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut caches into pieces of a few records, and ask for records apart where they do not touch."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(fetching, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(plan, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(pieces, "_GAP_BYTES", 0)
     monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.01)
 

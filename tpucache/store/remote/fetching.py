@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import random
@@ -66,13 +67,21 @@ class Store(Protocol):
 
 
 class Flight:
-    """A piece, or some records of one, that is asked for: `data` once it is here and not on the disk, or the error."""
+    """A piece, or a part of one, that is asked for: `data` once it is here and not on the disk, or the error.
 
-    def __init__(self, run: Run, piece: int, *, is_whole: bool) -> None:
-        self.run, self.piece, self.is_whole = run, piece, is_whole
+    One that is urgent, a few records that somebody waits for, is fetched beside the piece that they are of.
+    """
+
+    def __init__(self, run: Run, piece: int, *, is_urgent: bool = False) -> None:
+        self.run, self.piece, self.is_urgent = run, piece, is_urgent
         self.data: memoryview | None = None
         self.error: Exception | None = None
         self.has_begun = self.is_done = False
+
+    @functools.cached_property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of its records."""
+        return frozenset(self.run.numbers.tolist())
 
     def bytes(self, start: int, stop: int) -> memoryview:
         """Return some of its bytes, counted from its start, of one that is not on the disk."""
@@ -91,10 +100,10 @@ class Fetcher:
         self._changed = threading.Condition()
         self._urgent: deque[Flight] = deque()  # few records that somebody waits for
         self._wanted: deque[int] = deque()  # pieces that somebody waits for, or will
-        self._elsewhere: deque[int] = deque()  # pieces that another process fetches
+        self._elsewhere: deque[tuple[int, Run]] = deque()  # what of pieces that another process fetches is needed
         self._plans: list[tuple[weakref.ref[Any], Plan]] = []  # the newest first
-        self._flights: dict[int, Flight] = {}  # of pieces
-        self._ring: OrderedDict[int, Flight] = OrderedDict()  # pieces in memory, those read longest ago first
+        self._flights: dict[int, Flight] = {}  # of each piece one, but for urgent ones
+        self._ring: OrderedDict[int, list[Flight]] = OrderedDict()  # pieces in memory, those read longest ago first
         self._ring_most = max(_LEAST_RING, min(_RING_BYTES, available_memory() // _RING_SHARE) // PIECE_BYTES)
         self._buffers: list[bytearray] = []  # that nobody uses now
         self._threads: list[threading.Thread] = []
@@ -195,9 +204,9 @@ class Fetcher:
     ) -> None:
         """Enter what has come since into `found`. Raises the error of what could not be fetched."""
         for at in missing.tolist():
-            flight = self._ring.get(int(pieces[at])) or self._flights.get(int(pieces[at]))
-            if flight is not None and flight.is_done and flight.data is not None:
-                found[at] = flight
+            for flight in self._ring.get(int(pieces[at]), ()):
+                if int(numbers[at]) in flight.numbers:
+                    found[at] = flight
         for flight in [each for each in own if each.is_done]:
             own.remove(flight)
             if flight.error is not None:
@@ -224,14 +233,14 @@ class Fetcher:
                 few, run = int(rows["length"][part].sum()), self._pieces.run(piece)
                 if few * _WHOLE_SHARE < run.stop - run.start and (is_first or not is_planned):
                     flights = [
-                        Flight(part, piece, is_whole=False) for part in self._pieces.runs(numbers[part], rows[part])
+                        Flight(part, piece, is_urgent=True) for part in self._pieces.runs(numbers[part], rows[part])
                     ]
                     self._urgent.extend(flights)
                     own.extend(flights)
                     if not is_planned and self._local.make_room(piece):
                         self._wanted.append(piece)
                     continue
-                self._flights[piece] = Flight(run, piece, is_whole=True)
+                self._flights[piece] = Flight(run, piece)
                 wanted.append(piece)
             own.append(self._flights[piece])
         self._wanted.extendleft(reversed(wanted))
@@ -263,27 +272,32 @@ class Fetcher:
             return self._urgent.popleft()
         if self._working >= self.statistics.width:
             return None
-        for waiting in (self._elsewhere, self._wanted):
-            for _ in range(len(waiting)):
-                flight = self._take(waiting.popleft())
-                if flight is not None:
-                    return flight
+        for _ in range(len(self._elsewhere)):
+            if (flight := self._take(*self._elsewhere.popleft())) is not None:
+                return flight
+        for _ in range(len(self._wanted)):
+            piece = self._wanted.popleft()
+            if (flight := self._take(piece, self._pieces.run(piece))) is not None:
+                return flight
         self._plans = [one for one in self._plans if one[0]() is not None]
         for _, plan in self._plans:
-            while (piece := plan.peek()) is not None:
+            while (needed := plan.peek()) is not None:
+                piece, run = needed
+                if (flying := self._flights.get(piece)) is not None and not flying.numbers >= {*run.numbers.tolist()}:
+                    break  # another part of it comes first
                 if not (self._local.make_room(piece) or self._replace(plan, piece) or self._ring_has_room()):
                     break
                 plan.pop()
-                if piece not in self._flights and (flight := self._take(piece)) is not None:
+                if flying is None and (flight := self._take(piece, run)) is not None:
                     return flight
         return None
 
-    def _take(self, piece: int) -> Flight | None:
-        """Return a piece to be fetched, with its lock; None where it is here, or another process fetches it."""
-        flight, run = self._flights.get(piece), self._pieces.run(piece)
-        is_here = piece in self._ring
+    def _take(self, piece: int, run: Run) -> Flight | None:
+        """Return what is to be fetched of a piece, with its lock; None if it is here, or another process fetches it."""
+        flight = self._flights.get(piece)
+        is_here = any(each.numbers >= {*run.numbers.tolist()} for each in self._ring.get(piece, ()))
         if not is_here and not self._local.lock(piece):
-            self._elsewhere.append(piece)
+            self._elsewhere.append((piece, run))
             return None
         if not is_here and self._local.has(run.numbers).all():  # with the lock: nobody fetches it now
             self._local.unlock(piece)
@@ -293,7 +307,7 @@ class Fetcher:
                 self._land(flight)
             return None
         if flight is None:
-            flight = self._flights[piece] = Flight(run, piece, is_whole=True)
+            flight = self._flights[piece] = Flight(run, piece)
         return flight
 
     def _replace(self, plan: Plan, piece: int) -> bool:
@@ -321,8 +335,7 @@ class Fetcher:
                 plan.take(forecast)
 
     def _ring_has_room(self) -> bool:
-        flying = sum(1 for flight in self._flights.values() if flight.is_whole)
-        if len(self._ring) + flying < self._ring_most:
+        if len(self._ring) + len(self._flights) < self._ring_most:
             return True
         for piece in self._ring:
             if not any(plan.needed.get(piece, 0) > 0 for _, plan in self._plans):
@@ -343,17 +356,17 @@ class Fetcher:
                 self._changed.wait(1.0)
                 return not self._is_closed
             flight.has_begun = True
-            self._working += flight.is_whole
+            self._working += not flight.is_urgent
         try:
             self._fetch(flight)
         except Exception as error:  # noqa: BLE001  # whoever waits for it raises it
             flight.error = error
         with self._changed:
-            self._working -= flight.is_whole
-            if flight.is_whole:
+            self._working -= not flight.is_urgent
+            if not flight.is_urgent:
                 self._local.unlock(flight.piece)
                 if flight.data is not None:
-                    self._ring[flight.piece] = flight
+                    self._ring.setdefault(flight.piece, []).append(flight)
                     while len(self._ring) > self._ring_most:
                         self._ring.popitem(last=False)
             self._land(flight)
@@ -372,7 +385,7 @@ class Fetcher:
     def _land(self, flight: Flight) -> None:
         """Tell those who wait for a flight that it is done."""
         flight.is_done = True
-        if flight.is_whole:
+        if not flight.is_urgent:
             self._flights.pop(flight.piece, None)
         self._changed.notify_all()
 

@@ -82,6 +82,12 @@ class Pieces:
         first = (piece - int(self._first[shard])) * each
         return self._run(shard, table, slice(first, first + each))
 
+    def part(self, piece: int, start: int, stop: int) -> Run:
+        """Return the records of a piece that lie between two places of its shard. Raises DamageError."""
+        run = self.run(piece)
+        first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
+        return self._run(run.shard, _Table(run.rows, run.numbers), slice(first, last))
+
     def runs(self, numbers: Numbers, rows: Rows) -> Iterator[Run]:
         """Yield the runs of some records, given by their numbers and whole rows: those close to each other are one."""
         order = np.lexsort((rows["offset"], rows["shard"]))

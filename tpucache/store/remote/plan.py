@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.remote.pieces import Pieces
+from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
 
 #: When a piece is needed next that no known epoch needs.
 NEVER: Final = np.iinfo(np.int64).max
+#: Of a piece, the shares between which a part is read by itself. Less is a request that takes as long as the piece.
+_LEAST_PART: Final = 1 / 8
+_MOST_PART: Final = 3 / 4
 
 
 class Plan:
@@ -28,22 +31,22 @@ class Plan:
         `further` gives the same windows once more, and those of later epochs after them.
         """
         self._windows, self._pieces = windows, pieces
-        self._next: deque[int] = deque()
+        self._next: deque[tuple[int, Run]] = deque()
         self._read = 0  # windows
         self.further = further
         self.forecast: Forecast | None = None
         self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
         self.is_fresh = True  # nothing of it was read
 
-    def peek(self) -> int | None:
-        """Return the next piece, None at the end."""
+    def peek(self) -> tuple[int, Run] | None:
+        """Return the next piece, and what of it is to be fetched if it is not here; None at the end."""
         while not self._next:
             rows = next(self._windows, None)
             if rows is None:
                 return None
             found = self._pieces.of(rows)[1]
             unique, first, counts = np.unique(found, return_index=True, return_counts=True)
-            self._next.extend(unique[np.argsort(first)].tolist())
+            self._next.extend(self._runs(rows, found, unique[np.argsort(first)]))
             self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
             self._read += 1
             if self.forecast is not None:
@@ -53,6 +56,21 @@ class Plan:
     def pop(self) -> None:
         """Go on to the piece after the next."""
         self._next.popleft()
+
+    def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, Run]]:
+        """Yield some pieces with what is needed of each: all, but for where only a part of it is, in one run.
+
+        A host that reads its share of an epoch needs parts. Of few records that lie far apart, all is read, too.
+        """
+        starts = np.full(len(self._pieces), NEVER)
+        stops = np.zeros(len(self._pieces), np.int64)
+        np.minimum.at(starts, pieces, rows["offset"].astype(np.int64))
+        np.maximum.at(stops, pieces, (rows["offset"] + rows["length"]).astype(np.int64))
+        spans = stops[order] - starts[order]
+        are_parts = (spans >= _LEAST_PART * PIECE_BYTES) & (spans <= _MOST_PART * PIECE_BYTES)
+        for piece, is_part in zip(order.tolist(), are_parts.tolist(), strict=True):
+            run = self._pieces.part(piece, starts[piece], stops[piece]) if is_part else self._pieces.run(piece)
+            yield piece, run
 
     def take(self, forecast: Forecast) -> None:
         """Use a forecast, which was made meanwhile of what `further` gives."""
