@@ -6,6 +6,7 @@ The samplers, the index and CachedLoader are the package's own, over a cache of 
 - a file system that all hosts share: a request takes a latency and its bytes a share of the host's bandwidth, and so
   many may be under way at once. The calls that read files, and the loader's threads, are replaced by ones that count
   time instead of waiting, so that the processors of this machine do not matter;
+- an object store from which all hosts read their shares of each epoch, with a disk that keeps some of it;
 - a host that is slower than the others: 256 queues of batches, of which each step takes one.
 
 Times of planning are of the processor, which other programs do not change.
@@ -33,6 +34,7 @@ import numpy as np
 from scripts.bench.loader import resident_mb
 from scripts.bench.picture import draw_scale
 from scripts.bench.shared_files import SharedFiles, Sharing, SimulatedThreads, link_shards, write_huge
+from scripts.bench.stream_hosts import EPOCHS, ObjectStore, stream_hosts, to_table
 from scripts.bench.table import as_markdown, as_text, machine, machine_line, write_files
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader
@@ -48,6 +50,8 @@ IMAGE: Final = Field("image", "raw", "|u1", (100, 73, 3))  # 21.9 kB, as dct-lz4
 RAW_BYTES: Final = 224 * 224 * 3
 WINDOWS: Final = {"2,048: a host's batch": HOST_BATCH, "4,096: the default": 4096, "65,536": 65_536, "full": 0}
 THREADS: Final = (2, 16, 128)
+#: 5,500 requests a second are what S3 states for a partitioned prefix; the other figures are assumptions.
+STORE: Final = ObjectStore(latency=0.02, host_rate=1.25e9, rate=25e9, requests=5500)
 BATCHES: Final = 8
 QUEUE: Final = 2  # batches before the accelerators
 
@@ -72,6 +76,8 @@ def main() -> None:
         say("reading from a shared file system")
         link_shards(cache, CachedDataset(cache).manifest.shards)
         report["reading"] = reading(cache, sharing, options.device_rate)
+        say("reading from an object store")
+        report["store"], report["streaming"] = asdict(STORE), streaming(cache, options.device_rate)
     report["slow_host"] = slow_hosts(HOST_BATCH / options.device_rate)
     tables = to_tables(report)
     print(machine_line(report["machine"]), *(f"{title}\n{as_text(rows)}" for title, rows in tables), sep="\n\n", end="")
@@ -137,6 +143,18 @@ def reading(cache: Path, sharing: Sharing, device_rate: int) -> list[Figures]:
             for name, window in WINDOWS.items()
             for read_ahead in (True, False)
             for threads in THREADS
+        ]
+
+
+def streaming(cache: Path, device_rate: int) -> list[Figures]:
+    """Return what 256 hosts, and 16 of a tenth of the samples, read from an object store in an epoch, and how fast."""
+    dataset = CachedDataset(cache, in_memory=False)
+    few = dataset.select(np.arange(SAMPLES // 10))
+    with mock.patch.object(EpochOrder, "positions", functools.lru_cache(EPOCHS)(EpochOrder.positions)):
+        return [
+            row
+            for samples, hosts in ((dataset, HOSTS), (few, 16))
+            for row in stream_hosts(samples, STORE, hosts, HOST_BATCH, device_rate, (0.0, 0.06, 0.25))
         ]
 
 
@@ -258,6 +276,13 @@ def to_tables(report: Figures) -> list[tuple[str, list[list[str]]]]:
             f"{'hints heeded' if read_ahead else 'hints ignored'}:"
         )
         tables.append((line, table))
+    store = report["store"]
+    line = (
+        f"images/s of a host's {report['device_rate']:,} from a store: {store['latency'] * 1e3:g} ms an answer, "
+        f"{store['host_rate'] / 1e9:g} GB/s a host, {store['rate'] / 1e9:g} GB/s and {store['requests']:,.0f} requests "
+        "a second in all:"
+    )
+    tables.append((line, to_table(report["streaming"])))
     slow = [["synchronous hosts", "prefetch", "ms a step", "of the accelerators' step"]]
     slow += [
         [row["case"], str(row["prefetch"]), f"{row['step_ms']:.1f}", f"{row['of_a_step']:.2f}"]

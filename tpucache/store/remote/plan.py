@@ -15,7 +15,7 @@ from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
 
 #: When a piece is needed next that no known epoch needs.
 NEVER: Final = np.iinfo(np.int64).max
-#: Of a piece, the shares between which a part is read by itself. Less is a request that takes as long as the piece.
+#: Of a piece, the shares between which a part is read by itself. Many smaller requests would take longer than pieces.
 _LEAST_PART: Final = 1 / 8
 _MOST_PART: Final = 3 / 4
 
@@ -60,14 +60,16 @@ class Plan:
     def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, Run]]:
         """Yield some pieces with what is needed of each: all, but for where only a part of it is, in one run.
 
-        A host that reads its share of an epoch needs parts. Of few records that lie far apart, all is read, too.
+        A host that reads its share of an epoch needs parts. Where each piece has but few of a window's records, which
+        is so if all are mixed, whole pieces are read: the other records will be needed, too.
         """
         starts = np.full(len(self._pieces), NEVER)
         stops = np.zeros(len(self._pieces), np.int64)
         np.minimum.at(starts, pieces, rows["offset"].astype(np.int64))
         np.maximum.at(stops, pieces, (rows["offset"] + rows["length"]).astype(np.int64))
         spans = stops[order] - starts[order]
-        are_parts = (spans >= _LEAST_PART * PIECE_BYTES) & (spans <= _MOST_PART * PIECE_BYTES)
+        are_large = np.maximum(spans, spans.mean()) >= _LEAST_PART * PIECE_BYTES
+        are_parts = are_large & (spans <= _MOST_PART * PIECE_BYTES)
         for piece, is_part in zip(order.tolist(), are_parts.tolist(), strict=True):
             run = self._pieces.part(piece, starts[piece], stops[piece]) if is_part else self._pieces.run(piece)
             yield piece, run
