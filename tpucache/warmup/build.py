@@ -46,7 +46,7 @@ from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import Upload, local_folder
 from tpucache.warmup.sources import label_source, pad_source, to_source
-from tpucache.warmup.sources.cloud import KeptListings, keeping_listings
+from tpucache.warmup.sources.kept import KeptListings, keeping_listings
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.sources.source import Items, Source, source_name
 from tpucache.warmup.tables import finish_cache
@@ -140,6 +140,7 @@ def build_cache(
                 check_kaggle_files(len(existing.manifest.shards))
             if upload:
                 upload.finish(existing.manifest)
+            kept.discard()
             return existing.manifest
         rule = plan.label_rule
         encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
@@ -151,6 +152,7 @@ def build_cache(
             upload.finish(manifest)
         if cache.exists():
             _clean_up(cache, manifest)
+        kept.discard()
         return manifest
 
 

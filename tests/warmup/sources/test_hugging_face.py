@@ -92,3 +92,12 @@ def test_names_of_classes_and_the_choice_of_rows_are_those_of_the_dataset(tmp_pa
 def test_items_that_the_user_transforms_are_taken_as_they_come(tmp_path: Path) -> None:
     build_cache(_dataset(_rows()).with_transform(_invert), tmp_path, Recipe(size=9), jobs=1)
     assert [int(image[0, 0, 0]) for image, _ in CachedDataset(tmp_path)] == [255 - n * 9 for n in range(COUNT)]
+
+
+@needs_datasets
+def test_a_stream_becomes_the_cache_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "here"))
+    rows = _dataset(_rows(key="photo"))
+    found = build_cache(rows.to_iterable_dataset(num_shards=2), tmp_path / "a", Recipe(size=8), jobs=1)
+    expected = build_cache(rows, tmp_path / "b", Recipe(size=8), jobs=1)
+    assert (found.fingerprint, found.classes) == (expected.fingerprint, tuple(NAMES))

@@ -11,10 +11,7 @@ import fnmatch
 import functools
 import hashlib
 import io
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
-from contextvars import ContextVar
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -23,11 +20,11 @@ from tpucache.errors import FormatError, SampleError, SourceError, StoreError, U
 from tpucache.progress import Progress
 from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import append_chunks, as_url, check_is_local, read_file, write_atomically
-from tpucache.strict_json import parse_json
+from tpucache.store.files import append_chunks, as_url, check_is_local
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip
 from tpucache.warmup.sources.folder import JUNK, FoundFile, list_images
+from tpucache.warmup.sources.kept import Files, digest, kept_listings, sources_folder
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, has_wildcard
 from tpucache.warmup.sources.table import OPTIONS, TableOptions
@@ -42,57 +39,10 @@ _TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
 _TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: What is read of one file at most. Whatever is larger is no photograph.
 _LARGEST: Final = 1 << 30
-_SOURCES: Final = "sources"
 _PART: Final = 8 << 20  # bytes of a file that are asked for at once
 _BLOCK: Final = 1 << 20  # of a .zip's directory, which is read at once
 #: Beside its name and its bytes: the header of a file in a .zip, and what most programs put behind the name.
 _HEADER: Final = 30 + 512
-
-Files = Mapping[str, int]
-
-
-class KeptListings:
-    """What was found at URLs, kept in the work folder of a build, so that the next run of it does not look again."""
-
-    def __init__(self, work: Path) -> None:
-        """Take the work folder, which need not be there yet."""
-        self._work = work
-        self._found: dict[str, Files] = {}
-
-    def get(self, url: str) -> Files | None:
-        """Return the files that an earlier run of the same build found, None where there was none."""
-        try:
-            content = parse_json(read_file(self._path(url)))
-        except (OSError, ValueError):
-            return None
-        is_right = isinstance(content, dict) and all(isinstance(size, int) for size in content.values())
-        return content if is_right else None
-
-    def put(self, url: str, files: Files) -> None:
-        """Note what was found now."""
-        self._found[url] = files
-
-    def save(self) -> None:
-        """Write what was found into the work folder. Raises OSError."""
-        for url, files in self._found.items():
-            write_atomically(self._path(url), json.dumps(files).encode())
-
-    def _path(self, url: str) -> Path:
-        return self._work / f"files-{_digest(url)}.json"
-
-
-_kept: ContextVar[KeptListings | None] = ContextVar("kept", default=None)
-
-
-@contextmanager
-def keeping_listings(work: Path) -> Iterator[KeptListings]:
-    """Have sources at URLs look whether this build has listed them before, while the context lasts."""
-    kept = KeptListings(work)
-    token = _kept.set(kept)
-    try:
-        yield kept
-    finally:
-        _kept.reset(token)
 
 
 class CloudFolder:
@@ -205,8 +155,6 @@ def copy_parquet(url: str) -> Path:
     What an earlier run has copied is not copied again, where it has the size that is stated. Raises SourceError,
     StoreError.
     """
-    from tpucache.store.remote.cache import default_directory
-
     folder, name = _split(url)
     if not name.lower().endswith(_PARQUET):
         folder, name = url.rstrip("/"), f"*{_PARQUET}"
@@ -214,7 +162,7 @@ def copy_parquet(url: str) -> Path:
     chosen = {each: size for each, size in files.items() if fnmatch.fnmatchcase(each, name)}
     if not chosen:
         raise SourceError(f"{shown(url)}: there are no such files")
-    target = default_directory() / _SOURCES / _digest(url)
+    target = sources_folder() / digest(url)
     target.mkdir(parents=True, exist_ok=True)
     with closing(_open(folder)) as remote, Progress(sum(chosen.values()), "copy", "bytes") as progress:
         for each, size in sorted(chosen.items()):
@@ -231,7 +179,7 @@ def copy_parquet(url: str) -> Path:
 
 def _files(url: str) -> Files:
     """Return the files below a URL and their sizes, as an earlier run of this build found them, or as they are now."""
-    kept = _kept.get()
+    kept = kept_listings()
     files = kept.get(url) if kept else None
     if files is None:
         with closing(_open(url)) as remote, Progress(None, "list", "files", is_brief=True) as progress:
@@ -272,10 +220,6 @@ def _split(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     folder, _, name = parts.path.rpartition("/")
     return urlunsplit(parts._replace(path=folder)), name
-
-
-def _digest(url: str) -> str:
-    return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 
 def _is_at_url(source: str | Path) -> bool:

@@ -1,4 +1,4 @@
-"""Samples of a map-style dataset, as torch and others have them: anything with a length and items by number.
+"""Samples of a dataset, as torch and others have them: anything with a length and items by number, or a stream.
 
 Sequences of different lengths become arrays of one length, and a mask of what is not padding.
 """
@@ -12,7 +12,7 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,7 @@ from tpucache.warmup.sources.source import (
     source_name,
     unique,
 )
+from tpucache.warmup.sources.stream import Copy, is_stream
 from tpucache.warmup.sources.table import TableSource
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ _MOST_BYTES: Final = 16 << 20
 class DatasetSource:
     """The items of a dataset, or of what `module:callable` returns, called without arguments, once a process.
 
+    One that only gives one item after another, such as torch's IterableDataset, Hugging Face's stream, or a generator,
+    is read once, when it is listed, into a copy on this machine.
+
     An item is an image (array or PIL image), a sequence of numbers, a dictionary, or a tuple of one of these and its
     label. In a dictionary `label`, `target`, `labels` or `targets` is the label, single numbers and text are columns
     (`path` is the column `id` where there is no `id`), and images, arrays, tensors and lists of numbers are arrays of
@@ -57,7 +61,14 @@ class DatasetSource:
     def __init__(self, dataset: str | Items) -> None:
         """Take `module:callable`, of which nothing is imported yet, or a dataset. Raises UsageError."""
         self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
-        self._dataset: str | bytes = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
+        self._stream = dataset if not isinstance(dataset, str) and is_stream(dataset) else None
+        self._dataset: str | bytes = b""
+        if self._stream is None:
+            self._dataset = dataset if isinstance(dataset, str) else _pickled(dataset, self._name)
+        self._copy: Copy | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stream": None}
 
     def __repr__(self) -> str:
         return self._name
@@ -68,24 +79,51 @@ class DatasetSource:
         Class names are its `classes`, or those of the label in Hugging Face's `features`. Raises UsageError when the
         callable cannot be imported, SourceError when it returns no such dataset.
         """
-        dataset = _dataset(self._dataset, self._name)
-        names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
+        dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
+        if is_stream(dataset):
+            if self._copy is None:
+                self._copy = Copy(self._name)
+                self._copied = self._copy.make(self._items(dataset))
+            names: Iterable[str] = map(str, range(self._copied))
+        else:
+            names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
         samples = [Sample(number, name) for number, name in enumerate(names)]
         return Listing(samples, _texts(dataset, "classes", self._name) or _feature_names(dataset))
 
     def load(self, sample: Sample) -> Item:
         """Return an item's content. Raises SampleError when the dataset fails at it, or gives what cannot be kept."""
+        if self._copy is not None:
+            return self._copy.load(int(sample.path), sample.path)
         dataset = _dataset(self._dataset, self._name)
         numbers = _numbers(self._dataset, self._name)
         try:
             value = dataset[numbers[sample.path] if numbers else int(sample.path)]
         except Exception as error:  # a user's dataset raises anything
             raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(value, tuple):
-            return to_item(value, sample.path)
-        if len(value) != 2:
-            raise SampleError(sample.path, f"is a tuple of {len(value)}: give (item, label), or a dictionary")
-        return dataclasses.replace(to_item(value[0], sample.path), label=to_label(value[1], "label", sample.path))
+        return _labelled(value, sample.path)
+
+    def _items(self, stream: Any) -> Iterator[Item | SampleError]:
+        """Yield the items of a stream, or why one cannot be kept. Raises SourceError where the stream fails."""
+        done = 0
+        try:
+            for done, value in enumerate(stream, 1):
+                try:
+                    yield _labelled(value, str(done - 1))
+                except SampleError as error:
+                    yield error
+        except Exception as error:  # a user's stream raises anything
+            raise SourceError(
+                f"{self._name} raised {type(error).__name__} after {done:,} items: {error}. Run this again"
+            ) from error
+
+
+def _labelled(value: Any, path: str) -> Item:
+    """Return what an item of a dataset holds, which may be a tuple with its label. Raises SampleError."""
+    if not isinstance(value, tuple):
+        return to_item(value, path)
+    if len(value) != 2:
+        raise SampleError(path, f"is a tuple of {len(value)}: give (item, label), or a dictionary")
+    return dataclasses.replace(to_item(value[0], path), label=to_label(value[1], "label", path))
 
 
 def _pickled(dataset: Items, name: str) -> bytes:
@@ -111,9 +149,10 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
         dataset = make()
     except Exception as error:  # a user's code raises anything
         raise SourceError(f"{name} raised {type(error).__name__}: {error}") from error
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not is_stream(dataset) and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise SourceError(
-            f"{name} returned a {type(dataset).__name__}: give a dataset with a length and items by number"
+            f"{name} returned a {type(dataset).__name__}: give a dataset with a length and items by number, or one to "
+            "iterate"
         )
     return _undecoded(dataset)
 

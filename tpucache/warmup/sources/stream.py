@@ -1,0 +1,142 @@
+"""Streams: datasets that only give one item after another. They are copied to this machine when they are listed.
+
+Workers need any item at any time, in any order, and again after a kill. So the items of a stream are written into one
+file, with where each begins in another; nothing in these files is executed when they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import struct
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.progress import Progress
+from tpucache.store.files import OpenFile
+from tpucache.strict_json import parse_json
+from tpucache.warmup.sources.kept import kept_listings, sources_folder
+from tpucache.warmup.sources.source import Item
+
+_ITEMS, _STARTS = "items", "starts.npy"
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Copy:
+    """The copied items of a stream, numbered from 0; its folder goes with it unless a build keeps it."""
+
+    def __init__(self, name: str) -> None:
+        """Take the stream's name; nothing is copied yet."""
+        self._name = name
+        self._folder = Path()
+
+    def make(self, items: Iterable[Item | SampleError]) -> int:
+        """Copy all items, unless an earlier run of this build has; return how many there are.
+
+        An error stands for an item that cannot be kept. Raises SourceError where there is no room for the items, and
+        what the stream raises.
+        """
+        kept = kept_listings()
+        try:
+            if kept is None:
+                sources_folder().mkdir(parents=True, exist_ok=True)
+                self._folder = Path(tempfile.mkdtemp(prefix="stream-", dir=sources_folder()))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                return self._write(items)
+            self._folder = kept.copy_folder(self._name)
+            known, count = kept.get(self._name), _count(self._folder)
+            if count is None or known != {_ITEMS: count}:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.mkdir(parents=True)
+                count = self._write(items)
+            kept.put(self._name, {_ITEMS: count})
+            return count
+        except OSError as error:
+            raise SourceError(
+                f"{self._name} cannot be copied: {error}. Set TPUCACHE_DIR to a folder with more room"
+            ) from error
+
+    def load(self, number: int, path: str) -> Item:
+        """Return an item. Raises SampleError for one that cannot be kept, SourceError where the copy is gone."""
+        try:
+            file, starts = _opened(self._folder, (self._folder / _STARTS).stat().st_mtime_ns)
+            start, stop = starts[number : number + 2].tolist()
+            return _decoded(os.pread(file.number, stop - start, start), path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SourceError(
+                f"the copy of {self._name} in {self._folder} cannot be read ({error}): run this again"
+            ) from error
+
+    def _write(self, items: Iterable[Item | SampleError]) -> int:
+        folder = self._folder
+        starts = [0]
+        with (folder / _ITEMS).open("wb") as file, Progress(None, "copy", "items") as progress:
+            for item in items:
+                starts.append(starts[-1] + sum(map(file.write, _encoded(item))))
+                progress.advance(1)
+        np.save(folder / f"new-{_STARTS}", np.array(starts, np.int64))
+        (folder / f"new-{_STARTS}").replace(folder / _STARTS)
+        return len(starts) - 1
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return whether a dataset has no length, or no items by number, but can be iterated."""
+    is_named = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)  # torch's, Hugging Face's
+    return hasattr(dataset, "__iter__") and (is_named or not hasattr(dataset, "__len__"))
+
+
+def _count(folder: Path) -> int | None:
+    """Return how many items a finished copy has."""
+    with contextlib.suppress(OSError, ValueError):
+        starts = np.load(folder / _STARTS, allow_pickle=False)
+        if starts.ndim == 1 and len(starts) and (folder / _ITEMS).stat().st_size == starts[-1]:
+            return len(starts) - 1
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
+    """Return a copy's file, and where its items begin; a copy that was made anew in the folder has another version."""
+    return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
+
+
+def _encoded(item: Item | SampleError) -> Iterator[bytes]:
+    if isinstance(item, SampleError):
+        head: dict[str, Any] = {"error": item.reason}
+        parts: list[bytes] = []
+    else:
+        parts = [
+            value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes()
+            for value in item.fields.values()
+        ]
+        fields = [
+            [name, len(part), *([] if isinstance(value, bytes) else [value.dtype.str, value.shape])]
+            for (name, value), part in zip(item.fields.items(), parts, strict=True)
+        ]
+        head = {"fields": fields, "label": item.label, "columns": dict(item.columns)}
+    data = json.dumps(head).encode()
+    yield _LENGTH.pack(len(data))
+    yield data
+    yield from parts
+
+
+def _decoded(data: bytes, path: str) -> Item:
+    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    head = parse_json(data[_LENGTH.size : end])
+    if "error" in head:
+        raise SampleError(path, head["error"])
+    fields: dict[str, Any] = {}
+    for name, size, *kind in head["fields"]:
+        part, end = data[end : end + size], end + size
+        fields[name] = np.frombuffer(part, kind[0]).reshape(kind[1]).copy() if kind else part
+    label = tuple(head["label"]) if isinstance(head["label"], list) else head["label"]
+    return Item(fields, label, head["columns"])
