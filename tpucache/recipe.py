@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import RecipeError
+from tpucache.geometry import Fit
 from tpucache.options import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import CHROMA
 from tpucache.store.manifest import Manifest
 
-Fit = Literal["crop", "pad", "stretch"]
 Coordinates = Literal["displayed", "stored"]
 Mode = Literal["rgb", "grey", "keep"]
 MaskValues = Literal["keep", "scale"]

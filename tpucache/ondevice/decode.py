@@ -3,16 +3,21 @@
 They are written for a TPU. It works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8 and nothing is
 transposed or shuffled. Its matrix product rounds operands to bfloat16, so each operand is sent as two numbers that
 bfloat16 holds nearly exactly; sums are float32 there. The result is within one level of float32's on any device.
+
+An image of another size takes no further step: its rows and columns are products of the stored ones' with Lanczos'
+weights, so they are in the constants. Of coefficients, a smaller image needs the low frequencies alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.errors import UsageError
+from tpucache.geometry import Fit, lanczos, margins, placement
 from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
@@ -24,6 +29,9 @@ from tpucache.store.fields import Field
 # whole and within 2048, so both parts are exact; after one of the two products numbers are within 1024.
 _OF_COEFFICIENTS: Final = 8.0
 _OF_HALF_DONE: Final = 4.0
+
+_LEAST_SIDE: Final = 8
+_MOST_TIMES: Final = 2
 
 Constants = Mapping[str, Array]
 
@@ -38,16 +46,48 @@ class PackedDecoder(Protocol):
         ...
 
 
-class CoefficientDecoder:
-    """Decodes quantised coefficients (see PackedDecoder)."""
+class Resize(NamedTuple):
+    """The size of the images to be made, in pixels, and how one of another shape comes to it, as `Recipe.fit`."""
 
-    def __init__(self, layout: CoefficientLayout) -> None:
+    height: int
+    width: int
+    fit: Fit = "crop"
+
+
+#: (height, width) in pixels, or one number for both.
+Size = int | tuple[int, int]
+
+
+def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
+    """Return what makes images of a size out of a field's. Raises UsageError for a size that cannot be made of them."""
+    sides = size if isinstance(size, tuple) else (size, size)
+    if fit not in get_args(Fit):
+        raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
+        raise UsageError(f"size is (height, width) in pixels, or one number for both, not {size!r}")
+    for side, stored in zip(sides, field.shape[:2], strict=True):
+        if not min(_LEAST_SIDE, stored) <= side <= _MOST_TIMES * stored:
+            raise UsageError(
+                f"images of {field.shape[0]}x{field.shape[1]} become from {_LEAST_SIDE} pixels to twice as large, and "
+                f"not {sides[0]}x{sides[1]}: warm up a cache of larger images"
+            )
+    return Resize(*sides, fit)
+
+
+class CoefficientDecoder:
+    """Decodes quantised coefficients (see PackedDecoder), to the stored size or another one."""
+
+    def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
+        """Take the layout of the packed bytes, and how many frequencies of each block are used (default: all)."""
         self.layout = layout
         self.constants: dict[str, Matrix] = {}
+        sides = _sides((layout.height, layout.width), resize)
+        self.frequencies = min(frequencies or BLOCK, layout.frequencies)
         for number, plane in enumerate(layout.planes):
-            matrices = coefficient_matrices(plane, layout.height, layout.width)
+            matrices = coefficient_matrices(plane, *sides, self.frequencies)
             self.constants.update(_constants_of(matrices, number))
             self.constants[f"ones{number}"] = np.triu(np.ones((plane.block_columns, plane.block_columns), np.float32))
+        self.constants.update(_white_of(sides))
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return the images of a batch."""
@@ -60,37 +100,66 @@ class CoefficientDecoder:
         for number, plane in enumerate(self.layout.planes):
             matrix = low[:, at : at + plane.size].reshape(-1, *plane.shape)
             upper = _spread(library, nibbles[:, place : place + plane.wide], matrix, plane)
+            kept = slice(self.frequencies * plane.block_rows), slice(self.frequencies * plane.block_columns)
+            matrix, upper = matrix[:, kept[0], kept[1]], upper[:, kept[0], kept[1]]
             matrix = _with_means(library, matrix, upper, plane, constants[f"ones{number}"])
             planes.append(_transform(library, matrix, constants, number))
             at, place = at + plane.size, place + plane.wide
-        return _to_colours(library, planes)
+        return _to_colours(library, planes, constants.get("white", 128))
 
 
 class Yuv420Decoder:
-    """Decodes raw 4:2:0 planes (see PackedDecoder)."""
+    """Decodes raw 4:2:0 planes (see PackedDecoder), to the stored size or another one."""
 
-    def __init__(self, height: int, width: int) -> None:
+    def __init__(self, height: int, width: int, resize: Resize | None = None) -> None:
         self.luma, self.chroma = plane_shapes(height, width)
-        self.constants = _constants_of(sample_matrices(*self.chroma, height, width), 0)
+        sides = _sides((height, width), resize)
+        self.constants = _constants_of(sample_matrices(*self.chroma, *sides), 0)
+        self.resizes = resize is not None
+        if self.resizes:
+            rows, columns = (_float32(side.weights) for side in sides)
+            luma = PlaneMatrices(rows, np.ascontiguousarray(columns.T), np.ones((1, 1), np.float32))
+            self.constants.update({**_constants_of(luma, 1), **_white_of(sides)})
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return the images of a batch."""
         values = library.cast(packed, "float32") - 128
         first = self.luma[0] * self.luma[1]
         second = first + self.chroma[0] * self.chroma[1]
-        planes = [values[:, :first].reshape(-1, *self.luma)]
+        luma = values[:, :first].reshape(-1, *self.luma)
+        planes = [_transform(library, luma, constants, 1) if self.resizes else luma]
         for samples in (values[:, first:second], values[:, second:]):
             planes.append(_transform(library, samples.reshape(-1, *self.chroma), constants, 0))
-        return _to_colours(library, planes)
+        return _to_colours(library, planes, constants.get("white", 128))
 
 
-def field_decoder(field: Field) -> PackedDecoder | None:
-    """Return the decoder of a field's packed form; None where its codec has no such form."""
+class PixelDecoder:
+    """Resizes pixels, uint8 (B, channels, height, width) (see PackedDecoder)."""
+
+    def __init__(self, height: int, width: int, resize: Resize) -> None:
+        rows, columns = sides = _sides((height, width), resize)
+        matrices = PlaneMatrices(_float32(rows.weights), _float32(columns.weights.T), np.ones((1, 1), np.float32))
+        self.constants = {**_constants_of(matrices, 0), **_white_of(sides)}
+        self.shape = resize.height, resize.width
+
+    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
+        """Return the images of a batch."""
+        images, channels = packed.shape[:2]
+        planes = library.cast(packed, "float32").reshape(-1, *packed.shape[2:]) - 128
+        resized = _transform(library, planes, constants, 0) + constants.get("white", 128)
+        functions = library.functions
+        pixels = library.cast(functions.round(functions.clip(resized, 0, 255)), "uint8")
+        return pixels.reshape(images, channels, *self.shape)
+
+
+def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder | None:
+    """Return the decoder of a field's packed form, or what resizes its pixels; None where there is nothing to do."""
+    height, width = field.shape[:2]
     if not isinstance(CODECS[field.codec], PackedCodec):
-        return None
+        return None if resize is None else PixelDecoder(height, width, resize)
     if field.quality is None:
-        return Yuv420Decoder(*field.shape[:2])
-    return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma))
+        return Yuv420Decoder(height, width, resize)
+    return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma), resize)
 
 
 def _constants_of(matrices: PlaneMatrices, number: int) -> dict[str, Matrix]:
@@ -148,10 +217,13 @@ def _parts(library: ArrayLibrary, values: Array, unit: float) -> list[Array]:
     return [coarse, values - coarse, coarse]
 
 
-def _to_colours(library: ArrayLibrary, planes: list[Array]) -> Array:
-    """Return planes (B, height, width) centred at 0 as uint8 (B, channels, height, width), by JFIF's matrix."""
+def _to_colours(library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
+    """Return planes (B, height, width) centred at 0 as uint8 (B, channels, height, width), by JFIF's matrix.
+
+    `middle` is what 0 becomes: 128, but 0 where an image was padded with black.
+    """
     functions = library.functions
-    luma = planes[0] + 128
+    luma = planes[0] + middle
     if len(planes) == 1:
         colours = luma[:, None]
     else:
@@ -175,21 +247,63 @@ class PlaneMatrices(NamedTuple):
     quantisers: Matrix
 
 
-def coefficient_matrices(plane: Plane, height: int, width: int) -> PlaneMatrices:
-    """Return the matrices for a plane of coefficients, as `store.codecs.dct.coefficients` lays them out."""
-    rows = _inverse_transform(plane.block_rows)
-    columns = _inverse_transform(plane.block_columns)
-    if plane.step == 2:
-        rows, columns = doubling(len(rows)) @ rows, doubling(len(columns)) @ columns
-    quantisers = np.repeat(np.repeat(plane.table, plane.block_rows, 0), plane.block_columns, 1)
-    return PlaneMatrices(_float32(rows[:height]), _float32(columns[:width].T), _float32(quantisers))
+class Side(NamedTuple):
+    """The weights (pixels made, pixels stored) along a side; `is_inside` is False for pixels that are padding."""
+
+    weights: npt.NDArray[Any]
+    is_inside: npt.NDArray[np.bool_]
 
 
-def sample_matrices(rows: int, columns: int, height: int, width: int) -> PlaneMatrices:
-    """Return the matrices that double a plane of samples (rows, columns) and cut it to (height, width)."""
-    return PlaneMatrices(
-        _float32(doubling(rows)[:height]), _float32(doubling(columns)[:width].T), np.ones((1, 1), np.float32)
+def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[Side, Side]:
+    """Return the weights of rows and of columns of images stored as (height, width)."""
+    height, width = stored
+    if resize is None:
+        return Side(np.eye(height), np.ones(height, bool)), Side(np.eye(width), np.ones(width, bool))
+    place = placement((0.0, 0.0, float(width), float(height)), (resize.width, resize.height), resize.fit)
+    left, top = margins(place.size, (resize.width, resize.height))
+    return (
+        _side(height, place.box[1], place.box[3], place.size[1], top, resize.height),
+        _side(width, place.box[0], place.box[2], place.size[0], left, resize.width),
     )
+
+
+def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas: int) -> Side:
+    weights, is_inside = np.zeros((canvas, stored)), np.zeros(canvas, bool)
+    weights[margin : margin + size] = lanczos(stored, start, stop, size)
+    is_inside[margin : margin + size] = True
+    return Side(weights, is_inside)
+
+
+def _white_of(sides: tuple[Side, Side]) -> dict[str, Matrix]:
+    """Return what a plane's 0 becomes at each pixel, by name; nothing where no pixel is padding."""
+    rows, columns = (side.is_inside for side in sides)
+    return {} if rows.all() and columns.all() else {"white": _float32(128 * np.outer(rows, columns))}
+
+
+def coefficient_matrices(plane: Plane, rows: Side, columns: Side, frequencies: int = BLOCK) -> PlaneMatrices:
+    """Return the matrices for a plane of coefficients, as `store.codecs.dct.coefficients` lays them out.
+
+    Of them, they take the lowest frequencies of each block.
+    """
+    table = plane.table[:frequencies, :frequencies]
+    quantisers = np.repeat(np.repeat(table, plane.block_rows, 0), plane.block_columns, 1)
+    down = _half(plane.block_rows, plane.step, rows, frequencies)
+    across = _half(plane.block_columns, plane.step, columns, frequencies)
+    return PlaneMatrices(_float32(down), _float32(across.T), _float32(quantisers))
+
+
+def _half(blocks: int, step: int, side: Side, frequencies: int) -> npt.NDArray[Any]:
+    """Return (pixels made, frequencies * blocks): the weights of the coefficients along one side of a plane."""
+    pixels = _inverse_transform(blocks)[:, : frequencies * blocks]
+    pixels = doubling(len(pixels)) @ pixels if step == 2 else pixels
+    return np.asarray(side.weights @ pixels[: side.weights.shape[1]])
+
+
+def sample_matrices(height: int, width: int, rows: Side, columns: Side) -> PlaneMatrices:
+    """Return the matrices that double a plane of samples (height, width) and resize it."""
+    down = rows.weights @ doubling(height)[: rows.weights.shape[1]]
+    across = columns.weights @ doubling(width)[: columns.weights.shape[1]]
+    return PlaneMatrices(_float32(down), _float32(across.T), np.ones((1, 1), np.float32))
 
 
 def doubling(size: int) -> npt.NDArray[Any]:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
+from tpucache.geometry import Fit
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, BatchNormalise
-from tpucache.ondevice.decode import PackedDecoder, field_decoder
+from tpucache.ondevice.decode import PackedDecoder, Size, field_decoder, to_resize
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
 
@@ -83,13 +84,47 @@ class Decoder(nn.Module):
         return images
 
 
-def decoder(dataset: HasFields) -> nn.Module:
+class Resizer(nn.Module):
+    """A Decoder for each size that is asked for, made when it is first asked for and kept: `decoder(...)(batch, 160)`.
+
+    XLA compiles one graph a size.
+    """
+
+    def __init__(self, field: Field, size: Size, fit: Fit) -> None:
+        super().__init__()
+        self.size, self.fit, self._field = size, fit, field
+        self._of_sizes = nn.ModuleDict()
+        self._of(size)
+
+    def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
+        """Return the images of a batch, of the first size or this one. Raises UsageError."""
+        images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
+        return images
+
+    def _of(self, size: Size) -> nn.Module:
+        resize = to_resize(self._field, size, self.fit)
+        name = f"{resize.height}x{resize.width}"
+        if name not in self._of_sizes:
+            packed = field_decoder(self._field, resize)
+            self._of_sizes[name] = nn.Identity() if packed is None else Decoder(packed)
+        return self._of_sizes[name]
+
+
+def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop") -> nn.Module:
     """Return the module that makes uint8 (B, channels, height, width) of the images of `CachedLoader(finish="device")`.
 
+    `size` is that of the images to be made, (height, width) in pixels or one number for both: from 8 to twice the
+    stored ones. `fit` says how an image of another shape comes to it, as warmup's `--fit`. The module takes another
+    size with a batch, too: `module(batch, 160)`.
+
     It consists of plain torch operators with static shapes and has no parameters; `.to(device)` moves its constants.
-    Images of a codec without a packed form pass through it as they are. Raises UsageError for a cache without images.
+    Images of a codec without a packed form pass through it as they are, unless they get another size. Raises UsageError
+    for a cache without images, and for a size that is none.
     """
-    packed = field_decoder(image_field(dataset))
+    field = image_field(dataset)
+    if size is not None:
+        return Resizer(field, size, fit)
+    packed = field_decoder(field)
     return nn.Identity() if packed is None else Decoder(packed)
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tpucache.errors import SampleError
+from tpucache.geometry import placement
 from tpucache.recipe import Recipe
 from tpucache.warmup.records import presize as presizing
-from tpucache.warmup.records.presize import placement, presize, resize, slow_parts
+from tpucache.warmup.records.presize import presize, resize, slow_parts
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -23,25 +23,19 @@ import math
 import threading
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from tpucache.errors import SampleError
-from tpucache.recipe import Coordinates, Fit, Recipe
+from tpucache.geometry import Box, margins, placement
+from tpucache.recipe import Coordinates, Recipe
 from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, open_picture, turn, turn_points
 
 Array = npt.NDArray[Any]
 _SCALED_DECODE_FACTOR: Final = 2
-
-
-class Placement(NamedTuple):
-    """How an image gets its size: which box (left, top, right, bottom) is resized, to what (width, height)."""
-
-    box: tuple[float, float, float, float]
-    size: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class View:
     def area(self) -> tuple[int, int, int, int]:
         """Left, top, right and bottom of the image on the canvas: all of it, but for padding."""
         width, height = self.size[::-1] if self.turn.swap else self.size
-        left, top = round((self.canvas[0] - width) / 2), round((self.canvas[1] - height) / 2)
+        left, top = margins((width, height), self.canvas)
         return left, top, left + width, top + height
 
     def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
@@ -164,29 +158,6 @@ def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> V
     return View(stored, place.box, place.size, turned, canvas)
 
 
-def placement(box: tuple[float, float, float, float], target: tuple[int, int], fit: Fit) -> Placement:
-    """Return how the image area `box` is resized to `target` (width, height).
-
-    The geometry is that of Pillow's `ImageOps.fit` (crop) and `ImageOps.pad`, so the crop is to the sub-pixel.
-    """
-    width, height = box[2] - box[0], box[3] - box[1]
-    if fit == "stretch":
-        return Placement(box, target)
-    if fit == "pad":
-        scale = min(target[0] / width, target[1] / height)
-        size = (
-            min(target[0], max(1, round(width * scale))),
-            min(target[1], max(1, round(height * scale))),
-        )
-        return Placement(box, size)
-    kept = min(width / target[0], height / target[1])
-    crop = (kept * target[0], kept * target[1])
-    # Clamped, because kept * target may round to a little more than the side it came from.
-    left, top = max(box[0], box[0] + (width - crop[0]) / 2), max(box[1], box[1] + (height - crop[1]) / 2)
-    right, bottom = min(box[2], left + crop[0]), min(box[3], top + crop[1])
-    return Placement((left, top, right, bottom), target)
-
-
 def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
     """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
     middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
@@ -194,7 +165,6 @@ def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[
 
 
 Pixels = npt.NDArray[np.uint8]
-Box = tuple[float, float, float, float]
 
 LOBES: Final = 3  # of the filter, to either side
 _threads: Final = threading.local()

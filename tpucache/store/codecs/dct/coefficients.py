@@ -11,6 +11,7 @@ so float64 holds them exactly and every processor makes the same bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,10 +62,11 @@ _DCT_BITS: Final = 15
 
 
 class Plane(NamedTuple):
-    """One plane's matrix of coefficients, (8 * block_rows, 8 * block_columns), and how it is quantised.
+    """One plane's matrix of coefficients, (K * block_rows, K * block_columns), and how it is quantised.
 
-    `step` is how many pixels of the image one of the plane covers in each direction: 1, or 2 for halved chroma. `table`
-    holds the quantisers (8, 8), and `widths` for each vertical frequency how many horizontal ones have high bits.
+    K are the `frequencies`: all 8 of a block, or the lowest. `step` is how many pixels of the image one of the plane
+    covers in each direction: 1, or 2 for halved chroma. `table` holds the quantisers (8, 8), and `widths` for each
+    vertical frequency how many horizontal ones have high bits.
     """
 
     block_rows: int
@@ -72,16 +74,17 @@ class Plane(NamedTuple):
     step: int
     table: Array
     widths: tuple[int, ...]
+    frequencies: int = BLOCK
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the matrix."""
-        return BLOCK * self.block_rows, BLOCK * self.block_columns
+        return self.frequencies * self.block_rows, self.frequencies * self.block_columns
 
     @property
     def size(self) -> int:
         """Coefficients in the plane: bytes of its low part."""
-        return BLOCK * BLOCK * self.block_rows * self.block_columns
+        return self.frequencies**2 * self.block_rows * self.block_columns
 
     @property
     def wide(self) -> int:
@@ -91,13 +94,17 @@ class Plane(NamedTuple):
 
 @dataclass(frozen=True)
 class CoefficientLayout:
-    """How an image (height, width, channels) lies in packed bytes; `quality` is JPEG's, 1 to 100."""
+    """How an image (height, width, channels) lies in packed bytes; `quality` is JPEG's, 1 to 100.
+
+    With fewer `frequencies` than 8, the packed bytes are those of the lowest of each block: see `keep_low`.
+    """
 
     height: int
     width: int
     channels: int
     quality: int
     chroma: str = "420"
+    frequencies: int = BLOCK
 
     @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
@@ -105,8 +112,13 @@ class CoefficientLayout:
         step = 2 if self.channels == 3 and self.chroma == "420" else 1
         rows, columns = (-(-side // (BLOCK * step)) for side in (self.height, self.width))
         luma, chroma = (quantisers(table, self.quality) for table in (_LUMA_TABLE, _CHROMA_TABLE))
-        first = Plane(rows * step, columns * step, 1, luma, _widths(luma))
-        return (first,) if self.channels == 1 else (first, *(Plane(rows, columns, step, chroma, _widths(chroma)),) * 2)
+        first = self._plane(rows * step, columns * step, 1, luma)
+        return (first,) if self.channels == 1 else (first, *(self._plane(rows, columns, step, chroma),) * 2)
+
+    def _plane(self, rows: int, columns: int, step: int, table: Array) -> Plane:
+        most = self.frequencies
+        widths = tuple(min(width, most) for width in _widths(table)[:most])
+        return Plane(rows, columns, step, table, widths, most)
 
     @property
     def low(self) -> int:
@@ -125,10 +137,10 @@ class CoefficientLayout:
 
 
 @functools.lru_cache(64)
-def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None) -> CoefficientLayout:
+def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None, frequencies: int = BLOCK) -> CoefficientLayout:
     """Return the layout of images (height, width, channels), made once."""
     height, width, channels = shape
-    return CoefficientLayout(height, width, channels, quality, chroma or "420")
+    return CoefficientLayout(height, width, channels, quality, chroma or "420", frequencies)
 
 
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
@@ -145,6 +157,36 @@ def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
     nibbles = np.concatenate(high) & 15
     first, second = np.split(np.pad(nibbles, (0, len(nibbles) % 2)), 2)
     return b"".join(part.tobytes() for part in (*low, (first | second << 4).astype(np.uint8)))
+
+
+def keep_low(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, frequencies: int) -> npt.NDArray[np.uint8]:
+    """Return the packed bytes (n, M) of the lowest frequencies of images packed in whole, uint8 (n, N).
+
+    They are those of `layout_of(..., frequencies)`: low bytes of the coefficients that are kept, then their high bits,
+    paired anew.
+    """
+    kept = dataclasses.replace(layout, frequencies=frequencies)
+    images = len(packed)
+    target = np.empty((images, kept.nbytes), np.uint8)
+    high = packed[:, layout.low :]
+    nibbles = np.concatenate([high & 15, high >> 4], 1)
+    chosen = np.zeros((images, 2 * kept.high), np.uint8)
+    at = to = place = filled = 0
+    for whole, part in zip(layout.planes, kept.planes, strict=True):
+        matrix = packed[:, at : at + whole.size].reshape(images, *whole.shape)
+        rows, columns = part.shape
+        target[:, to : to + part.size].reshape(images, rows, columns)[...] = matrix[:, :rows, :columns]
+        at, to = at + whole.size, to + part.size
+        for u, width in enumerate(whole.widths):
+            row = nibbles[:, place : place + whole.block_rows * width * whole.block_columns]
+            place += row.shape[1]
+            if u < frequencies:
+                row = row.reshape(images, whole.block_rows, -1)[:, :, : part.widths[u] * whole.block_columns]
+                count = row.shape[1] * row.shape[2]
+                chosen[:, filled : filled + count] = row.reshape(images, count)
+                filled += count
+    target[:, kept.low :] = chosen[:, : kept.high] | chosen[:, kept.high :] << 4
+    return target
 
 
 def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
@@ -238,7 +280,7 @@ def _matrices(packed: bytes | memoryview, layout: CoefficientLayout) -> Iterator
     nibbles -= (nibbles & 8) << 1
     at = place = 0
     for plane in layout.planes:
-        shape = (BLOCK, plane.block_rows, BLOCK, plane.block_columns)
+        shape = (plane.frequencies, plane.block_rows, plane.frequencies, plane.block_columns)
         matrix = low[at : at + plane.size].reshape(shape).astype(np.int32)
         at += plane.size
         for u, width in enumerate(plane.widths):
@@ -252,8 +294,9 @@ def _matrices(packed: bytes | memoryview, layout: CoefficientLayout) -> Iterator
 
 def _pixels(matrix: npt.NDArray[np.int32], plane: Plane) -> npt.NDArray[np.float32]:
     """Return a plane's pixels, centred at 0."""
-    values = (matrix * plane.table[:, None, :, None]).astype(np.float32)
-    waves = basis().astype(np.float32)
-    vertical = (waves.T @ values.reshape(BLOCK, -1)).reshape(BLOCK, plane.block_rows, BLOCK, plane.block_columns)
-    blocks = vertical.transpose(1, 0, 3, 2).reshape(-1, BLOCK) @ waves
-    return np.asarray(blocks.reshape(plane.shape), np.float32)
+    count, rows, columns = plane.frequencies, plane.block_rows, plane.block_columns
+    values = (matrix * plane.table[:count, None, :count, None]).astype(np.float32)
+    waves = basis().astype(np.float32)[:count]
+    vertical = (waves.T @ values.reshape(count, -1)).reshape(BLOCK, rows, count, columns)
+    blocks = vertical.transpose(1, 0, 3, 2).reshape(-1, count) @ waves
+    return np.asarray(blocks.reshape(BLOCK * rows, BLOCK * columns), np.float32)

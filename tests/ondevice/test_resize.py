@@ -1,0 +1,169 @@
+"""Images of other sizes on the device: Pillow's Lanczos of the decoded image, of coefficients, planes and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from tpucache.errors import UsageError
+from tpucache.geometry import lanczos
+from tpucache.ondevice import decoder
+from tpucache.ondevice.decode import CoefficientDecoder, PackedDecoder, Resize, Yuv420Decoder, field_decoder
+from tpucache.ondevice.modules import Decoder
+from tpucache.store.codecs import yuv420
+from tpucache.store.codecs.dct import coefficients
+from tpucache.store.codecs.dct.coefficients import CoefficientLayout, keep_low, layout_of
+from tpucache.store.fields import Field
+
+Array = np.ndarray[Any, Any]
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def scene(height: int, width: int, channels: int) -> Array:
+    """Return a picture of shapes with soft edges, as photographs have them: uint8 (height, width, channels)."""
+    random = np.random.default_rng(height * width)
+    rows, columns = np.mgrid[:height, :width] / max(height, width)
+    picture = np.zeros((height, width, channels))
+    for _ in range(12):
+        y, x, radius = random.random(3) * (1, 1, 0.4)
+        distance = np.hypot(rows - y, columns - x) - radius
+        share = 1 / (1 + np.exp(np.clip(distance * max(height, width) / 3, -30, 30)))[..., None]
+        picture += share * (random.random(channels) * 255 - picture)
+    return picture.round().astype(np.uint8)
+
+
+def resized(image: Array, resize: Resize) -> Array:
+    """Return what Pillow makes of an image: (height, width, channels)."""
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    size = resize.width, resize.height
+    ways: dict[str, Callable[[], Image.Image]] = {
+        "stretch": lambda: picture.resize(size, Image.Resampling.LANCZOS),
+        "crop": lambda: ImageOps.fit(picture, size, Image.Resampling.LANCZOS),
+        "pad": lambda: ImageOps.pad(picture, size, Image.Resampling.LANCZOS),
+    }
+    return np.asarray(ways[resize.fit]()).reshape(resize.height, resize.width, -1)
+
+
+def made(packed: PackedDecoder, batch: Array) -> Array:
+    """Return what a decoder makes of one image: (height, width, channels)."""
+    return Decoder(packed)(torch.from_numpy(np.array(batch))[None])[0].permute(1, 2, 0).numpy()
+
+
+def psnr(image: Array, other: Array) -> float:
+    error = np.mean((image.astype(float) - other) ** 2)
+    return float(10 * np.log10(255**2 / max(error, 1e-3)))
+
+
+LAYOUTS = [
+    CoefficientLayout(128, 128, 3, 90, "420"),
+    CoefficientLayout(128, 96, 3, 95, "444"),
+    CoefficientLayout(101, 117, 3, 90, "420"),
+    CoefficientLayout(64, 72, 1, 90),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("size", [(16, 16), (32, 24), (56, 56), (64, 90), (128, 140)])
+def test_coefficients_become_what_pillow_makes_of_the_decoded_image(
+    layout: CoefficientLayout, fit: Any, size: tuple[int, int]
+) -> None:
+    packed = coefficients.pack(scene(layout.height, layout.width, layout.channels), layout)
+    expected = resized(coefficients.unpack(packed, layout), Resize(*size, fit))
+    found = made(CoefficientDecoder(layout, Resize(*size, fit)), np.frombuffer(packed, np.uint8))
+    assert psnr(found, expected) > 45
+    if fit == "pad":
+        white = resized(np.full((layout.height, layout.width, layout.channels), 255, np.uint8), Resize(*size, fit))
+        assert np.array_equal(found.any(2) | (white.max(2) == 255), white.max(2) == 255)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (20, 33), (64, 64), (100, 128)])
+def test_planes_and_pixels_become_what_pillow_makes_of_them(size: tuple[int, int]) -> None:
+    image = scene(64, 64, 3)
+    packed = yuv420.pack(image)
+    expected = resized(yuv420.unpack(packed, 64, 64), Resize(*size))
+    assert psnr(made(Yuv420Decoder(64, 64, Resize(*size)), np.frombuffer(packed, np.uint8)), expected) > 45
+    raw = field_decoder(Field("image", "raw", "|u1", (64, 64, 3)), Resize(*size))
+    assert raw is not None
+    found = made(raw, image.transpose(2, 0, 1))
+    assert abs(found.astype(int) - resized(image, Resize(*size))).max() <= 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("size", [(16, 16), (56, 48), (96, 96)])
+def test_products_of_rounded_numbers_change_no_pixel_by_more_than_a_level(
+    layout: CoefficientLayout, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product: Product = torch.matmul
+    random = np.random.default_rng(0)
+    noise = random.integers(0, 256, (layout.height, layout.width, layout.channels), np.uint8)
+    for image in (noise, scene(*noise.shape)):
+        packed = np.frombuffer(coefficients.pack(image, layout), np.uint8)
+        expected = made(CoefficientDecoder(layout, Resize(*size)), packed)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "matmul", lambda a, b: product(a.bfloat16().float(), b.bfloat16().float()))
+            found = made(CoefficientDecoder(layout, Resize(*size)), packed)
+        assert abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("frequencies", range(1, 9))
+def test_low_frequencies_alone_are_packed_as_those_of_the_whole(layout: CoefficientLayout, frequencies: int) -> None:
+    random = np.random.default_rng(1)
+    shape = layout.height, layout.width, layout.channels
+    images = [random.integers(0, 256, shape, np.uint8), scene(*shape)]
+    whole = np.stack([np.frombuffer(coefficients.pack(image, layout), np.uint8) for image in images])
+    low = keep_low(whole, layout, frequencies)
+    kept = layout_of(shape, layout.quality, layout.chroma, frequencies)
+    assert low.shape == (2, kept.nbytes)
+    for row, part in zip(whole, low, strict=True):
+        expected = made(CoefficientDecoder(layout, frequencies=frequencies), row)
+        assert np.array_equal(made(CoefficientDecoder(kept), part), expected)
+        assert abs(coefficients.unpack(part.tobytes(), kept).astype(int) - expected).max() <= 1
+    assert frequencies < 8 or np.array_equal(low, whole)
+
+
+def test_one_module_makes_many_sizes_and_keeps_what_it_made() -> None:
+    field = Field("image", "dct-zstd", "|u1", (64, 64, 3), 90, "420")
+    module = decoder(SimpleNamespace(manifest=SimpleNamespace(fields=[field])), 32)
+    layout = layout_of(field.shape, 90, "420")
+    packed = torch.from_numpy(np.frombuffer(coefficients.pack(scene(64, 64, 3), layout), np.uint8).copy())[None]
+    assert module(packed).shape == (1, 3, 32, 32)
+    for size, shape in ((48, (48, 48)), ((20, 64), (20, 64)), (32, (32, 32)), (48, (48, 48))):
+        assert module(packed, size).shape == (1, 3, *shape)
+    assert len(module._of_sizes) == 3
+    assert not [*module.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("size", "fit", "said"),
+    [
+        (7, "crop", "from 8 pixels to twice as large"),
+        (129, "crop", "not 129x129"),
+        ((16, 129), "crop", "not 16x129"),
+        ((16,), "crop", r"not \(16,\)"),
+        (16.0, "crop", "not 16.0"),
+        (True, "crop", "not True"),
+        (16, "cover", "fit is one of crop, pad, stretch, not 'cover'"),
+    ],
+)
+def test_sizes_that_cannot_be_made_are_refused(size: Any, fit: Any, said: str) -> None:
+    field = Field("image", "raw", "|u1", (64, 64, 3))
+    with pytest.raises(UsageError, match=said):
+        decoder(SimpleNamespace(manifest=SimpleNamespace(fields=[field])), size, fit=fit)
+
+
+@given(st.integers(1, 60), st.floats(0, 0.4), st.floats(0.6, 1), st.integers(1, 70))
+def test_weights_are_those_of_pillow(length: int, start: float, stop: float, size: int) -> None:
+    box = start * length, stop * length
+    impulses = Image.fromarray(np.eye(length, dtype=np.float32))
+    expected = impulses.resize((size, length), Image.Resampling.LANCZOS, box=(box[0], 0, box[1], length))
+    assert np.allclose(lanczos(length, *box, size), np.asarray(expected).T, atol=2e-6)
