@@ -5,7 +5,6 @@ Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, righ
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np

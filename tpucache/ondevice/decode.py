@@ -21,7 +21,7 @@ from tpucache.geometry import Fit, lanczos, margins, placement
 from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
-from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Plane, basis, layout_of
+from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Part, Plane, basis, layout_of
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 
@@ -82,7 +82,7 @@ class CoefficientDecoder:
         self.layout = layout
         self.constants: dict[str, Matrix] = {}
         sides = _sides((layout.height, layout.width), resize)
-        self.frequencies = min(frequencies or BLOCK, layout.frequencies)
+        self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
         for number, plane in enumerate(layout.planes):
             matrices = coefficient_matrices(plane, *sides, self.frequencies)
             self.constants.update(_constants_of(matrices, number))
@@ -91,20 +91,13 @@ class CoefficientDecoder:
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return the images of a batch."""
-        values = library.cast(packed, "float32")
-        low, high = values[:, : self.layout.low], values[:, self.layout.low :]
-        low = _signed(library, low, 256)
-        second = library.functions.floor(high / 16)
-        nibbles = _signed(library, library.functions.concatenate([high - 16 * second, second], 1), 16)
-        planes, at, place = [], 0, 0
-        for number, plane in enumerate(self.layout.planes):
-            matrix = low[:, at : at + plane.size].reshape(-1, *plane.shape)
-            upper = _spread(library, nibbles[:, place : place + plane.wide], matrix, plane)
-            kept = slice(self.frequencies * plane.block_rows), slice(self.frequencies * plane.block_columns)
-            matrix, upper = matrix[:, kept[0], kept[1]], upper[:, kept[0], kept[1]]
-            matrix = _with_means(library, matrix, upper, plane, constants[f"ones{number}"])
+        matrices = _matrices(library, library.cast(packed, "float32"), self.layout)
+        planes = []
+        for number, (plane, parts) in enumerate(zip(self.layout.planes, matrices, strict=True)):
+            rows, columns = plane.shape(self.frequencies)
+            low, high = (part[:, :rows, :columns] for part in parts)
+            matrix = _with_means(library, low, high, plane, constants[f"ones{number}"])
             planes.append(_transform(library, matrix, constants, number))
-            at, place = at + plane.size, place + plane.wide
         return _to_colours(library, planes, constants.get("white", 128))
 
 
@@ -197,17 +190,57 @@ def _signed(library: ArrayLibrary, values: Array, size: int) -> Array:
     return values - size * library.cast(values >= size // 2, "float32")
 
 
-def _spread(library: ArrayLibrary, nibbles: Array, low: Array, plane: Plane) -> Array:
-    """Return high bits at the places of their coefficients, 0 elsewhere: as `low`, (B, *plane.shape)."""
-    functions, rows, columns, at = library.functions, plane.block_rows, plane.block_columns, 0
-    parts = []
-    for width in plane.widths:
-        filled, count = width * columns, rows * width * columns
-        row = [nibbles[:, at : at + count].reshape(-1, rows, filled)] if filled else []
-        row += [functions.zeros_like(low[:, :rows, filled:])] if filled < plane.shape[1] else []
-        parts.append(functions.concatenate(row, 2))
-        at += count
-    return functions.concatenate(parts, 1)
+def _matrices(library: ArrayLibrary, values: Array, layout: CoefficientLayout) -> list[list[Array]]:
+    """Return low and high bits of each plane's coefficients, (B, rows, columns), by the bands' packed bytes."""
+    found: list[list[Array]] = []
+    at = 0
+    for band in layout.parts:
+        low = _signed(library, values[:, at : at + band.low_bytes], 256)
+        pairs = values[:, at + band.low_bytes : at + band.low_bytes + band.high_bytes]
+        second = library.functions.floor(pairs / 16)
+        nibbles = _signed(library, library.functions.concatenate([pairs - 16 * second, second], 1), 16)
+        at += band.low_bytes + band.high_bytes
+        place = filled = 0
+        for number, (plane, parts, wide) in enumerate(zip(layout.planes, band.low, band.high, strict=True)):
+            blocks = []
+            for part in parts:
+                blocks.append(low[:, place : place + part.size].reshape(-1, *part.shape))
+                place += part.size
+            count = sum(part.size for part in wide)
+            high = _spread(library, nibbles[:, filled : filled + count], blocks, parts, plane, wide)
+            filled += count
+            if band.first:
+                below = [_beside(library, *pair) for pair in zip(found[number], (blocks, high), strict=True)]
+                found[number] = below
+            else:
+                found.append([blocks[0], high[0]])
+    return found
+
+
+def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
+    """Return a matrix with the next band's two blocks: one to its right, and one below both."""
+    functions = library.functions
+    return functions.concatenate([functions.concatenate([matrix, blocks[0]], 2), blocks[1]], 1)
+
+
+def _spread(
+    library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Part], plane: Plane, wide: list[Part]
+) -> list[Array]:
+    """Return high bits at the places of their coefficients, 0 elsewhere: blocks as those of `low`."""
+    functions, at = library.functions, 0
+    starts = {part.rows.start: part for part in wide}
+    blocks = []
+    for block, part in zip(low, parts, strict=True):
+        rows = []
+        for start in range(part.rows.start, part.rows.stop, plane.block_rows):
+            width = starts[start].shape[1] if start in starts else 0
+            count = plane.block_rows * width
+            row = [nibbles[:, at : at + count].reshape(-1, plane.block_rows, width)] if width else []
+            row += [functions.zeros_like(block[:, : plane.block_rows, width:])] if width < part.shape[1] else []
+            rows.append(functions.concatenate(row, 2))
+            at += count
+        blocks.append(functions.concatenate(rows, 1))
+    return blocks
 
 
 def _parts(library: ArrayLibrary, values: Array, unit: float) -> list[Array]:

@@ -4,15 +4,17 @@ An image becomes one plane (grey) or three (Y, Cb, Cr). The coefficients of a pl
 column `(v, j)` holds the coefficient of vertical frequency `u` and horizontal frequency `v` in block `(i, j)`. So the
 pixels of the plane are `F @ (C * Q) @ E` with two constant matrices, and nothing is transposed or shuffled.
 
-The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of those that can need them. docs/format.md
-describes them exactly. Transform and quantisation follow JPEG (ITU-T T.81); all sums are of whole numbers below 2^53,
-so float64 holds them exactly and every processor makes the same bytes.
+The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of those that can need them; or so for one
+band of frequencies after the other, of which the first make a smaller image. docs/format.md describes them exactly.
+Transform and quantisation follow JPEG (ITU-T T.81); all sums are of whole numbers below 2^53, so float64 holds them
+exactly and every processor makes the same bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -62,11 +64,10 @@ _DCT_BITS: Final = 15
 
 
 class Plane(NamedTuple):
-    """One plane's matrix of coefficients, (K * block_rows, K * block_columns), and how it is quantised.
+    """One plane's matrix of coefficients, (8 * block_rows, 8 * block_columns), and how it is quantised.
 
-    K are the `frequencies`: all 8 of a block, or the lowest. `step` is how many pixels of the image one of the plane
-    covers in each direction: 1, or 2 for halved chroma. `table` holds the quantisers (8, 8), and `widths` for each
-    vertical frequency how many horizontal ones have high bits.
+    `step` is how many pixels of the image one of the plane covers in each direction: 1, or 2 for halved chroma. `table`
+    holds the quantisers (8, 8), and `widths` for each vertical frequency how many horizontal ones have high bits.
     """
 
     block_rows: int
@@ -74,29 +75,73 @@ class Plane(NamedTuple):
     step: int
     table: Array
     widths: tuple[int, ...]
-    frequencies: int = BLOCK
+
+    def shape(self, frequencies: int = BLOCK) -> tuple[int, int]:
+        """Return rows and columns of the matrix of the lowest frequencies."""
+        return frequencies * self.block_rows, frequencies * self.block_columns
+
+    def low(self, first: int, last: int) -> list[Part]:
+        """Return where the coefficients below frequency `last`, but not those below `first`, lie in the matrix.
+
+        They are those to the right of the lower ones, then all below them.
+        """
+        (rows, columns), (all_rows, all_columns) = self.shape(first), self.shape(last)
+        right = Part(slice(0, rows), slice(columns, all_columns))
+        return [*([right] if first else []), Part(slice(rows, all_rows), slice(0, all_columns))]
+
+    def high(self, first: int, last: int) -> list[Part]:
+        """Return where those of them lie that have high bits, for each vertical frequency."""
+        found = []
+        for u, width in enumerate(self.widths[:last]):
+            start, stop = first if u < first else 0, min(width, last)
+            if stop > start:
+                rows = slice(u * self.block_rows, (u + 1) * self.block_rows)
+                found.append(Part(rows, slice(start * self.block_columns, stop * self.block_columns)))
+        return found
+
+
+class Part(NamedTuple):
+    """Some rows and columns of a matrix."""
+
+    rows: slice
+    columns: slice
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the matrix."""
-        return self.frequencies * self.block_rows, self.frequencies * self.block_columns
+        """How many rows and columns."""
+        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
     @property
     def size(self) -> int:
-        """Coefficients in the plane: bytes of its low part."""
-        return self.frequencies**2 * self.block_rows * self.block_columns
+        """How many coefficients."""
+        return self.shape[0] * self.shape[1]
+
+
+class Band(NamedTuple):
+    """The frequencies from `first` to below `last` in packed bytes: parts of each plane, and their bytes."""
+
+    first: int
+    last: int
+    low: list[list[Part]]
+    high: list[list[Part]]
 
     @property
-    def wide(self) -> int:
-        """Coefficients that have high bits."""
-        return self.block_rows * self.block_columns * sum(self.widths)
+    def low_bytes(self) -> int:
+        """Bytes of the low parts of all planes."""
+        return sum(part.size for parts in self.low for part in parts)
+
+    @property
+    def high_bytes(self) -> int:
+        """Bytes of the high parts of all planes: two coefficients a byte."""
+        return (sum(part.size for parts in self.high for part in parts) + 1) // 2
 
 
 @dataclass(frozen=True)
 class CoefficientLayout:
     """How an image (height, width, channels) lies in packed bytes; `quality` is JPEG's, 1 to 100.
 
-    With fewer `frequencies` than 8, the packed bytes are those of the lowest of each block: see `keep_low`.
+    The packed bytes are one band of frequencies after the other. `bands` are the frequencies below which each is: (8,)
+    for all in one, (2, 4, 8) for three, (4,) for the lower half alone.
     """
 
     height: int
@@ -104,7 +149,7 @@ class CoefficientLayout:
     channels: int
     quality: int
     chroma: str = "420"
-    frequencies: int = BLOCK
+    bands: tuple[int, ...] = (BLOCK,)
 
     @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
@@ -112,81 +157,47 @@ class CoefficientLayout:
         step = 2 if self.channels == 3 and self.chroma == "420" else 1
         rows, columns = (-(-side // (BLOCK * step)) for side in (self.height, self.width))
         luma, chroma = (quantisers(table, self.quality) for table in (_LUMA_TABLE, _CHROMA_TABLE))
-        first = self._plane(rows * step, columns * step, 1, luma)
-        return (first,) if self.channels == 1 else (first, *(self._plane(rows, columns, step, chroma),) * 2)
+        first = Plane(rows * step, columns * step, 1, luma, _widths(luma))
+        return (first,) if self.channels == 1 else (first, *(Plane(rows, columns, step, chroma, _widths(chroma)),) * 2)
 
-    def _plane(self, rows: int, columns: int, step: int, table: Array) -> Plane:
-        most = self.frequencies
-        widths = tuple(min(width, most) for width in _widths(table)[:most])
-        return Plane(rows, columns, step, table, widths, most)
-
-    @property
-    def low(self) -> int:
-        """Bytes of the low parts of all planes."""
-        return sum(plane.size for plane in self.planes)
-
-    @property
-    def high(self) -> int:
-        """Bytes of the high parts of all planes: two coefficients a byte."""
-        return (sum(plane.wide for plane in self.planes) + 1) // 2
+    @functools.cached_property
+    def parts(self) -> tuple[Band, ...]:
+        """The bands in order."""
+        return tuple(
+            Band(
+                first,
+                last,
+                [plane.low(first, last) for plane in self.planes],
+                [plane.high(first, last) for plane in self.planes],
+            )
+            for first, last in itertools.pairwise((0, *self.bands))
+        )
 
     @property
     def nbytes(self) -> int:
         """Packed bytes of an image."""
-        return self.low + self.high
+        return sum(band.low_bytes + band.high_bytes for band in self.parts)
 
 
 @functools.lru_cache(64)
-def layout_of(shape: tuple[int, ...], quality: int, chroma: str | None, frequencies: int = BLOCK) -> CoefficientLayout:
+def layout_of(
+    shape: tuple[int, ...], quality: int, chroma: str | None, bands: tuple[int, ...] = (BLOCK,)
+) -> CoefficientLayout:
     """Return the layout of images (height, width, channels), made once."""
     height, width, channels = shape
-    return CoefficientLayout(height, width, channels, quality, chroma or "420", frequencies)
+    return CoefficientLayout(height, width, channels, quality, chroma or "420", bands)
 
 
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
     """Return an image (height, width, channels) as packed coefficients: the same bytes on every processor."""
-    low, high = [], []
+    matrices: Matrices = []
     for pixels, plane in zip(_image_planes(image, layout), layout.planes, strict=True):
         coefficients = _quantise(_transform(pixels), plane)
         coefficients[:, 0, 1:, 0] -= coefficients[:, 0, :-1, 0].copy()
-        matrix = coefficients.transpose(1, 0, 3, 2)  # (u, i, v, j)
-        small = matrix.astype(np.int8)  # wraps around
-        low.append(small.ravel())
-        rest = (matrix - small) >> 8
-        high += [rest[u, :, :width].ravel() for u, width in enumerate(plane.widths)]
-    nibbles = np.concatenate(high) & 15
-    first, second = np.split(np.pad(nibbles, (0, len(nibbles) % 2)), 2)
-    return b"".join(part.tobytes() for part in (*low, (first | second << 4).astype(np.uint8)))
-
-
-def keep_low(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, frequencies: int) -> npt.NDArray[np.uint8]:
-    """Return the packed bytes (n, M) of the lowest frequencies of images packed in whole, uint8 (n, N).
-
-    They are those of `layout_of(..., frequencies)`: low bytes of the coefficients that are kept, then their high bits,
-    paired anew.
-    """
-    kept = dataclasses.replace(layout, frequencies=frequencies)
-    images = len(packed)
-    target = np.empty((images, kept.nbytes), np.uint8)
-    high = packed[:, layout.low :]
-    nibbles = np.concatenate([high & 15, high >> 4], 1)
-    chosen = np.zeros((images, 2 * kept.high), np.uint8)
-    at = to = place = filled = 0
-    for whole, part in zip(layout.planes, kept.planes, strict=True):
-        matrix = packed[:, at : at + whole.size].reshape(images, *whole.shape)
-        rows, columns = part.shape
-        target[:, to : to + part.size].reshape(images, rows, columns)[...] = matrix[:, :rows, :columns]
-        at, to = at + whole.size, to + part.size
-        for u, width in enumerate(whole.widths):
-            row = nibbles[:, place : place + whole.block_rows * width * whole.block_columns]
-            place += row.shape[1]
-            if u < frequencies:
-                row = row.reshape(images, whole.block_rows, -1)[:, :, : part.widths[u] * whole.block_columns]
-                count = row.shape[1] * row.shape[2]
-                chosen[:, filled : filled + count] = row.reshape(images, count)
-                filled += count
-    target[:, kept.low :] = chosen[:, : kept.high] | chosen[:, kept.high :] << 4
-    return target
+        matrix = coefficients.transpose(1, 0, 3, 2).reshape(1, *plane.shape())  # (u, i), (v, j)
+        low = matrix.astype(np.int8)  # wraps around
+        matrices.append((low.view(np.uint8), ((matrix - low) >> 8 & 15).astype(np.uint8)))
+    return _joined(matrices, layout).tobytes()
 
 
 def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
@@ -202,6 +213,52 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
         for pixels, plane in zip(planes[1:], layout.planes[1:], strict=True)
     )
     return to_rgb(luma, blue, red)
+
+
+def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Return packed images, uint8 (n, N), in other bands, uint8 (n, M): fewer frequencies, or others together."""
+    return _joined(_split(packed, layout), dataclasses.replace(layout, bands=bands))
+
+
+Matrices = list[tuple[Array, Array]]
+
+
+def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
+    """Return the packed bytes (n, N) of each plane's low bytes and high bits, uint8 (n, rows, columns) both."""
+    images = len(matrices[0][0])
+    found = []
+    for band in layout.parts:
+        for (low, _), parts in zip(matrices, band.low, strict=True):
+            found += [low[:, rows, columns].reshape(images, -1) for rows, columns in parts]
+        nibbles = np.zeros((images, 2 * band.high_bytes), np.uint8)
+        at = 0
+        for (_, high), parts in zip(matrices, band.high, strict=True):
+            for part in parts:
+                nibbles[:, at : at + part.size] = high[:, part.rows, part.columns].reshape(images, -1)
+                at += part.size
+        found.append(nibbles[:, : band.high_bytes] | nibbles[:, band.high_bytes :] << 4)
+    return np.concatenate(found, 1)
+
+
+def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout) -> Matrices:
+    """Return each plane's low bytes and high bits, uint8 (n, rows, columns) of the layout's highest frequency."""
+    images = len(packed)
+    shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes]
+    matrices = [(np.empty(shape, np.uint8), np.zeros(shape, np.uint8)) for shape in shapes]
+    at = 0
+    for band in layout.parts:
+        for (low, _), parts in zip(matrices, band.low, strict=True):
+            for part in parts:
+                low[:, part.rows, part.columns] = packed[:, at : at + part.size].reshape(images, *part.shape)
+                at += part.size
+        pairs = packed[:, at : at + band.high_bytes]
+        nibbles, place = np.concatenate([pairs & 15, pairs >> 4], 1), 0
+        for (_, high), parts in zip(matrices, band.high, strict=True):
+            for part in parts:
+                high[:, part.rows, part.columns] = nibbles[:, place : place + part.size].reshape(images, *part.shape)
+                place += part.size
+        at += band.high_bytes
+    return matrices
 
 
 def quantisers(table: tuple[tuple[int, ...], ...], quality: int) -> Array:
@@ -274,29 +331,22 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
 
 def _matrices(packed: bytes | memoryview, layout: CoefficientLayout) -> Iterator[npt.NDArray[np.int32]]:
     """Yield each plane's coefficients (u, i, v, j), the differences along the blocks undone."""
-    data = np.frombuffer(packed, np.uint8)
-    low, high = data[: layout.low].view(np.int8), data[layout.low :]
-    nibbles = np.concatenate([high & 15, high >> 4]).astype(np.int32)
-    nibbles -= (nibbles & 8) << 1
-    at = place = 0
-    for plane in layout.planes:
-        shape = (plane.frequencies, plane.block_rows, plane.frequencies, plane.block_columns)
-        matrix = low[at : at + plane.size].reshape(shape).astype(np.int32)
-        at += plane.size
-        for u, width in enumerate(plane.widths):
-            count = plane.block_rows * width * plane.block_columns
-            part = nibbles[place : place + count].reshape(plane.block_rows, width, plane.block_columns)
-            matrix[u, :, :width] += part << 8
-            place += count
+    count = layout.bands[-1]
+    for (low, high), plane in zip(_split(np.frombuffer(packed, np.uint8)[None], layout), layout.planes, strict=True):
+        matrix = low[0].view(np.int8).astype(np.int32)
+        last = max((u for u, width in enumerate(plane.widths[:count]) if width), default=-1)
+        rows = (last + 1) * plane.block_rows  # those below have no high bits
+        matrix[:rows] += ((high[0, :rows].astype(np.int32) ^ 8) - 8) << 8
+        matrix = matrix.reshape(count, plane.block_rows, count, plane.block_columns)
         matrix[0, :, 0] = np.cumsum(matrix[0, :, 0], -1)
         yield matrix
 
 
 def _pixels(matrix: npt.NDArray[np.int32], plane: Plane) -> npt.NDArray[np.float32]:
     """Return a plane's pixels, centred at 0."""
-    count, rows, columns = plane.frequencies, plane.block_rows, plane.block_columns
+    count, rows, _, columns = matrix.shape
     values = (matrix * plane.table[:count, None, :count, None]).astype(np.float32)
     waves = basis().astype(np.float32)[:count]
     vertical = (waves.T @ values.reshape(count, -1)).reshape(BLOCK, rows, count, columns)
     blocks = vertical.transpose(1, 0, 3, 2).reshape(-1, count) @ waves
-    return np.asarray(blocks.reshape(BLOCK * rows, BLOCK * columns), np.float32)
+    return np.asarray(blocks.reshape(plane.shape()), np.float32)
