@@ -10,8 +10,9 @@ weights, so they are in the constants. Of coefficients, a smaller image needs th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +35,7 @@ _LEAST_SIDE: Final = 8
 _MOST_TIMES: Final = 2
 
 Constants = Mapping[str, Array]
-
-
-class PackedDecoder(Protocol):
-    """What makes images of packed batches, with static shapes."""
-
-    constants: dict[str, Matrix]  # by name, float32; they are to be on the device
-
-    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
-        """Return uint8 (B, channels, height, width) for uint8 (B, N)."""
-        ...
+Matrix = npt.NDArray[np.float32]
 
 
 class Resize(NamedTuple):
@@ -74,105 +66,197 @@ def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
     return Resize(*sides, fit)
 
 
-class CoefficientDecoder:
-    """Decodes quantised coefficients (see PackedDecoder), to the stored size or another one."""
+class Axis(NamedTuple):
+    """How the numbers along a side of a plane make the image's pixels.
+
+    The image has `pixels` along this side, the plane `samples`, each of `step` pixels. Its numbers are the samples
+    themselves, or the lowest `frequencies` of each block of eight.
+    """
+
+    pixels: int
+    samples: int
+    step: int = 1
+    frequencies: int | None = None
+
+    def matrix(self) -> npt.NDArray[Any]:
+        """Return float64 (pixels, numbers): the weights of the numbers in each pixel."""
+        if self.frequencies is None:
+            made = np.eye(self.samples)
+        else:
+            blocks = self.samples // BLOCK
+            made = _inverse_transform(blocks)[:, : self.frequencies * blocks]
+        made = doubling(self.samples) @ made if self.step == 2 else made
+        return np.asarray(made[: self.pixels])
+
+
+class PackedDecoder(ABC):
+    """Makes images of packed batches, with static shapes, of the stored size or another one."""
+
+    def __init__(self, stored: tuple[int, int], resize: Resize | None) -> None:
+        #: The pixels of an image as stored, (height, width).
+        self.stored = stored
+        #: By name, float32; they are to be on the device.
+        self.constants: dict[str, Matrix] = {}
+        sides = _sides(stored, resize)
+        for number, (rows, columns) in enumerate(self.axes):
+            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # else its numbers are its pixels
+                down, across = (side.weights @ axis.matrix() for side, axis in zip(sides, (rows, columns), strict=True))
+                self.constants.update(_constants_of(_float32(down), _float32(across.T), number))
+        above, beside = (side.is_inside for side in sides)
+        if not (above.all() and beside.all()):
+            self.constants["white"] = _float32(128 * np.outer(above, beside))
+
+    @property
+    @abstractmethod
+    def axes(self) -> list[tuple[Axis, Axis]]:
+        """Each plane's rows and columns."""
+
+    @abstractmethod
+    def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
+        """Return a batch's planes as the numbers of their axes, whole and within 2048: float32 (B, rows, columns)."""
+
+    def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
+        """Return float32 (B, channels, height, width) of pixels of planes, centred at 0, by JFIF's matrix.
+
+        `middle` is what 0 becomes: 128, but 0 where an image was padded with black.
+        """
+        luma = planes[0] + middle
+        if len(planes) == 1:
+            return luma[:, None]
+        blue, red = planes[1:]
+        green = luma - 0.344136 * blue - 0.714136 * red
+        colours: Array = library.functions.stack([luma + 1.402 * red, green, luma + 1.772 * blue], 1)
+        return colours
+
+    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
+        """Return uint8 (B, channels, height, width) for a packed batch."""
+        planes = [
+            transformed(library, plane, constants[f"rows{number}"], constants[f"columns{number}"])
+            if f"rows{number}" in constants
+            else plane
+            for number, plane in enumerate(self.planes(library, packed, constants))
+        ]
+        return to_bytes(library, self.colours(library, planes, constants.get("white", 128)))
+
+
+class CoefficientDecoder(PackedDecoder):
+    """Decodes quantised coefficients, uint8 (B, N)."""
 
     def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
         """Take the layout of the packed bytes, and how many frequencies of each block are used (default: all)."""
         self.layout = layout
-        self.constants: dict[str, Matrix] = {}
-        sides = _sides((layout.height, layout.width), resize)
         self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
+        super().__init__((layout.height, layout.width), resize)
         for number, plane in enumerate(layout.planes):
-            matrices = coefficient_matrices(plane, *sides, self.frequencies)
-            self.constants.update(_constants_of(matrices, number))
+            table = plane.table[: self.frequencies, : self.frequencies]
+            quantisers = np.repeat(np.repeat(table, plane.block_rows, 0), plane.block_columns, 1)
+            self.constants[f"quantisers{number}"] = _float32(quantisers)
             self.constants[f"ones{number}"] = np.triu(np.ones((plane.block_columns, plane.block_columns), np.float32))
-        self.constants.update(_white_of(sides))
 
-    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
-        """Return the images of a batch."""
+    @property
+    def axes(self) -> list[tuple[Axis, Axis]]:
+        """Each plane's rows and columns."""
+        return [
+            (
+                Axis(self.layout.height, BLOCK * plane.block_rows, plane.step, self.frequencies),
+                Axis(self.layout.width, BLOCK * plane.block_columns, plane.step, self.frequencies),
+            )
+            for plane in self.layout.planes
+        ]
+
+    def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
+        """Return a batch's coefficients, times their quantisers."""
         matrices = _matrices(library, library.cast(packed, "float32"), self.layout)
         planes = []
         for number, (plane, parts) in enumerate(zip(self.layout.planes, matrices, strict=True)):
             rows, columns = plane.shape(self.frequencies)
             low, high = (part[:, :rows, :columns] for part in parts)
             matrix = _with_means(library, low, high, plane, constants[f"ones{number}"])
-            planes.append(_transform(library, matrix, constants, number))
-        return _to_colours(library, planes, constants.get("white", 128))
+            planes.append(matrix * constants[f"quantisers{number}"])
+        return planes
 
 
-class Yuv420Decoder:
-    """Decodes raw 4:2:0 planes (see PackedDecoder), to the stored size or another one."""
+class Yuv420Decoder(PackedDecoder):
+    """Decodes raw 4:2:0 planes, uint8 (B, N)."""
 
     def __init__(self, height: int, width: int, resize: Resize | None = None) -> None:
         self.luma, self.chroma = plane_shapes(height, width)
-        sides = _sides((height, width), resize)
-        self.constants = _constants_of(sample_matrices(*self.chroma, *sides), 0)
-        self.resizes = resize is not None
-        if self.resizes:
-            rows, columns = (_float32(side.weights) for side in sides)
-            luma = PlaneMatrices(rows, np.ascontiguousarray(columns.T), np.ones((1, 1), np.float32))
-            self.constants.update({**_constants_of(luma, 1), **_white_of(sides)})
+        super().__init__((height, width), resize)
 
-    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
-        """Return the images of a batch."""
+    @property
+    def axes(self) -> list[tuple[Axis, Axis]]:
+        """Each plane's rows and columns."""
+        height, width = self.stored
+        luma, chroma = (
+            (Axis(height, shape[0], step), Axis(width, shape[1], step))
+            for shape, step in ((self.luma, 1), (self.chroma, 2))
+        )
+        return [luma, chroma, chroma]
+
+    def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
+        """Return a batch's samples, centred at 0."""
         values = library.cast(packed, "float32") - 128
         first = self.luma[0] * self.luma[1]
         second = first + self.chroma[0] * self.chroma[1]
-        luma = values[:, :first].reshape(-1, *self.luma)
-        planes = [_transform(library, luma, constants, 1) if self.resizes else luma]
-        for samples in (values[:, first:second], values[:, second:]):
-            planes.append(_transform(library, samples.reshape(-1, *self.chroma), constants, 0))
-        return _to_colours(library, planes, constants.get("white", 128))
+        blue, red = (part.reshape(-1, *self.chroma) for part in (values[:, first:second], values[:, second:]))
+        return [values[:, :first].reshape(-1, *self.luma), blue, red]
 
 
-class PixelDecoder:
-    """Resizes pixels, uint8 (B, channels, height, width) (see PackedDecoder)."""
+class PixelDecoder(PackedDecoder):
+    """Resizes pixels, uint8 (B, channels, height, width)."""
 
-    def __init__(self, height: int, width: int, resize: Resize) -> None:
-        rows, columns = sides = _sides((height, width), resize)
-        matrices = PlaneMatrices(_float32(rows.weights), _float32(columns.weights.T), np.ones((1, 1), np.float32))
-        self.constants = {**_constants_of(matrices, 0), **_white_of(sides)}
-        self.shape = resize.height, resize.width
+    def __init__(self, field: Field, resize: Resize | None = None) -> None:
+        height, width, self.channels = field.shape
+        super().__init__((height, width), resize)
 
-    def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
-        """Return the images of a batch."""
-        images, channels = packed.shape[:2]
-        planes = library.cast(packed, "float32").reshape(-1, *packed.shape[2:]) - 128
-        resized = _transform(library, planes, constants, 0) + constants.get("white", 128)
-        functions = library.functions
-        pixels = library.cast(functions.round(functions.clip(resized, 0, 255)), "uint8")
-        return pixels.reshape(images, channels, *self.shape)
+    @property
+    def axes(self) -> list[tuple[Axis, Axis]]:
+        """Each channel's rows and columns."""
+        height, width = self.stored
+        return [(Axis(height, height), Axis(width, width))] * self.channels
+
+    def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
+        """Return a batch's channels, centred at 0."""
+        values = library.cast(packed, "float32") - 128
+        return [values[:, channel] for channel in range(self.channels)]
+
+    def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
+        """Return the channels as they are."""
+        return library.functions.stack([plane + middle for plane in planes], 1)
 
 
 def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder | None:
     """Return the decoder of a field's packed form, or what resizes its pixels; None where there is nothing to do."""
-    height, width = field.shape[:2]
+    is_packed = isinstance(CODECS[field.codec], PackedCodec)
+    return packed_or_pixels(field, resize) if is_packed or resize is not None else None
+
+
+def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecoder:
+    """Return the decoder of a field's packed form, or of its pixels where it has none."""
     if not isinstance(CODECS[field.codec], PackedCodec):
-        return None if resize is None else PixelDecoder(height, width, resize)
+        return PixelDecoder(field, resize)
     if field.quality is None:
+        height, width, _ = field.shape
         return Yuv420Decoder(height, width, resize)
     return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma), resize)
 
 
-def _constants_of(matrices: PlaneMatrices, number: int) -> dict[str, Matrix]:
-    """Return a plane's constants by name: the matrices as coarse, coarse and fine parts, to meet those of `_parts`."""
-    coarse_rows, coarse_columns = to_bfloat16(matrices.rows), to_bfloat16(matrices.columns)
+def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:
+    """Return a plane's constants by name: matrices as coarse, coarse and fine parts, to meet those of `split_parts`."""
+    coarse_rows, coarse_columns = to_bfloat16(rows), to_bfloat16(columns)
     return {
-        f"quantisers{number}": matrices.quantisers,
-        f"rows{number}": np.concatenate([coarse_rows, coarse_rows, matrices.rows - coarse_rows], 1),
-        f"columns{number}": np.concatenate([coarse_columns, coarse_columns, matrices.columns - coarse_columns], 0),
+        f"rows{number}": np.concatenate([coarse_rows, coarse_rows, rows - coarse_rows], 1),
+        f"columns{number}": np.concatenate([coarse_columns, coarse_columns, columns - coarse_columns], 0),
     }
 
 
-def _transform(library: ArrayLibrary, matrix: Array, constants: Constants, number: int) -> Array:
-    """Return `rows @ (matrix * quantisers) @ columns`, each operand in two parts."""
+def transformed(library: ArrayLibrary, matrix: Array, rows: Array, columns: Array) -> Array:
+    """Return `rows @ matrix @ columns`, each operand in three parts: those of the constants are `_constants_of`."""
     functions = library.functions
-    values = matrix * constants[f"quantisers{number}"]
-    wide = functions.concatenate(_parts(library, values, _OF_COEFFICIENTS), 2)
-    half = functions.matmul(wide, constants[f"columns{number}"])
-    high = functions.concatenate(_parts(library, half, _OF_HALF_DONE), 1)
-    return functions.matmul(constants[f"rows{number}"], high)
+    wide = functions.concatenate(split_parts(library, matrix, of_coefficients=True), 2)
+    half = functions.matmul(wide, columns)
+    high = functions.concatenate(split_parts(library, half, of_coefficients=False), 1)
+    return functions.matmul(rows, high)
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
@@ -243,41 +327,21 @@ def _spread(
     return blocks
 
 
-def _parts(library: ArrayLibrary, values: Array, unit: float) -> list[Array]:
-    """Return multiples of `unit`, the rest, and the first again: for the constant's coarse, coarse and fine part."""
+def split_parts(library: ArrayLibrary, values: Array, *, of_coefficients: bool) -> list[Array]:
+    """Return a coarse part, the rest, and the first again: for the weights' coarse, coarse and fine part.
+
+    The values are coefficients, or what one of the two products has made of them.
+    """
+    unit = _OF_COEFFICIENTS if of_coefficients else _OF_HALF_DONE
     # Rounded by arithmetic, as XLA may leave out a conversion to bfloat16 and back.
     coarse = library.functions.round(values / unit) * unit
     return [coarse, values - coarse, coarse]
 
 
-def _to_colours(library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-    """Return planes (B, height, width) centred at 0 as uint8 (B, channels, height, width), by JFIF's matrix.
-
-    `middle` is what 0 becomes: 128, but 0 where an image was padded with black.
-    """
+def to_bytes(library: ArrayLibrary, colours: Array) -> Array:
+    """Return float32 numbers as the nearest of uint8."""
     functions = library.functions
-    luma = planes[0] + middle
-    if len(planes) == 1:
-        colours = luma[:, None]
-    else:
-        blue, red = planes[1:]
-        green = luma - 0.344136 * blue - 0.714136 * red
-        colours = functions.stack([luma + 1.402 * red, green, luma + 1.772 * blue], 1)
     return library.cast(functions.round(functions.clip(colours, 0, 255)), "uint8")
-
-
-Matrix = npt.NDArray[np.float32]
-
-
-class PlaneMatrices(NamedTuple):
-    """The pixels (height, width) of a plane's matrix C are `rows @ (C * quantisers) @ columns`.
-
-    `rows` is (height, C's rows) and `columns` (C's columns, width). Both cut the padding off and interpolate chroma.
-    """
-
-    rows: Matrix
-    columns: Matrix
-    quantisers: Matrix
 
 
 class Side(NamedTuple):
@@ -305,38 +369,6 @@ def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas
     weights[margin : margin + size] = lanczos(stored, start, stop, size)
     is_inside[margin : margin + size] = True
     return Side(weights, is_inside)
-
-
-def _white_of(sides: tuple[Side, Side]) -> dict[str, Matrix]:
-    """Return what a plane's 0 becomes at each pixel, by name; nothing where no pixel is padding."""
-    rows, columns = (side.is_inside for side in sides)
-    return {} if rows.all() and columns.all() else {"white": _float32(128 * np.outer(rows, columns))}
-
-
-def coefficient_matrices(plane: Plane, rows: Side, columns: Side, frequencies: int = BLOCK) -> PlaneMatrices:
-    """Return the matrices for a plane of coefficients, as `store.codecs.dct.coefficients` lays them out.
-
-    Of them, they take the lowest frequencies of each block.
-    """
-    table = plane.table[:frequencies, :frequencies]
-    quantisers = np.repeat(np.repeat(table, plane.block_rows, 0), plane.block_columns, 1)
-    down = _half(plane.block_rows, plane.step, rows, frequencies)
-    across = _half(plane.block_columns, plane.step, columns, frequencies)
-    return PlaneMatrices(_float32(down), _float32(across.T), _float32(quantisers))
-
-
-def _half(blocks: int, step: int, side: Side, frequencies: int) -> npt.NDArray[Any]:
-    """Return (pixels made, frequencies * blocks): the weights of the coefficients along one side of a plane."""
-    pixels = _inverse_transform(blocks)[:, : frequencies * blocks]
-    pixels = doubling(len(pixels)) @ pixels if step == 2 else pixels
-    return np.asarray(side.weights @ pixels[: side.weights.shape[1]])
-
-
-def sample_matrices(height: int, width: int, rows: Side, columns: Side) -> PlaneMatrices:
-    """Return the matrices that double a plane of samples (height, width) and resize it."""
-    down = rows.weights @ doubling(height)[: rows.weights.shape[1]]
-    across = columns.weights @ doubling(width)[: columns.weights.shape[1]]
-    return PlaneMatrices(_float32(down), _float32(across.T), np.ones((1, 1), np.float32))
 
 
 def doubling(size: int) -> npt.NDArray[Any]:

@@ -12,7 +12,8 @@ from tpucache.errors import UsageError
 from tpucache.geometry import Fit
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, BatchNormalise
-from tpucache.ondevice.decode import PackedDecoder, Size, field_decoder, to_resize
+from tpucache.ondevice.crop import CropDecoder
+from tpucache.ondevice.decode import PackedDecoder, Resize, Size, field_decoder, packed_or_pixels, to_resize
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
 
@@ -110,18 +111,43 @@ class Resizer(nn.Module):
         return self._of_sizes[name]
 
 
-def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop") -> nn.Module:
+class Cropper(nn.Module):
+    """Packed images and the random numbers of `draw` -> their crops, uint8 (B, channels, height, width)."""
+
+    def __init__(self, field: Field, resize: Resize) -> None:
+        super().__init__()
+        self._crop = CropDecoder(packed_or_pixels(field), resize)
+        self._library = _torch_on(torch.device("cpu"))
+        for name, constant in self._crop.constants.items():
+            self.register_buffer(name, self._library.constant(constant), persistent=False)
+
+    def forward(self, batch: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """Return the crops of a batch."""
+        library = _torch_on(batch.device)
+        with torch.autocast(batch.device.type, enabled=False):
+            images: torch.Tensor = self._crop.decode(library, batch, dict(self.named_buffers()), draws)
+        return images
+
+
+def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", crop: bool = False) -> nn.Module:
     """Return the module that makes uint8 (B, channels, height, width) of the images of `CachedLoader(finish="device")`.
 
     `size` is that of the images to be made, (height, width) in pixels or one number for both: from 8 to twice the
     stored ones. `fit` says how an image of another shape comes to it, as warmup's `--fit`. The module takes another
     size with a batch, too: `module(batch, 160)`.
 
+    With `crop` it makes a random part of each image that size (default: the stored one), without aliasing, and turns
+    some left to right: `module(batch, draws)`, with the numbers of `draw(AugmentSettings(crop=True, flip=True), seed,
+    step, len(batch), stored_size)`, of one view, on the batch's device.
+
     It consists of plain torch operators with static shapes and has no parameters; `.to(device)` moves its constants.
     Images of a codec without a packed form pass through it as they are, unless they get another size. Raises UsageError
     for a cache without images, and for a size that is none.
     """
     field = image_field(dataset)
+    if crop:
+        height, width, _ = field.shape
+        return Cropper(field, to_resize(field, (height, width) if size is None else size, fit))
     if size is not None:
         return Resizer(field, size, fit)
     packed = field_decoder(field)
