@@ -19,7 +19,11 @@ from PIL import Image
 import tpucache.jax
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.jax import AugmentSettings, feed
-from tpucache.ondevice import Augment, Normalise, draw
+from tpucache.ondevice import Augment, Normalise, decoder, draw
+from tpucache.ondevice.arrays import ArrayLibrary
+from tpucache.ondevice.crop import CropDecoder
+from tpucache.ondevice.decode import Resize, packed_or_pixels
+from tpucache.store.fields import Field
 
 ALL = AugmentSettings(
     flip=True, vertical_flip=True, shift=3, brightness=0.3, contrast=0.3, saturation=0.3, erase=0.4,
@@ -393,3 +397,22 @@ def test_the_same_work_is_compiled_once(cache):
     assert not [event for event in events if "compile" in event]
     jax.jit(lambda values: values * 3 + 1)(np.arange(5))
     assert [event for event in events if "compile" in event]  # or they would not be noticed
+
+
+@pytest.mark.parametrize("codec", ["raw", "yuv420", "dct-zstd"])
+def test_other_sizes_and_crops_are_those_of_torch(codec):
+    field = Field("image", codec, "|u1", (40, 56, 3), *((90, "420") if codec.startswith("dct") else ()))
+    rng = np.random.default_rng(4)
+    shape = (4, 3, 40, 56) if codec == "raw" else (4, *field.packed.shape)
+    batch = rng.integers(0, 256, shape, np.uint8) if codec != "dct-zstd" else np.zeros(shape, np.uint8)
+    batch[:, :5] = 7
+    holder = types.SimpleNamespace(manifest=types.SimpleNamespace(fields=[field]))
+    draws = draw(AugmentSettings(crop=True, flip=True), 1, 2, 4, (40, 56))
+    library = ArrayLibrary(jax.numpy, lambda constant: constant)
+    whole, crops = packed_or_pixels(field, Resize(24, 32)), CropDecoder(packed_or_pixels(field), Resize(24, 32))
+    found = jax.jit(lambda packed: whole.decode(library, packed, whole.constants))(batch)
+    expected = decoder(holder, (24, 32))(torch.from_numpy(batch))
+    assert np.abs(np.asarray(found).astype(int) - expected.numpy()).max() <= 1
+    found = jax.jit(lambda packed, drawn: crops.decode(library, packed, crops.constants, drawn))(batch, draws)
+    expected = decoder(holder, (24, 32), crop=True)(torch.from_numpy(batch), torch.from_numpy(draws))
+    assert np.abs(np.asarray(found).astype(int) - expected.numpy()).max() <= 1
