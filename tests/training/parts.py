@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 from torch import nn
 
 from tpucache.ondevice.draws import draw
-from tpucache.ondevice.modules import Augment
+from tpucache.ondevice.modules import Augment, decoder
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.training.device import Device, open_device
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.model import UNet, conv_bn
@@ -48,6 +49,26 @@ def augment(device: Device) -> dict[str, Any]:
                 mixed = aug.mix(fields[IMAGE], aug.views(targets), draws)
                 found[f"{name} {step}"] = [fields[IMAGE], fields[MASK], *mixed]
             device.step_end()
+    return found
+
+
+def sizes(device: Device) -> dict[str, Any]:
+    """Images of another size, and crops, of each kind of packed image; and how many graphs were compiled."""
+    rng = np.random.default_rng(2)
+    found: dict[str, Any] = {}
+    for codec, quality in (("dct-zstd", 90), ("yuv420", None)):
+        field = Field("image", codec, "|u1", (24, 32, 3), quality, quality and "420")
+        holder = SimpleNamespace(manifest=SimpleNamespace(fields=[field]))
+        whole = decoder(holder, 16).to(device.torch_device)
+        crops = decoder(holder, 16, crop=True).to(device.torch_device)
+        compiles = []
+        for step in range(3):
+            batch = device.put(torch.from_numpy(rng.integers(0, 16, (BATCH, *field.packed.shape), np.uint8)))
+            draws = device.put(torch.from_numpy(draw(ALL, 7, step, BATCH, (24, 32))))
+            found[f"{codec} {step}"] = [whole(batch), crops(batch, draws[:, : draws.shape[1] // 2])]
+            device.step_end()
+            compiles.append(device.counters().compiles)
+        found[f"{codec} compiles"] = compiles
     return found
 
 
@@ -154,7 +175,13 @@ def train(device: Device, kind: str) -> dict[str, Any]:
 
 def run(device: Device) -> dict[str, Any]:
     """Return everything, on the host."""
-    made = {"augment": augment(device), "tasks": tasks(device), "scores": scores(device), "models": models(device)}
+    made = {
+        "augment": augment(device),
+        "sizes": sizes(device),
+        "tasks": tasks(device),
+        "scores": scores(device),
+        "models": models(device),
+    }
     made |= {kind: train(device, kind) for kind in ("sgd", "adamw")}
     host: dict[str, Any] = _to_host(made)
     return host

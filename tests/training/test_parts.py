@@ -54,6 +54,18 @@ def test_bytes_are_moved_exactly_and_colours_nearly(found, name):
 
 
 @pytest.mark.parametrize("name", CORES)
+def test_other_sizes_and_crops_differ_by_a_level_at_most_and_compile_once(found, name):
+    for key, expected in found["eager"]["sizes"].items():
+        actual = found[name]["sizes"][key]
+        if key.endswith("compiles"):
+            assert actual[-1] == actual[0]
+            continue
+        for images, own in zip(expected, actual, strict=True):
+            assert images.shape == own.shape == (16, 3, 16, 16)
+            assert (images.int() - own.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("part", ["tasks", "models"])
 def test_losses_gradients_predictions_and_networks_are_those_of_plain_torch(found, name, part):
     for key, expected in found["eager"][part].items():
