@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +34,7 @@ class FsspecFolder:
         """
         *before, last = url.split("::")
         for scheme in [_scheme(last, is_before=False), *(_scheme(part, is_before=True) for part in before)]:
-            if scheme not in SCHEMES and not (before and scheme in _THROUGH):
+            if not (scheme in SCHEMES or (before and scheme in _THROUGH) or _is_registered(scheme)):
                 raise UsageError(f"{shown}: {scheme}:// is not read. Give a URL of http, https, {', '.join(SCHEMES)}")
         try:
             import fsspec
@@ -159,6 +160,12 @@ class FsspecFolder:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def _is_registered(scheme: str) -> bool:
+    """Return whether this program has registered a place of its own with fsspec."""
+    module = sys.modules.get("fsspec.registry")
+    return module is not None and scheme in module.registry and scheme not in module.known_implementations
 
 
 def _scheme(part: str, *, is_before: bool) -> str:
