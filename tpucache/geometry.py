@@ -1,4 +1,4 @@
-"""Where an image goes when it gets another size, and the weights of its pixels there: numbers alone, no pixels.
+"""Where an image goes when it gets another size, what of its boxes and points is there, and the weights of its pixels.
 
 Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, right, bottom).
 """
@@ -13,7 +13,11 @@ import numpy.typing as npt
 Fit = Literal["crop", "pad", "stretch"]
 Box = tuple[float, float, float, float]
 
+Array = npt.NDArray[Any]
+
 _LOBES: Final = 3  # of Lanczos' filter, to either side
+#: What a row holds that is no box.
+_NO_BOX: Final = -1
 
 
 class Placement(NamedTuple):
@@ -67,3 +71,49 @@ def lanczos(length: int, start: float, stop: float, size: int) -> npt.NDArray[An
     weights = np.sinc(distances) * np.sinc(distances / _LOBES) * (abs(distances) < _LOBES)
     weights *= (places >= first[:, None]) & (places < last[:, None])
     return np.asarray(weights / weights.sum(1, keepdims=True))
+
+
+def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
+    """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
+    middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
+    return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
+
+
+def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
+    """Return boxes (n, 5) as float32 (rows, 5), rows of -1 after the last."""
+    filled = np.full((rows, 5), _NO_BOX, np.float32)
+    filled[: len(boxes)] = boxes
+    return filled
+
+
+def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
+    """Return boxes (n, 5) clipped to left, top, right, bottom, without those of which nothing is left."""
+    clipped = boxes.astype(np.float32)
+    clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
+    clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
+    return clipped[(clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])]
+
+
+def within(
+    points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
+) -> npt.NDArray[np.bool_]:
+    """Return which points x, y (n, 2) lie in left, top, right, bottom.
+
+    Of two edges the right and bottom ones lie outside, or the others where that axis was `flipped`.
+    """
+    low, high = np.array(area[:2]), np.array(area[2:])
+    inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
+    return np.asarray(inside.all(axis=1))
+
+
+def mark_points(
+    points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
+) -> npt.NDArray[np.float32]:
+    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 or 0.
+
+    Visible ones on the right or bottom edge of left, top, right, bottom come just before it, so that the pixel that a
+    visible point lies in is always there.
+    """
+    last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
+    placed = np.where(visible[:, None], np.minimum(points, last), points)
+    return np.column_stack([placed, visible]).astype(np.float32)

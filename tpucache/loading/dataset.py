@@ -17,6 +17,7 @@ from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
+from tpucache.loading.reading.views import in_resolution
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache, field_batches
@@ -34,6 +35,7 @@ Item = Any  # (image, label), or a dict of tensors where a record has more field
 
 #: The name of the columns in a batch.
 COLUMNS: Final = "columns"
+_BATCH_BYTES: Final = 4 << 20
 Self = TypeVar("Self", bound="CachedDataset")
 
 
@@ -61,6 +63,8 @@ class CachedDataset(Dataset[Item]):
         in_memory: InMemory = "auto",
         cache_dir: str | Path | None = None,
         cache_bytes: int | None = None,
+        resolution: int | tuple[int, int] | None = None,
+        frequencies: int | None = None,
     ) -> None:
         """Open a cache; no shard is opened before it is read.
 
@@ -76,12 +80,17 @@ class CachedDataset(Dataset[Item]):
         `in_memory` "auto" lets CachedLoader decide: it maps shards where nobody can cut them short, else keeps records
         once they are read, as far as half of the free memory allows. True keeps whatever is read, False nothing.
 
+        `resolution` shows images of the codecs dct-zstd and dct-lz4 in another size, (height, width) in pixels or one
+        number for both, from 8 to twice the stored one. Boxes, keypoints and masks are those of that size. Of each
+        block's 8 frequencies as many are used as the size can show, or `frequencies` of them: a device is given these.
+
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the rest, or for want of memory.
         """
         opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, cache_bytes)
         self.place: str = opened.place
         self.directory: Path = opened.directory
-        self.manifest: Manifest = opened.manifest
+        self._resolution = resolution, frequencies
+        self.manifest: Manifest = in_resolution(opened.manifest, resolution, frequencies)
         self.table: SampleTable = opened.samples
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
@@ -89,7 +98,9 @@ class CachedDataset(Dataset[Item]):
         self._columns: Array | None = None  # float32 (samples of the cache, width)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
         opened.index  # a damaged one is refused here  # noqa: B018
-        self._reader: RecordReader | None = RecordReader(opened, self._selection.records, in_memory)
+        self._reader: RecordReader | None = RecordReader(
+            opened, self._selection.records, in_memory, shown=self.manifest.fields
+        )
 
     def __len__(self) -> int:
         return len(self._selection)
@@ -242,7 +253,10 @@ class CachedDataset(Dataset[Item]):
     def in_variant(self, variant: Variant) -> CachedDataset:
         """Return all samples of the cache in another variant; files and what is fetched of a URL are shared."""
         reader = self._open_reader
-        return CachedDataset(reader.cache, variant, in_memory=reader.in_memory)
+        resolution, frequencies = self._resolution
+        return CachedDataset(
+            reader.cache, variant, in_memory=reader.in_memory, resolution=resolution, frequencies=frequencies
+        )
 
     def where(self, condition: str) -> CachedDataset:
         """Return the samples that meet a condition such as "age > 60 and site == 'A'", as `matching` reads it.
@@ -289,7 +303,20 @@ class CachedDataset(Dataset[Item]):
 
         Of the records' other fields nothing is read. Raises UsageError where there is no such field, and DamageError.
         """
-        return field_batches(self._open_reader.cache, self._rows(np.arange(len(self)), self.epoch), name)
+        rows = self._rows(np.arange(len(self)), self.epoch)
+        shown = {field.name: at for at, field in enumerate(self.manifest.fields) if field.view is not None}
+        if name not in shown:
+            return field_batches(self._open_reader.cache, rows, name)
+        return self._shown_batches(rows, shown[name])
+
+    def _shown_batches(self, rows: Numbers, field: int) -> Iterator[Array]:
+        """Yield a field that is shown in another size than it is stored in."""
+        count = max(1, _BATCH_BYTES // max(1, self.record_fields[field].nbytes))
+        for first in range(0, len(rows), count):
+            some = rows[first : first + count]
+            buffer = Buffer(self.record_fields, len(some))
+            self._open_reader.read_into(buffer, some)
+            yield buffer.arrays[field]
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""

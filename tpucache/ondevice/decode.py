@@ -57,10 +57,11 @@ def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
         raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")
     if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
         raise UsageError(f"size is (height, width) in pixels, or one number for both, not {size!r}")
-    for side, stored in zip(sides, field.shape[:2], strict=True):
+    shape = field.shape if field.view is None else field.view.shape
+    for side, stored in zip(sides, shape[:2], strict=True):
         if not min(_LEAST_SIDE, stored) <= side <= _MOST_TIMES * stored:
             raise UsageError(
-                f"images of {field.shape[0]}x{field.shape[1]} become from {_LEAST_SIDE} pixels to twice as large, and "
+                f"images of {shape[0]}x{shape[1]} become from {_LEAST_SIDE} pixels to twice as large, and "
                 f"not {sides[0]}x{sides[1]}: warm up a cache of larger images"
             )
     return Resize(*sides, fit)
@@ -137,6 +138,20 @@ class PackedDecoder(ABC):
             for number, plane in enumerate(self.planes(library, packed, constants))
         ]
         return to_bytes(library, self.colours(library, planes, constants.get("white", 128)))
+
+    def decode_here(self, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return uint8 (B, height, width, channels) for a packed batch, by numpy."""
+        library = ArrayLibrary(np, lambda constant: constant)
+        planes = []
+        for number, plane in enumerate(self.planes(library, packed, self.constants)):
+            rows, columns = self.constants[f"rows{number}"], self.constants[f"columns{number}"]
+            across, down = plane.shape[2], plane.shape[1]
+            # Of the coarse, coarse and fine parts, the last two are the whole.
+            right = columns[across : 2 * across] + columns[2 * across :]
+            left = rows[:, down : 2 * down] + rows[:, 2 * down :]
+            planes.append(left @ (plane @ right))
+        images = to_bytes(library, self.colours(library, planes, self.constants.get("white", 128)))
+        return np.ascontiguousarray(np.moveaxis(images, 1, 3))
 
 
 class CoefficientDecoder(PackedDecoder):
@@ -238,7 +253,10 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
     if field.quality is None:
         height, width, _ = field.shape
         return Yuv420Decoder(height, width, resize)
-    return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma), resize)
+    if (view := field.view) is None:
+        return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma), resize)
+    layout = layout_of(view.shape, field.quality, field.chroma, (view.frequencies,))
+    return CoefficientDecoder(layout, resize or Resize(*view.canvas, view.fit))
 
 
 def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:

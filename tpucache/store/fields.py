@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, UnknownCodecError
+from tpucache.geometry import Fit
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.pictures import check_image
@@ -41,11 +42,27 @@ DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", 
 
 
 @dataclass(frozen=True)
+class View:
+    """How a stored field is shown where the image has another size: its own shape, and the image's, old and new.
+
+    `fit` is how the image comes to the new size, as `Recipe.fit`. Of its coefficients, the lowest `frequencies` of each
+    block are used.
+    """
+
+    shape: tuple[int, ...]
+    fit: Fit
+    frequencies: int
+    image: tuple[int, ...]
+    canvas: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Field:
     """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
 
     An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality`, `chroma`
-    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own.
+    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own. A field
+    that is shown in another size than it is stored in has a `view`, which no manifest has.
     """
 
     name: str
@@ -55,6 +72,7 @@ class Field:
     quality: int | None = None
     chroma: str | None = None
     packing: str | None = None
+    view: View | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the field as plain values, those that it does not need left out."""
@@ -83,7 +101,7 @@ class Field:
     @property
     def is_plain(self) -> bool:
         """Whether it is stored as the bytes of the array itself."""
-        return CODECS[self.codec].is_plain
+        return self.view is None and CODECS[self.codec].is_plain
 
     @property
     def packed(self) -> Field:

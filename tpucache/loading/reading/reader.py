@@ -19,9 +19,11 @@ from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
 from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
+from tpucache.loading.reading.views import decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
+from tpucache.store.fields import Field
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
 
@@ -70,13 +72,21 @@ class RecordReader:
     pickled copy opens files and fills memory in the process that uses it.
     """
 
-    def __init__(self, cache: Cache, most: int, in_memory: InMemory = False, *, is_packed: bool = False) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        most: int,
+        in_memory: InMemory = False,
+        *,
+        is_packed: bool = False,
+        shown: tuple[Field, ...] | None = None,
+    ) -> None:
         """Prepare to read at most `most` different records.
 
         `in_memory` True keeps each record that is read, and raises UsageError where there is no room for all. "auto"
         keeps those that a loader reads, as far as there is room, where their shards cannot be mapped.
-        `is_packed` leaves the fields that a device can finish as their codecs pack them. Raises FormatError for a field
-        whose length varies.
+        `is_packed` leaves the fields that a device can finish as their codecs pack them; `shown` are the fields in the
+        resolution in which they are shown. Raises FormatError for a field whose length varies.
         """
         if not isinstance(in_memory, bool) and in_memory != "auto":
             raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
@@ -86,13 +96,14 @@ class RecordReader:
         self.in_memory: InMemory = in_memory
         self._layout = cache.manifest.layout
         stored = self._layout.fields
+        self._shown = stored if shown is None else shown
         #: The fields as they are read: the arrays of a buffer.
-        self.fields = tuple(field.packed for field in stored) if is_packed else stored
+        self.fields = tuple(field.packed for field in self._shown) if is_packed else self._shown
         self._is_plain = all(
             field.is_plain if form == field else field.stored_bytes == form.nbytes
             for field, form in zip(stored, self.fields, strict=True)
         )
-        self._is_decoded = not self._is_plain and self.fields == stored
+        self._is_decoded = not self._is_plain and self.fields == self._shown
         lengths = [field.nbytes for field in self.fields]
         self._record_bytes = sum(lengths)
         self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # of the fields in a decoded record
@@ -116,10 +127,10 @@ class RecordReader:
 
     def packing(self) -> RecordReader:
         """Return the reader of the same files that leaves fields packed, with memory of its own, or this one."""
-        if all(field.packed == form for field, form in zip(self._layout.fields, self.fields, strict=True)):
+        if all(field.packed == form for field, form in zip(self._shown, self.fields, strict=True)):
             return self
         if self._packed is None:
-            self._packed = RecordReader(self.cache, self._most, self.in_memory, is_packed=True)
+            self._packed = RecordReader(self.cache, self._most, self.in_memory, is_packed=True, shown=self._shown)
         return self._packed
 
     def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
@@ -272,7 +283,7 @@ class RecordReader:
 
     def _unpack(self, buffer: Buffer, places: Indices, found: Rows) -> int:
         """Read records of one packed field, each unpacked before the next is read; return how many could be."""
-        (field, form), *others = zip(self._layout.fields, self.fields, strict=True)
+        (field, form), *others = zip(self._shown, self.fields, strict=True)
         if field == form or others:
             return 0
 
@@ -296,12 +307,14 @@ class RecordReader:
     def _decode(self, buffer: Buffer, places: Indices, block: Block, starts: Numbers, lengths: Numbers) -> None:
         """Decode records of a block of bytes, or unpack them, into rows of a buffer."""
         spans = self._layout.spans_of(block, starts, lengths)
-        for at, (field, form) in enumerate(zip(self._layout.fields, self.fields, strict=True)):
-            to = field, block, spans[:, at], buffer.arrays[at], buffer.places(places)
-            if form == field:
-                decode_rows(*to)
+        for at, (stored, field) in enumerate(zip(self._layout.fields, self._shown, strict=True)):
+            to = block, spans[:, at], buffer.arrays[at], buffer.places(places)
+            if self.fields[at] != field:
+                unpack_rows(field, *to)
+            elif field.view is None:
+                decode_rows(field, *to)
             else:
-                unpack_rows(*to)
+                decode_view(field, stored, *to)
 
     def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
         """Read whole records from their files."""

@@ -57,6 +57,25 @@ class FieldSpec(Protocol):
         """The resolution of the colours that the bytes are decoded by, where the codec needs it."""
         ...
 
+    @property
+    def view(self) -> ViewSpec | None:
+        """How the field is shown in another size, if it is."""
+        ...
+
+
+class ViewSpec(Protocol):
+    """How a field is shown in another size: its own shape, and how many frequencies of each block are used."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape as it is stored."""
+        ...
+
+    @property
+    def frequencies(self) -> int:
+        """The lowest frequencies that are used."""
+        ...
+
 
 class Codec(ABC):
     """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.geometry import clip_boxes, fill_boxes, mark_points, within
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
@@ -34,7 +35,6 @@ ARRAY_CODECS: Final = ("raw", "zstd")
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
 _FARTHEST: Final = 1 << 31  # pixels, which no image has in a row
-_NO_BOX: Final = -1
 _UNSTATED: Final = (
     "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
     "viewers show it, or --coordinates stored"
@@ -141,46 +141,6 @@ def _check_alike(image: Array, field: Field, path: str) -> None:
             f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} with "
             f"{field.shape[2]}: make them alike, or use --mode rgb or grey",
         )
-
-
-def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) as float32 (rows, 5), rows of -1 after the last."""
-    filled = np.full((rows, 5), _NO_BOX, np.float32)
-    filled[: len(boxes)] = boxes
-    return filled
-
-
-def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) clipped to left, top, right, bottom, without those of which nothing is left."""
-    clipped = boxes.astype(np.float32)
-    clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
-    clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
-    return clipped[(clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])]
-
-
-def within(
-    points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
-) -> npt.NDArray[np.bool_]:
-    """Return which points x, y (n, 2) lie in left, top, right, bottom.
-
-    Of two edges the right and bottom ones lie outside, or the others where that axis was `flipped`.
-    """
-    low, high = np.array(area[:2]), np.array(area[2:])
-    inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
-    return np.asarray(inside.all(axis=1))
-
-
-def mark_points(
-    points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
-) -> npt.NDArray[np.float32]:
-    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 or 0.
-
-    Visible ones on the right or bottom edge of left, top, right, bottom come just before it, so that the pixel that a
-    visible point lies in is always there.
-    """
-    last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
-    placed = np.where(visible[:, None], np.minimum(points, last), points)
-    return np.column_stack([placed, visible]).astype(np.float32)
 
 
 def _points(value: bytes | Array) -> int:

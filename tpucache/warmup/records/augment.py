@@ -30,10 +30,11 @@ import numpy.typing as npt
 from numpy.random import SeedSequence
 
 from tpucache.errors import DependencyError, RecipeError
+from tpucache.geometry import clip_boxes, fill_boxes, mark_points
 from tpucache.imports import load_callable
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 from tpucache.warmup.code_digest import check_imported
-from tpucache.warmup.records.arrays import clip_boxes, fill_boxes, image_fields, mark_points
+from tpucache.warmup.records.arrays import image_fields
 
 Array = npt.NDArray[Any]
 Image = npt.NDArray[np.uint8]

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tpucache.errors import SampleError
-from tpucache.geometry import Box, margins, placement
+from tpucache.geometry import Box, margins, nearest, placement
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, open_picture, turn, turn_points
 
@@ -88,8 +88,8 @@ class View:
 
     def nearest(self, pixels: Array) -> Array:
         """Return pixels of the image as stored, (height, width, …), on the canvas: the nearest, never a mixture."""
-        columns = _nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
-        rows = _nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
+        columns = nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
+        rows = nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
         return self.place(pixels[rows[:, None], columns])
 
     def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
@@ -156,12 +156,6 @@ def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> V
         (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
     )
     return View(stored, place.box, place.size, turned, canvas)
-
-
-def _nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
-    """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
-    middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
-    return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
 
 
 Pixels = npt.NDArray[np.uint8]

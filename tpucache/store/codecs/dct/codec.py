@@ -15,7 +15,7 @@ from tpucache.errors import FormatError
 from tpucache.native import FileRecords
 from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
-from tpucache.store.codecs.dct.coefficients import CHROMA, CoefficientLayout, layout_of
+from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.dct.sparse import Sparse
 from tpucache.store.codecs.pictures import check_picture
@@ -30,6 +30,9 @@ _ZSTD_PARAMETERS: Final = {
     "hash_log": 14,
     "chain_log": 14,
 }
+
+
+_AT_ONCE: Final = 16  # records unpacked before their low frequencies are taken: those are still in the cache
 
 
 class DctCodec(PackedCodec):
@@ -70,6 +73,18 @@ class DctCodec(PackedCodec):
         out[...] = coefficients.unpack(packed.data, layout)
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
+        if field.view is None or field.view.frequencies == BLOCK:
+            self._unpack_whole(block, spans, out, rows)
+            return
+        _check_rows(out, rows, len(spans))
+        stored = _stored_layout(field)
+        for first in range(0, len(rows), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            whole = np.empty((len(rows[some]), stored.nbytes), np.uint8)
+            self._unpack_whole(block, spans[some], whole, np.arange(len(whole)))
+            out[rows[some]] = repack(whole, stored, (field.view.frequencies,))
+
+    def _unpack_whole(self, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         library, size = self._library(), out.shape[1]
         _check_places(block, spans, out, rows)
         if library is None:
@@ -84,7 +99,7 @@ class DctCodec(PackedCodec):
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Decode records of this field alone, read one by one from open files: `PackedCodec.unpack_files`."""
         library = self._library()
-        if library is None:
+        if library is None or (field.view is not None and field.view.frequencies < BLOCK):
             return 0
         _check_rows(out, rows, len(records.offsets))
         return library.unpack_files(records, out, rows, self.packing)
@@ -174,7 +189,14 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
 
 
 def _layout(field: FieldSpec) -> CoefficientLayout:
-    return layout_of(field.shape, field.quality or 0, field.chroma)
+    """Return the layout of the packed bytes: of all frequencies, or of those that a view of the field uses."""
+    shape, bands = (field.shape, (BLOCK,)) if field.view is None else (field.view.shape, (field.view.frequencies,))
+    return layout_of(shape, field.quality or 0, field.chroma, bands)
+
+
+def _stored_layout(field: FieldSpec) -> CoefficientLayout:
+    shape = field.shape if field.view is None else field.view.shape
+    return layout_of(shape, field.quality or 0, field.chroma)
 
 
 def _lz4() -> Any:
