@@ -230,6 +230,8 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
     dataset[0]
     fetcher = dataset._open_reader.cache.reader.fetcher
     pieces = fetcher._pieces
+    with fetcher._changed:  # the sample came by itself, its piece comes after it
+        assert fetcher._changed.wait_for(lambda: not (fetcher._wanted or fetcher._flights), timeout=30)
     (kept,) = fetcher._local.kept.tolist()
 
     def plan_of(*needed: int) -> Plan:
@@ -239,16 +241,16 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
         return plan
 
     plan = plan_of(kept + 1)
-    with fetcher.pinned(np.array([kept, kept])):
-        assert not fetcher._replace(plan, kept + 1)
     other = plan_of(kept)
     other.peek()
     owner = set[int]()  # anything that a weak reference can be to
-    fetcher._plans.append((weakref.ref(owner), other))
-    assert not fetcher._replace(plan, kept + 1)
-    with fetcher._changed:
+    with fetcher._changed:  # its threads stand still
+        with fetcher.pinned(np.array([kept, kept])):
+            assert not fetcher._replace(plan, kept + 1)
+        fetcher._plans.append((weakref.ref(owner), other))
+        assert not fetcher._replace(plan, kept + 1)
         fetcher._note_read(pieces.of(pieces.run(kept).rows)[1])
-    assert not given_up
-    assert fetcher._replace(plan, kept + 1)
-    assert given_up == [kept]
-    assert fetcher._local.kept.tolist() == [kept + 1]
+        assert not given_up
+        assert fetcher._replace(plan, kept + 1)
+        assert given_up == [kept]
+        assert fetcher._local.kept.tolist() == [kept + 1]
