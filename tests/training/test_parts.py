@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import parts
 import pytest
 import torch
+from once import once
+
+from tpucache.training.device import CpuDevice
 
 pytestmark = pytest.mark.xla
 
@@ -21,24 +23,18 @@ BIASED = 1 / (2 * 16 * 4 * 4 - 1)
 @pytest.fixture(scope="module")
 def found(python, tmp_path_factory):
     """What every part gave on each backend."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        import parts
 
-        from tpucache.training.device import CpuDevice
+    def make(folder):
+        def run(name):
+            done = python("-m", "parts", "xla", str(CORES[name]), folder / f"{name}.pt", devices=CORES[name])
+            assert done.returncode == 0, done.stderr
 
-        results = {"eager": parts.run(CpuDevice())}
-    finally:
-        sys.path.pop(0)
-    folder = tmp_path_factory.mktemp("parts")
+        torch.save(parts.run(CpuDevice()), folder / "eager.pt")
+        with ThreadPoolExecutor() as threads:  # most of it is compiling, by one thread each
+            list(threads.map(run, CORES))
 
-    def run(name):
-        done = python("-m", "parts", "xla", str(CORES[name]), folder / f"{name}.pt", devices=CORES[name])
-        assert done.returncode == 0, done.stderr
-        return torch.load(folder / f"{name}.pt", weights_only=True)
-
-    with ThreadPoolExecutor() as threads:  # most of it is compiling, by one thread each
-        return results | dict(zip(CORES, threads.map(run, CORES), strict=True))
+    folder = once(tmp_path_factory, "parts", make)
+    return {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in ("eager", *CORES)}
 
 
 @pytest.mark.parametrize("name", CORES)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from once import once
 
 pytestmark = pytest.mark.slow
 
@@ -34,20 +35,23 @@ for optimizer, lr in {optimizers}.items():
 @pytest.fixture(scope="module")
 def runs(cache, python, tmp_path_factory):
     """Fifty-six steps and eight evaluations of each optimizer on each backend: the report and the checkpoint."""
-    script = tmp_path_factory.mktemp("script") / "runs.py"
-    script.write_text(RUNS.format(optimizers=OPTIMIZERS))
-    folders = {name: tmp_path_factory.mktemp(name) for name in BACKENDS}
 
-    def train(name):
-        backend, cores = BACKENDS[name]
-        done = python(script, cache, folders[name], backend, cores, devices=cores)
-        assert done.returncode == 0, done.stderr
+    def make(folder):
+        script = folder / "runs.py"
+        script.write_text(RUNS.format(optimizers=OPTIMIZERS))
 
-    with ThreadPoolExecutor(2) as threads:  # two at once: most of it is compiling, by one thread each
-        list(threads.map(train, BACKENDS))
+        def train(name):
+            backend, cores = BACKENDS[name]
+            done = python(script, cache, folder / name, backend, cores, devices=cores)
+            assert done.returncode == 0, done.stderr
+
+        with ThreadPoolExecutor(2) as threads:  # two at once: most of it is compiling, by one thread each
+            list(threads.map(train, BACKENDS))
+
+    folder = once(tmp_path_factory, "backends", make)
     found = {}
     for name, optimizer in itertools.product(BACKENDS, OPTIMIZERS):
-        run = folders[name] / optimizer
+        run = folder / name / optimizer
         report = json.loads((run / "report.json").read_text())
         found[name, optimizer] = report, torch.load(run / "last.pt", weights_only=True)["learner"]
     return found
