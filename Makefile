@@ -6,7 +6,7 @@ EXTRAS ?= xla,dev
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),3) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast coverage lint format clean
@@ -19,7 +19,7 @@ install: $(STAMP) ## install everything into .venv
 demo: $(STAMP) ## warm up, verify, read and train on real data, and report how idle the device was
 	$(BIN)/python -m scripts.demo
 
-test: $(STAMP) ## run the tests, three at once (JOBS=8: eight; TESTS=tests/store: those)
+test: $(STAMP) ## run the tests, four at once (JOBS=8: eight; TESTS=tests/store: those)
 	$(PYTEST) $(TESTS)
 
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA

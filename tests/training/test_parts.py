@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import parts
 import pytest
+import step_parts
 import torch
 from once import once
 
@@ -26,10 +26,10 @@ def found(python, tmp_path_factory):
 
     def make(folder):
         def run(name):
-            done = python("-m", "parts", "xla", str(CORES[name]), folder / f"{name}.pt", devices=CORES[name])
+            done = python("-m", "step_parts", "xla", str(CORES[name]), folder / f"{name}.pt", devices=CORES[name])
             assert done.returncode == 0, done.stderr
 
-        torch.save(parts.run(CpuDevice()), folder / "eager.pt")
+        torch.save(step_parts.run(CpuDevice()), folder / "eager.pt")
         with ThreadPoolExecutor() as threads:  # most of it is compiling, by one thread each
             list(threads.map(run, CORES))
 

@@ -1,4 +1,4 @@
-"""Every part of a training step on one backend, run as `python -m parts BACKEND CORES FILE`; FILE gets the results."""
+"""Every part of a training step on one backend: `python -m step_parts BACKEND CORES FILE` writes its results to FILE."""
 
 from __future__ import annotations
 
