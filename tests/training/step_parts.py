@@ -1,4 +1,4 @@
-"""Every part of a training step on one backend: `python -m step_parts BACKEND CORES FILE` writes its results to FILE."""
+"""What a training step is made of, on one backend: `python -m step_parts BACKEND CORES FILE` writes what comes out."""
 
 from __future__ import annotations
 
