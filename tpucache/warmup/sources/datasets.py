@@ -35,7 +35,7 @@ from tpucache.warmup.sources.source import (
     source_name,
     unique,
 )
-from tpucache.warmup.sources.stream import Copy, is_stream
+from tpucache.warmup.sources.stream import Copy
 from tpucache.warmup.sources.table import TableSource
 
 if TYPE_CHECKING:
@@ -115,6 +115,12 @@ class DatasetSource:
             raise SourceError(
                 f"{self._name} raised {type(error).__name__} after {done:,} items: {error}. Run this again"
             ) from error
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return whether a dataset has no length, or no items by number, but can be iterated."""
+    is_named = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)  # torch's, Hugging Face's
+    return hasattr(dataset, "__iter__") and (is_named or not hasattr(dataset, "__len__"))
 
 
 def _labelled(value: Any, path: str) -> Item:

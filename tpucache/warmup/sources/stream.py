@@ -88,12 +88,6 @@ class Copy:
         return len(starts) - 1
 
 
-def is_stream(dataset: Any) -> bool:
-    """Return whether a dataset has no length, or no items by number, but can be iterated."""
-    is_named = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)  # torch's, Hugging Face's
-    return hasattr(dataset, "__iter__") and (is_named or not hasattr(dataset, "__len__"))
-
-
 def _count(folder: Path) -> int | None:
     """Return how many items a finished copy has."""
     with contextlib.suppress(OSError, ValueError):
