@@ -20,8 +20,8 @@ from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.errors import SampleError, SourceError, UnfinishedError
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import DatasetSource
-from tpucache.warmup.sources.source import Item
 from tpucache.warmup.sources.datasets import is_stream
+from tpucache.warmup.sources.source import Item
 from tpucache.warmup.sources.stream import _decoded, _encoded
 
 
