@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from tpucache.errors import RecipeError
+from tpucache.errors import FormatError, RecipeError
 from tpucache.geometry import Fit
 from tpucache.options import option
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
-from tpucache.store.codecs.dct.coefficients import CHROMA
+from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
+from tpucache.store.fields import check_bands
 from tpucache.store.manifest import Manifest
 
 Coordinates = Literal["displayed", "stored"]
@@ -38,13 +39,25 @@ _COLOUR_CODECS: Final = ("yuv420",)
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
 
 #: Parts in which caches that belong together are the same: what an image is, and how it is stored.
-SHARED: Final = ("size", "fit", "codec", "quality", "chroma", "mode", "max_boxes", "mask_values", "mask_colours")
+SHARED: Final = (
+    "size",
+    "fit",
+    "codec",
+    "quality",
+    "chroma",
+    "bands",
+    "mode",
+    "max_boxes",
+    "mask_values",
+    "mask_colours",
+)
 
 #: Parts that fingerprints leave out where they have these values: a recipe is equal to one without them.
 _ADDED: Final[Mapping[str, Any]] = {
     "coordinates": None,
     "white_level": None,
     "chroma": None,
+    "bands": None,
     "mode": "rgb",
     "max_pixels": None,
     "mask_values": "keep",
@@ -61,7 +74,9 @@ class Recipe:
     `variants` is the number of augmented variants beside the clean one. `augment` is a preset's name, a YAML or JSON
     file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95), dct-zstd
     and dct-lz4 (default 90), or PNG's and zstd's compression level. `chroma` is the resolution of the colours in
-    dct-zstd and dct-lz4: "420" (default) or "444". `shard_mb` is the size of a shard in MiB that the layout aims at.
+    dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies apart, so that smaller images need
+    a part of the bytes: (2, 4, 8) are those of a quarter, of half and of the whole size. `shard_mb` is the size of a
+    shard in MiB that the layout aims at.
     `exact` decodes whole images instead of the smallest JPEG scale of at least twice the size. `max_boxes` is how many
     boxes a record has room for, where the source has boxes. `max_blocks` is how many shards a variant has at most,
     however large.
@@ -97,6 +112,12 @@ class Recipe:
         "resolution of the colours in dct-zstd and dct-lz4: 420 is half in both directions, as in most JPEG files; "
         "444 is full, for drawings and text",
         choices=CHROMA,
+    )
+    bands: tuple[int, ...] | None = option(
+        None,
+        "store the frequencies of dct-zstd and dct-lz4 apart: by 2,4,8, images of a quarter or half of the size are "
+        "read out of fewer bytes",
+        metavar="F,F,8",
     )
     shard_mb: int = option(DEFAULT_SHARD_MB, "size of a shard to aim at, in MiB", metavar="N")
     exact: bool = option(False, "decode whole images, never at a reduced scale")
@@ -150,9 +171,22 @@ class Recipe:
         chromas = CODECS[self.codec].chromas
         allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"left out for {self.codec}"
         self._check("chroma", self.chroma is None or self.chroma in chromas, allowed)
+        self._check_bands()
         low, high = CODECS[self.codec].quality_range or (0, -1)
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
+
+    def _check_bands(self) -> None:
+        if self.bands is None:
+            return
+        try:
+            bands = tuple(self.bands)
+            fine = all(_whole(band, 1, BLOCK) for band in bands) and bands[-1:] == (BLOCK,)
+            check_bands(self.codec, bands)
+        except (FormatError, TypeError) as error:
+            raise RecipeError(f"bands are not {self.bands!r}: {error}") from error
+        self._check("bands", fine, f"ascending frequencies that end with {BLOCK}, as (2, 4, 8)")
+        object.__setattr__(self, "bands", bands)
 
     def _check_pixels(self) -> None:
         self._check("mode", self.mode in get_args(Mode), "one of " + ", ".join(get_args(Mode)))
@@ -190,7 +224,9 @@ class Recipe:
         colours = None if self.mask_colours is None else list(self.mask_colours)
         # What is refused is no part of what records are.
         decided = {"size": list(self._size), "mask_values": self.mask_values or "keep", "mask_colours": colours}
-        return {**dataclasses.asdict(self), **decided}
+        content = {**dataclasses.asdict(self), **decided}
+        bands = content.pop("bands")
+        return content if bands is None else {**content, "bands": list(bands)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
@@ -213,7 +249,7 @@ class Recipe:
         """
         recipe = cls.from_dict(Manifest.load(cache).recipe)
         before = recipe.to_dict()
-        shared = {name: before[name] for name in SHARED}
+        shared = {name: before.get(name) for name in SHARED}
         size = options.get("size")
         asked = {**options, "size": [size, size] if isinstance(size, int) else list(size)} if size else options
         changed = {name: value for name, value in asked.items() if shared.get(name, value) != value}

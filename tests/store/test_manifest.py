@@ -30,7 +30,7 @@ FREE = ("recipe", "source", "created_by")
 
 
 def shard(variant: int, block: int, first: int, records: int, sha256: str = SHA) -> ShardEntry:
-    return ShardEntry(fmt.shard_name(variant, block), 8192, sha256, variant, block, first, records, sha256)
+    return ShardEntry(fmt.shard_name(fmt.Part(variant), block), 8192, sha256, variant, block, first, records, sha256)
 
 
 def example() -> Manifest:
@@ -253,9 +253,11 @@ def test_the_tables_are_these_two(name: str) -> None:
         Manifest.from_json(json.dumps(replaced(("tables", 0, "name"), name)))
 
 
-@pytest.mark.parametrize("version", [0, 1, 7, 99, -1, "1", None, True, [1], {"a": 1}, 1.5])
+@pytest.mark.parametrize("version", [0, 1, 8, 99, -1, "1", None, True, [1], {"a": 1}, 1.5])
 def test_another_version_is_refused_with_a_remedy(version: Any) -> None:
-    with pytest.raises(FormatError, match=r"version 6, and 2 to 5 until 0\.3: install the tpucache that wrote it, or"):
+    with pytest.raises(
+        FormatError, match=r"versions 6 and 7, and 2 to 5 until 0\.3: install the tpucache that wrote it, or"
+    ):
         Manifest.from_json(json.dumps(replaced(("version",), version)))
 
 

@@ -269,6 +269,11 @@ def size(text: str) -> int | tuple[int, int]:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
+def bands(text: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them."""
+    return tuple(map(int, text.split(",")))
+
+
 def colours(text: str) -> tuple[str, ...]:
     """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255; the first may be a heading."""
     from tpucache.store.files import read_text

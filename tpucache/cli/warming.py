@@ -13,6 +13,7 @@ from tpucache.cli.arguments import (
     add_command,
     add_json,
     add_options,
+    bands,
     cache,
     cache_place,
     colours,
@@ -251,7 +252,7 @@ def add(commands: Any) -> None:
         help="with a URL: whether a shard stays on this machine once it is there; no: a cache may be larger than the "
         "disk (yes)",
     )
-    add_options(command, Recipe, parsers={"size": size, "mask_colours": colours})
+    add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
     command.add_argument("--dry-run", action="store_true", help="show what would be done, and make no cache")

@@ -329,10 +329,11 @@ class CachedDataset(Dataset[Item]):
         `further` gives the same again and later epochs: of a cache that is larger than the disk, it decides what of it
         is kept there.
         """
-        cache = self._open_reader.cache
+        reader = self._open_reader
+        cache = reader.cache
 
         def rows(asked: Windows) -> Iterator[Rows]:
-            return (cache.index[self._rows(*window)] for window in asked())
+            return (cache.index[reader.in_all_bands(self._rows(*window))] for window in asked())
 
         cache.reader.expect(owner, rows(windows), functools.partial(rows, further) if further else None)
 

@@ -115,15 +115,17 @@ class Selection:
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """The shards of the variants in use, in the order of their names."""
-        used = self.variants
-        return sorted((entry for entry in self.manifest.shards if entry.variant in used), key=lambda entry: entry.name)
+        """The shards of the variants and bands in use, in the order of their names."""
+        used, bands = self.variants, len(self.manifest.layouts)
+        shards = (entry for entry in self.manifest.shards if entry.variant in used and entry.band < bands)
+        return sorted(shards, key=lambda entry: entry.name)
 
     @property
     def mean_record_bytes(self) -> int:
         """Bytes a record takes on disk, on average over the variants in use."""
         shards = self.shards
-        return max(1, sum(entry.bytes for entry in shards) // max(1, sum(entry.records for entry in shards)))
+        records = sum(entry.records for entry in shards if not entry.band)
+        return max(1, sum(entry.bytes for entry in shards) // max(1, records))
 
     @property
     def positions(self) -> Positions:

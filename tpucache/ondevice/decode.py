@@ -22,7 +22,8 @@ from tpucache.geometry import Fit, lanczos, margins, placement
 from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
-from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Part, Plane, basis, layout_of
+from tpucache.store.codecs.dct.codec import packed_layout
+from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Part, Plane, basis
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 
@@ -254,9 +255,8 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
         height, width, _ = field.shape
         return Yuv420Decoder(height, width, resize)
     if (view := field.view) is None:
-        return CoefficientDecoder(layout_of(field.shape, field.quality, field.chroma), resize)
-    layout = layout_of(view.shape, field.quality, field.chroma, (view.frequencies,))
-    return CoefficientDecoder(layout, resize or Resize(*view.canvas, view.fit))
+        return CoefficientDecoder(packed_layout(field), resize)
+    return CoefficientDecoder(packed_layout(field), resize or Resize(*view.canvas, view.fit))
 
 
 def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:

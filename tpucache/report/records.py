@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
-from tpucache.store.codecs import decode_into
+from tpucache.store.codecs import decode_bands
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
@@ -36,6 +37,7 @@ class Records:
         self.directory: Path = self._cache.directory
         self.manifest: Manifest = self._cache.manifest
         self.table: SampleTable = self._cache.samples
+        self._names = [field.name for field in self.manifest.fields]
         self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
         self._cache.index  # a damaged one is refused now  # noqa: B018
 
@@ -51,10 +53,15 @@ class Records:
 
     def read(self, position: int, variant: int) -> dict[str, Array]:
         """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""
-        layout = self.manifest.layout
-        (row,) = self._cache.index[self._cache.rows(variant, [position])]
-        parts = layout.split(memoryview(self._cache.reader.read(row)))
-        return {field.name: _decode(field, part) for field, part in zip(layout.fields, parts, strict=True)}
+        parts: list[list[memoryview]] = [[] for _ in self.manifest.fields]
+        for band, layout in enumerate(self.manifest.layouts):
+            (row,) = self._cache.index[self._cache.rows(variant, [position], band)]
+            found = layout.split(memoryview(self._cache.reader.read(row)))
+            for field, part in zip(layout.fields, found, strict=True):
+                parts[self._names.index(field.name)].append(part)
+        return {
+            field.name: _decode(field, of_field) for field, of_field in zip(self.manifest.fields, parts, strict=True)
+        }
 
     def label(self, position: int) -> Array | None:
         """Return a sample's label, a number or (m,), or None where there are none."""
@@ -94,9 +101,10 @@ def _turns(labels: Array) -> Array:
     return turns
 
 
-def _decode(field: Field, part: memoryview) -> Array:
+def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
+    """Decode a field out of its bytes in each band."""
     if field.codec == _BYTES:
-        return np.frombuffer(part, np.uint8)
+        return np.frombuffer(parts[0], np.uint8)
     array = np.empty(field.shape, field.dtype)
-    decode_into(field, part, array)
+    decode_bands(field, parts, array)
     return array

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, UsageError
-from tpucache.store.codecs import decode_into
+from tpucache.store.codecs import decode_bands
 from tpucache.store.fields import RecordLayout
 from tpucache.store.index import Numbers, RecordIndex, Rows
 from tpucache.store.manifest import Manifest, ShardEntry
@@ -69,13 +69,13 @@ class Cache:
             self._reader = ShardReader(self.directory, self.manifest.shards)
         return self._reader
 
-    def rows(self, variant: int | npt.NDArray[Any], positions: npt.ArrayLike) -> Numbers:
-        """Return the numbers of the index's rows for samples in a variant, or each in a variant of its own.
+    def rows(self, variant: int | npt.NDArray[Any], positions: npt.ArrayLike, band: int = 0) -> Numbers:
+        """Return the numbers of the index's rows for samples in a variant, or each in a variant of its own, in a band.
 
         `positions` are whole numbers of any shape, from 0 to below the manifest's `samples`; `variant` is one variant
         number, or one for each position. Raises UsageError for a variant that the cache does not have.
         """
-        positions = np.asarray(positions, np.int64)
+        positions = np.asarray(positions, np.int64) + band * self.rows_a_band
         if isinstance(variant, int) and variant in self.manifest.variants:  # of one variant, as most batches are
             return self.manifest.variants.index(variant) * self.manifest.samples + positions
         places = np.searchsorted(self._variants, variant)
@@ -84,9 +84,14 @@ class Cache:
         rows: Numbers = places * self.manifest.samples + positions
         return rows
 
+    @property
+    def rows_a_band(self) -> int:
+        """How many rows the index has for each band: those of the next one are so much further on."""
+        return self.manifest.samples * len(self.manifest.variants)
+
     def rows_of(self, shard: ShardEntry) -> Numbers:
         """Return the numbers of the index's rows for the records of a shard, in the order of their keys."""
-        return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records))
+        return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records), shard.band)
 
     def index_of(self, shard: ShardEntry) -> Rows:
         """Return the rows of a shard's records: INDEX_DTYPE (records,), in the order of their keys."""
@@ -110,7 +115,7 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
     """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built."""
     digest = hashlib.sha256(recipe_fingerprint.encode())
-    for entry in sorted(shards, key=lambda entry: entry.block):
+    for entry in sorted(shards, key=lambda entry: (entry.block, entry.band)):
         if entry.variant == 0:
             digest.update(bytes.fromhex(entry.records_sha256))
     return digest.hexdigest()
@@ -143,20 +148,28 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
     if name not in names:
         raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
     place = names.index(name)
-    field, rows = layout.fields[place], cache.index[numbers]
-    spans = _spans(reader, layout, rows, place)
-    parts = rows.copy()
-    parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])
-    parts["length"] = spans[:, 1] - spans[:, 0]
-    out = np.empty((len(rows), *field.shape), field.dtype)
+    field, parts = cache.manifest.fields[place], _parts(reader, layout, cache.index[numbers], place)
+    out = np.empty((len(parts), *field.shape), field.dtype)
     if field.is_plain:
-        flat = out.reshape(len(rows), -1).view(np.uint8)
+        flat = out.reshape(len(parts), -1).view(np.uint8)
         reader.scatter(parts, [[row.data] for row in flat], are_whole=False)
         return out
-    encoded = _read(reader, parts)
-    for target, data in zip(out, encoded, strict=True):
-        decode_into(field, memoryview(data), target)
+    bands = [_read(reader, parts)]
+    for number, further in enumerate(cache.manifest.layouts[1:] if field.bands else (), 1):
+        rows = cache.index[numbers + number * cache.rows_a_band]
+        bands.append(_read(reader, _parts(reader, further, rows, 0)))
+    for target, *encoded in zip(out, *bands, strict=True):
+        decode_bands(field, [memoryview(data) for data in encoded], target)
     return out
+
+
+def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:
+    """Return where in the shards a field of some records is, as rows of the index."""
+    spans = _spans(reader, layout, rows, place)
+    parts: Rows = rows.copy()
+    parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])
+    parts["length"] = spans[:, 1] - spans[:, 0]
+    return parts
 
 
 def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -> npt.NDArray[np.int64]:

@@ -24,7 +24,7 @@ from tpucache.geometry import Fit
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.pictures import check_image
-from tpucache.store.format import MAX_DIMENSIONS, MAX_RECORD_BYTES
+from tpucache.store.format import MAX_BANDS, MAX_DIMENSIONS, MAX_RECORD_BYTES
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
@@ -61,8 +61,11 @@ class Field:
     """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
 
     An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality`, `chroma`
-    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own. A field
-    that is shown in another size than it is stored in has a `view`, which no manifest has.
+    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own. `bands`
+    are the frequencies below which each band of an image's coefficients is, where records hold them apart.
+
+    No manifest has the others: a field that is shown in another size than it is stored in has a `view`, and the field
+    of one band alone has its number, `band`.
     """
 
     name: str
@@ -72,7 +75,9 @@ class Field:
     quality: int | None = None
     chroma: str | None = None
     packing: str | None = None
+    bands: tuple[int, ...] | None = None
     view: View | None = None
+    band: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the field as plain values, those that it does not need left out."""
@@ -114,6 +119,14 @@ class Field:
             return self
         return Field(self.name, "raw", "|u1", (codec.packed_bytes(self),))
 
+    @property
+    def split(self) -> tuple[Field, ...]:
+        """The field of each band that is used, in order; the field itself where all is in one."""
+        if self.bands is None:
+            return (self,)
+        used = self.bands if self.view is None else [at for at in self.bands if at <= self.view.frequencies]
+        return tuple(dataclasses.replace(self, band=number) for number in range(len(used)))
+
 
 def check_field(field: Field) -> None:
     """Raise FormatError for a field that no record has."""
@@ -127,11 +140,30 @@ def check_field(field: Field) -> None:
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(f"no field has shape {field.shape}")
     CODECS[field.codec].check(field)
+    if field.bands is not None:
+        check_bands(field.codec, field.bands)
+        if field.name != IMAGE:
+            raise FormatError(f"the field {field.name!r} has no bands: images have")
     if field.packing != (own := CODECS[field.codec].packing):
         known = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
         raise FormatError(f"{known}, and no release wrote {field.packing!r}")
     if field.name == IMAGE:
         check_image(field)
+
+
+def check_bands(codec: str, bands: Sequence[int]) -> None:
+    """Raise FormatError for bands that no image of a codec is in. A copy may lack the last ones."""
+    if not CODECS[codec].has_bands:
+        raise FormatError(f"{codec} has no bands of frequencies")
+    if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
+        raise FormatError(f"bands ascend from 1 to at most 8, as 2,4,8, and are not {tuple(bands)!r:.60}")
+
+
+def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
+    """Return how fields lie in the records of each band: all fields in the first, the image's further bands alone."""
+    first = tuple(field.split[0] for field in fields)
+    further = [RecordLayout((band,)) for field in fields for band in field.split[1:]]
+    return RecordLayout(first), *further
 
 
 @dataclass(frozen=True)
@@ -183,6 +215,19 @@ class RecordLayout:
         if at != length:
             raise DamageError(f"a record of {length} bytes should have {at}")
         return spans
+
+    def lengths_in(self, value: memoryview) -> list[int]:
+        """Return the lengths of the records that lie one after the other. Raises DamageError where they do not."""
+        at, lengths = 0, []
+        fixed = self.header_bytes + sum(field.stored_bytes or 0 for field in self.fields)
+        while at < len(value):
+            if len(value) - at < self.header_bytes:
+                raise DamageError(f"{len(value):,} bytes are not whole records")
+            lengths.append(fixed + sum(struct.unpack_from(self._lengths, value, at)))
+            at += lengths[-1]
+        if at != len(value):
+            raise DamageError(f"{len(value):,} bytes are not whole records")
+        return lengths
 
     def split(self, record: memoryview) -> list[memoryview]:
         """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 FORMAT: Final = "tpucache"
 VERSION: Final = 6
+#: Of caches whose images are in bands of frequencies, and of no others.
+BANDED_VERSION: Final = 7
 
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"
 SAMPLES_NAME: Final = "samples.npz"
-SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})\.lmdb")
+SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})(?:-([1-7]))?\.lmdb")
 #: Where warmup keeps unfinished work, inside the cache's folder; nothing of it is part of the cache.
 WORK_NAME: Final = ".warmup"
 #: A cache that was added to has tables of a later generation: the old ones count until the new manifest does.
@@ -31,7 +33,10 @@ MAX_NUMBER: Final = (1 << 64) - 1
 MAX_SHARDS: Final = 1 << 20
 MAX_VARIANTS: Final = 1 << 12
 MAX_FIELDS: Final = 64
+MAX_BANDS: Final = 8
 MAX_DIMENSIONS: Final = 8
+#: In caches with bands, of the records that one value of a shard holds: a value begins on a page of its own.
+VALUE_BYTES: Final = 256 << 10
 MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
 MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four bytes
 
@@ -57,9 +62,24 @@ def most_table_bytes(samples: int) -> int:
     return _MAX_COLUMNS_BYTES + samples * _MAX_ROW_BYTES
 
 
-def shard_name(variant: int, block: int) -> str:
-    """Name the shard that holds one variant of one block of samples: `v01-00002.lmdb`."""
-    return f"v{variant:02d}-{block:05d}.lmdb"
+class Part(NamedTuple):
+    """What one shard holds of a block of samples: a variant, or one band of frequencies of it."""
+
+    variant: int
+    band: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.variant:04d}-{self.band}" if self.band else f"{self.variant:04d}"
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Return the part that was written as text. Raises ValueError."""
+        return cls(*map(int, text.split("-")))
+
+
+def shard_name(part: Part, block: int) -> str:
+    """Name the shard that holds one part of one block of samples: `v01-00002.lmdb`, and `v01-00002-1.lmdb`."""
+    return f"v{part.variant:02d}-{block:05d}{f'-{part.band}' if part.band else ''}.lmdb"
 
 
 def encode_key(number: int) -> bytes:

@@ -52,7 +52,7 @@ class RecordIndex:
         """
         self._directory = directory
         self._manifest = manifest
-        self._longest = manifest.layout.largest_bytes
+        self._longest = max(layout.largest_bytes for layout in manifest.layouts)
         self._opened: _Table | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:

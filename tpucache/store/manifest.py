@@ -18,7 +18,7 @@ from typing import Any, Final
 from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
 from tpucache.store import earlier
 from tpucache.store import format as fmt
-from tpucache.store.fields import Field, RecordLayout, check_field
+from tpucache.store.fields import Field, RecordLayout, check_field, part_layouts
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
 from tpucache.strict_json import LARGEST, parse_json
 
@@ -134,7 +134,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
-    """A shard: one variant of the kept samples of one block.
+    """A shard: one variant of the kept samples of one block, or one band of it.
 
     `first` is the position, among all kept samples, of its first one. `records_sha256` is a hash of the keys and
     values alone, which does not depend on LMDB's page size.
@@ -145,6 +145,16 @@ class ShardEntry(FileEntry):
     first: int
     records: int
     records_sha256: str
+    band: int = 0
+
+    @property
+    def part(self) -> fmt.Part:
+        """Which part of its block it holds."""
+        return fmt.Part(self.variant, self.band)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the shard as plain values; the first band is not named."""
+        return {name: value for name, value in vars(self).items() if name != "band" or value}
 
 
 @dataclass(frozen=True)
@@ -176,7 +186,8 @@ class Manifest:
     """What one cache holds, from what and by what it was made.
 
     `variants` are the variant numbers present, 0 (clean) first; the index has one run of `samples` rows for each, in
-    this order. `recipe`, `source` and `created_by` are for warmup and for people: readers do not interpret them.
+    this order, and as many runs again for each further band of frequencies. `recipe`, `source` and `created_by` are for
+    warmup and for people: readers do not interpret them.
     `version` is that of the format: a manifest keeps the one that it was read with until it is `changed`.
     """
 
@@ -203,9 +214,14 @@ class Manifest:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
+    def layouts(self) -> tuple[RecordLayout, ...]:
+        """How the fields lie in the records of each band; in all records alike where there is one."""
+        return part_layouts(self.fields)
+
+    @property
     def layout(self) -> RecordLayout:
-        """How the fields lie in a record."""
-        return RecordLayout(self.fields)
+        """How the fields lie in a record of the first band, which has all of them."""
+        return self.layouts[0]
 
     @property
     def index(self) -> FileEntry:
@@ -228,9 +244,14 @@ class Manifest:
         return (*self.tables, *self.shards)
 
     @property
+    def value_bytes(self) -> int:
+        """Of the records that a value of a shard holds together, 0 where each is a value of its own."""
+        return value_bytes_of(self.fields)
+
+    @property
     def records(self) -> int:
-        """Records in all shards."""
-        return self.samples * len(self.variants)
+        """Records in all shards: each band has one of its own."""
+        return self.samples * len(self.variants) * len(self.layouts)
 
     @property
     def total_bytes(self) -> int:
@@ -244,12 +265,13 @@ class Manifest:
 
     def changed(self, **changes: Any) -> Manifest:
         """Return the manifest with other values, in this version of the format."""
-        return dataclasses.replace(self, **{**changes, "version": fmt.VERSION})
+        return dataclasses.replace(self, **{**changes, "version": version_of(changes.get("fields", self.fields))})
 
     def to_json(self) -> str:
         """Return the manifest as indented JSON text with sorted keys."""
         content = {"format": fmt.FORMAT, **dataclasses.asdict(self)}
         content["fields"] = [field.to_dict() for field in self.fields]
+        content["shards"] = [entry.to_dict() for entry in self.shards]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def save(self, directory: str | Path, aside: Path | None = None) -> None:
@@ -289,12 +311,23 @@ class Manifest:
         return _read_manifest(read_object(text, "manifest"))
 
 
+def version_of(fields: Sequence[Field]) -> int:
+    """Return the version of the format that records of these fields are written in."""
+    return fmt.BANDED_VERSION if any(field.bands is not None for field in fields) else fmt.VERSION
+
+
+def value_bytes_of(fields: Sequence[Field]) -> int:
+    """Return how many bytes of records a value of a shard holds together: 0 where each record is one of its own."""
+    return fmt.VALUE_BYTES if version_of(fields) == fmt.BANDED_VERSION else 0
+
+
 def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
-    if type(version) is not int or version not in (fmt.VERSION, *earlier.VERSIONS):
-        known = f"version {fmt.VERSION}, and {min(earlier.VERSIONS)} to {max(earlier.VERSIONS)} until {earlier.END}"
+    if type(version) is not int or version not in (fmt.VERSION, fmt.BANDED_VERSION, *earlier.VERSIONS):
+        known = f"versions {fmt.VERSION} and {fmt.BANDED_VERSION}, and "
+        known += f"{min(earlier.VERSIONS)} to {max(earlier.VERSIONS)} until {earlier.END}"
         raise FormatError(
             f"format version {version!r}, but this tpucache reads {known}: install the tpucache that wrote it, or "
             "build the cache again"
@@ -323,7 +356,9 @@ def read_field(item: JsonObject) -> Field:
     shape = item.integers("shape", fmt.MAX_RECORD_BYTES)
     quality = item.integer("quality", 0, 100) if "quality" in item.content else None
     chroma, packing = (item.string(key) if key in item.content else None for key in ("chroma", "packing"))
-    field = Field(item.string("name"), item.string("codec"), item.string("dtype"), shape, quality, chroma, packing)
+    bands = item.integers("bands", fmt.MAX_BANDS, 1) if "bands" in item.content else None
+    names = item.string("name"), item.string("codec"), item.string("dtype")
+    field = Field(*names, shape, quality, chroma, packing, bands)
     try:
         check_field(field)
     except FormatError as error:
@@ -352,9 +387,10 @@ def _read_shard(item: JsonObject) -> ShardEntry:
         first=item.integer("first", 0, fmt.MAX_SAMPLES),
         records=item.integer("records", 0, fmt.MAX_SAMPLES),
         records_sha256=item.sha256("records_sha256"),
+        band=item.integer("band", 1, fmt.MAX_BANDS - 1) if "band" in item.content else 0,
     )
-    if name != fmt.shard_name(entry.variant, entry.block):
-        raise FormatError(f"{item.where}: {name} is not variant {entry.variant}, block {entry.block}")
+    if name != fmt.shard_name(entry.part, entry.block):
+        raise FormatError(f"{item.where}: {name} is not block {entry.block}, {entry.part}")
     return entry
 
 
@@ -387,16 +423,20 @@ def _check_whole(manifest: Manifest) -> None:
         raise FormatError(f"the tables are not {' and '.join(_TABLES)}, or a later generation of them")
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
-    position = dict.fromkeys(manifest.variants, 0)
+    if (manifest.version == fmt.BANDED_VERSION) != any(field.bands is not None for field in manifest.fields):
+        raise FormatError(f"version {fmt.BANDED_VERSION} is that of images in bands, and of nothing else")
+    bands = range(len(manifest.layouts))
+    position = {fmt.Part(variant, band): 0 for band in bands for variant in manifest.variants}
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):
-        if entry.variant not in position:
-            raise FormatError(f"{entry.name} belongs to a variant that is not listed")
-        if entry.first != position[entry.variant]:
-            raise FormatError(f"{entry.name} starts at sample {entry.first}, not {position[entry.variant]}")
-        position[entry.variant] += entry.records
-    for variant, records in position.items():
+        if entry.part not in position:
+            raise FormatError(f"{entry.name} belongs to a variant that is not listed, or to a band that there is not")
+        if entry.first != position[entry.part]:
+            raise FormatError(f"{entry.name} starts at sample {entry.first}, not {position[entry.part]}")
+        position[entry.part] += entry.records
+    for part, records in position.items():
         if records != manifest.samples:
-            raise FormatError(f"variant {variant} has {records} records, not {manifest.samples}")
+            of_band = f", band {part.band}," if part.band else ""
+            raise FormatError(f"variant {part.variant}{of_band} has {records} records, not {manifest.samples}")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
         raise FormatError(f"{len(counts)} class counts for {len(manifest.classes)} classes")

@@ -56,7 +56,8 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         missing_bytes = bool(found) and "SHA-256" not in found[0].reason
         if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
-            found += _check_records(directory / entry.name, position, cache.index_of(entry), keys)
+            has_values = bool(manifest.value_bytes)
+            found += _check_records(directory / entry.name, position, cache.index_of(entry), keys, has_values)
         on_progress(entry)
         return found
 
@@ -121,16 +122,23 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
             yield Damage(entry.name, f"has another SHA-256 than the manifest says{swapped}")
 
 
-def _check_records(path: Path, shard: int, rows: Rows, keys: Rows) -> Iterator[Damage]:
-    """Compare each record's bytes with its CRC, and the file's own pages with the index."""
+def _check_records(path: Path, shard: int, rows: Rows, keys: Rows, has_values: bool) -> Iterator[Damage]:
+    """Compare each record's bytes with its CRC, and the file's own pages with the index.
+
+    `has_values` says that records which follow one another without a gap are one value, with the first one's key.
+    """
     try:
         with open_file(path) as file:
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
-            expected = [
-                (encode_key(int(key)), int(row["offset"]), int(row["length"]))
-                for key, row in zip(keys, rows, strict=True)
-            ]
+            expected: list[tuple[bytes, int, int]] = []
+            for key, offset, length in zip(
+                keys.tolist(), rows["offset"].tolist(), rows["length"].tolist(), strict=True
+            ):
+                if has_values and expected and sum(expected[-1][1:]) == offset:
+                    expected[-1] = *expected[-1][:2], expected[-1][2] + length
+                else:
+                    expected.append((encode_key(key), offset, length))
             if found != expected or np.any(rows["shard"] != shard):
                 yield Damage(path.name, "holds other records than the index and the samples table say")
                 return

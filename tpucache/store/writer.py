@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 import struct
 import zlib
@@ -42,15 +43,21 @@ class ShardInfo(NamedTuple):
 class ShardWriter:
     """Writes one shard into a temporary file; `finish` verifies it, and `seal` also gives it its name.
 
+    Each record is a value of its own; or, with `value_bytes`, consecutive ones are one value until it has as many.
+
     The same records in the same order make the same bytes: the map size and the transactions follow from the records
     alone, and unused bytes are zero. Leaving the context before the shard is finished removes what was written.
     """
 
-    def __init__(self, aside: Path) -> None:
+    def __init__(self, aside: Path, value_bytes: int = 0) -> None:
         """Begin a shard in the temporary file `aside`, replacing what an interrupted run left. Raises BuildError."""
-        self._path = aside
+        self._path, self._value_bytes = aside, value_bytes
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_bytes = 0
+        self._value: list[bytes] = []  # the records of the value that is being made
+        self._value_number = 0  # the number of its first sample
+        self._room = 0  # bytes until it is full
+        self._counts: list[int] = []  # the records in each value
         self._last_number = -1
         self._lengths: list[int] = []
         self._crcs: list[int] = []
@@ -100,16 +107,22 @@ class ShardWriter:
         self._crcs.append(zlib.crc32(record) if crc32 is None else crc32)
         self._records.update(_RECORD_HEAD.pack(number, len(record)))
         self._records.update(record)
-        self._batch.append((encode_key(number), record))
-        self._batch_bytes += len(record)
+        if not self._value:
+            self._value_number, self._room = number, self._value_bytes
+        self._value.append(record)
+        self._room -= len(record)
+        if self._room <= 0:
+            self._end_value()
         if self._batch_bytes >= _BATCH_BYTES:
             self._commit()
 
     def records(self) -> Iterator[tuple[bytes, int]]:
         """Yield each record so far and its CRC-32, in order; the shard is to be discarded then. Raises BuildError."""
+        self._end_value()
         self._commit()
         with self._open_env().begin() as transaction:
-            yield from zip(transaction.cursor().iternext(keys=False), self._crcs, strict=True)
+            values = (self._split(at, value) for at, value in enumerate(transaction.cursor().iternext(keys=False)))
+            yield from zip(itertools.chain.from_iterable(values), self._crcs, strict=True)
 
     def finish(self) -> ShardInfo:
         """Hash the file and compare every record's place with LMDB's own; the file stays where it is, not yet synced.
@@ -117,6 +130,7 @@ class ShardWriter:
         Raises BuildError.
         """
         try:
+            self._end_value()
             self._commit()
             self._open_env().close()
             self._env = None
@@ -149,6 +163,24 @@ class ShardWriter:
             raise UsageError(f"{self._path}: the shard is sealed or discarded already")
         return self._env
 
+    def _end_value(self) -> None:
+        if self._value:
+            value = b"".join(self._value) if len(self._value) > 1 else self._value[0]
+            self._batch.append((encode_key(self._value_number), value))
+            self._batch_bytes += len(value)
+            self._counts.append(len(self._value))
+            self._value = []
+
+    def _split(self, at: int, value: bytes) -> Iterator[bytes]:
+        """Yield the records of a value, given by its place among all."""
+        first = self._firsts()[at]
+        ends = np.cumsum(self._lengths[first : first + self._counts[at]]).tolist()
+        yield from (value[start:end] for start, end in itertools.pairwise([0, *ends]))
+
+    def _firsts(self) -> list[int]:
+        """Return which record is the first of each value."""
+        return [0, *itertools.accumulate(self._counts)][:-1]
+
     def _commit(self) -> None:
         env = self._open_env()
         page_size = env.stat()["psize"]
@@ -173,10 +205,10 @@ class ShardWriter:
         with self._path.open("rb") as file:
             layout = pages.read_layout(file)
             extents = list(pages.walk(file, layout))
-            if len(extents) != len(self._lengths) or layout.file_bytes != size:
+            if len(extents) != len(self._counts) or layout.file_bytes != size:
                 raise BuildError(
-                    f"{self._path}: {len(extents)} records in {size:,} bytes were found in the pages, "
-                    f"{len(self._lengths)} in {layout.file_bytes:,} were written"
+                    f"{self._path}: {len(extents)} values in {size:,} bytes were found in the pages, "
+                    f"{len(self._counts)} in {layout.file_bytes:,} were written"
                 )
             self._compare_places(extents)
             return self._read_through(file, extents)
@@ -202,22 +234,27 @@ class ShardWriter:
 
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
         """Read the file once: return the index rows, each with the checksum it must have, and the file's SHA-256."""
-        rows = np.zeros(len(extents), INDEX_DTYPE)
-        buffer = memoryview(bytearray(max(self._lengths, default=0)))
+        rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), self._firsts()
+        buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
         digest, at = hashlib.sha256(), file.seek(0)
         for position in sorted(range(len(extents)), key=lambda position: extents[position].offset):
             _, offset, length = extents[position]
-            record = buffer[:length]
+            value = buffer[:length]
             between = file.read(max(0, offset - at))  # pages of the tree
-            if at + len(between) != offset or file.readinto(record) != length:  # type: ignore[attr-defined]
-                raise self._misplaced(position)
-            crc = zlib.crc32(record)
-            if crc != self._crcs[position]:
+            if at + len(between) != offset or file.readinto(value) != length:  # type: ignore[attr-defined]
                 raise self._misplaced(position)
             digest.update(between)
-            digest.update(record)
-            rows[position] = (offset, length, crc, 0)
+            digest.update(value)
             at = offset + length
+            first = firsts[position]
+            for number in range(first, first + self._counts[position]):
+                size = self._lengths[number]
+                crc = zlib.crc32(value[:size])
+                if crc != self._crcs[number]:
+                    raise self._misplaced(position)
+                rows[number], value, offset = (offset, size, crc, 0), value[size:], offset + size
+            if len(value):
+                raise self._misplaced(position)
         digest.update(file.read())
         return rows, digest.hexdigest()
 

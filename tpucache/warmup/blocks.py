@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,7 +21,8 @@ from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS
 from tpucache.store.copying import earlier_tables
-from tpucache.store.fields import Field
+from tpucache.store.fields import Field, part_layouts
+from tpucache.store.format import Part
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.warmup.listing import content_digests
 from tpucache.warmup.sources.source import Listing, Sample, Source
@@ -37,26 +38,42 @@ MIN_CHUNKS: Final = 64
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples that share one shard a variant; `variants` are those to be built.
+    """Consecutive samples that share one shard a part; `parts` are those to be built.
 
-    `clean` has the CRC-32 of the clean record by sample number, where a cache has it already.
+    `clean` has the CRC-32 of the clean record of each band, by sample number, where a cache has it already.
     """
 
     number: int
     samples: tuple[Sample, ...]
-    variants: tuple[int, ...]
-    clean: Mapping[int, int] = field(default_factory=dict)
+    parts: tuple[Part, ...]
+    clean: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> tuple[int, ...]:
+        """The variants of which some part is to be built."""
+        return variants_of(self.parts)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive samples of a block that one task decodes, once for all variants; `clean` is as of a block."""
+    """Consecutive samples of a block that one task decodes, once for all parts; `clean` is as of a block."""
 
     block: int
     number: int
     samples: tuple[Sample, ...]
-    variants: tuple[int, ...]
-    clean: Mapping[int, int] = field(default_factory=dict)
+    parts: tuple[Part, ...]
+    clean: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+def parts_of(variants: Iterable[int], fields: Sequence[Field]) -> tuple[Part, ...]:
+    """Return the parts of some variants: each of them whole, or in as many bands as the fields have."""
+    bands = range(len(part_layouts(fields)))
+    return tuple(Part(variant, band) for variant in variants for band in bands)
+
+
+def variants_of(parts: Iterable[Part]) -> tuple[int, ...]:
+    """Return the variants that parts are of, in their order."""
+    return tuple(dict.fromkeys(part.variant for part in parts))
 
 
 def record_bytes(fields: Sequence[Field]) -> int:
@@ -76,9 +93,9 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
     count = -(-len(samples) // min(by_bytes, by_count))
     count = min(count, recipe.max_blocks or count)
     bounds = [len(samples) * number // count for number in range(count + 1)]
-    variants = tuple(range(recipe.variants + 1))
+    parts = parts_of(range(recipe.variants + 1), fields)
     return [
-        Block(first + number, tuple(samples[start:stop]), variants)
+        Block(first + number, tuple(samples[start:stop]), parts)
         for number, (start, stop) in enumerate(itertools.pairwise(bounds))
     ]
 
@@ -99,19 +116,22 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block
 def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
     """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
     numbers = cache.samples.numbers.tolist()
-    blocks = []
-    for entry in sorted(cache.manifest.shards, key=lambda entry: entry.block):
-        if entry.variant == cache.manifest.variants[0]:
-            part = numbers[entry.first : entry.first + entry.records]
-            samples = tuple(listing.samples[number] for number in part)
-            checksums = [] if entry.variant else cache.index_of(entry)["crc32"].tolist()
-            blocks.append(Block(entry.block, samples, variants, dict(zip(part, checksums, strict=False))))
+    manifest, blocks = cache.manifest, []
+    parts = parts_of(variants, manifest.fields)
+    for entry in sorted(manifest.shards, key=lambda entry: entry.block):
+        if entry.part == (manifest.variants[0], 0):
+            some = numbers[entry.first : entry.first + entry.records]
+            samples = tuple(listing.samples[number] for number in some)
+            bands = () if entry.variant else range(len(manifest.layouts))
+            rows = (cache.rows_of(entry) + band * cache.rows_a_band for band in bands)
+            checksums = zip(*(cache.index[of_band]["crc32"].tolist() for of_band in rows), strict=True)
+            blocks.append(Block(entry.block, samples, parts, dict(zip(some, checksums, strict=False))))
     return blocks
 
 
 def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
     """Cut a block of a cache of `samples` samples into chunks: no part of the layout, they only share out the work."""
-    size = record_bytes(fields) * len(block.variants)
+    size = record_bytes(fields) * len(block.variants)  # of all bands together
     most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
     parts: list[list[Sample]] = []
     weight = 0
@@ -122,12 +142,12 @@ def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk
         parts[-1].append(sample)
         weight += sample.bytes
     return [
-        Chunk(block.number, number, tuple(part), block.variants, _of_samples(block.clean, part))
+        Chunk(block.number, number, tuple(part), block.parts, _of_samples(block.clean, part))
         for number, part in enumerate(parts)
     ]
 
 
-def _of_samples(clean: Mapping[int, int], samples: Sequence[Sample]) -> dict[int, int]:
+def _of_samples(clean: Mapping[int, Sequence[int]], samples: Sequence[Sample]) -> dict[int, Sequence[int]]:
     return {sample.number: clean[sample.number] for sample in samples if sample.number in clean}
 
 
@@ -204,7 +224,7 @@ def retried_blocks(
     Those that are `unchanged` are left out. The listing is numbered as in the cache.
     """
     manifest = cache.manifest
-    entries = [entry for entry in manifest.shards if entry.variant == manifest.variants[0]]
+    entries = [entry for entry in manifest.shards if entry.part == (manifest.variants[0], 0)]
     entries.sort(key=lambda entry: entry.block)
     skipped = sorted({skip.number for skip in manifest.skipped} - unchanged)
     places = _places(cache, entries, np.array(skipped, np.int64), listing, recipe)
@@ -212,7 +232,8 @@ def retried_blocks(
     for number, place in zip(skipped, places.tolist(), strict=True):
         parts.setdefault(entries[place].block, []).append(listing.samples[number])
     numbers = new_block_numbers(manifest)
-    return [Block(numbers[block], tuple(samples), manifest.variants) for block, samples in parts.items()]
+    every = parts_of(manifest.variants, manifest.fields)
+    return [Block(numbers[block], tuple(samples), every) for block, samples in parts.items()]
 
 
 def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listing: Listing, recipe: Recipe) -> Numbers:

@@ -114,7 +114,7 @@ def build_cache(
     source = label_source(pad_source(source, pad, truncate), labels, class_names(classes))
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
-        recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe.variants))
+        recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe))
     with deadline.interrupting("the source was listed"), keeping_listings(cache / WORK_NAME) as kept:
         listing = source.list()
     if not listing.samples:
@@ -221,7 +221,7 @@ class _Build:
     def _check_limits(self) -> None:
         if self.target == "kaggle" and not self.plan.is_retry:
             existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
-            check_kaggle_files(existing + sum(len(block.variants) for block in self.plan.blocks))
+            check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
 
     def _compared_with_cache(self) -> BuildContext:
         """Return the context, after a few records of the existing cache were compared with what would be made now."""

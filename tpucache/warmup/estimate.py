@@ -14,7 +14,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
+from tpucache.recipe import Recipe
+from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import RecordLayout
+from tpucache.store.format import Part
 from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
@@ -88,10 +91,10 @@ def estimate(
 
     `folder` is on the disk that is written to.
     """
-    samples = [(sample, chunk.variants) for chunk in remaining.chunks for sample in chunk.samples]
+    samples = [(sample, chunk.parts) for chunk in remaining.chunks for sample in chunk.samples]
     done = _try_samples(encoder, samples, deadline, trials)
     timed = [trial.seconds for trial in done[1:] or done]  # the first one also warms libraries up
-    to_build = sum(len(variants) for _, variants in samples)
+    to_build = sum(len(parts) for _, parts in samples)
     to_write = sum(records for records, _ in remaining.unsealed)
     sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
     if not done:  # from the chunks on disk, or as large as records can be
@@ -108,16 +111,16 @@ def estimate(
 
 
 def _try_samples(
-    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[int]]], deadline: Deadline, trials: Trials
+    encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[Part]]], deadline: Deadline, trials: Trials
 ) -> list[_Trial]:
     done: list[_Trial] = []
     began = time.monotonic()
-    for sample, variants in _spread(samples, trials.samples):
+    for sample, parts in _spread(samples, trials.samples):
         start = time.monotonic()
         if deadline.is_past or start - began > trials.seconds:
             break
         try:
-            encoded = encoder.encode(sample, variants)
+            encoded = encoder.encode(sample, parts)
         except SampleError as error:
             trials.look(sample, error)
             continue
@@ -180,13 +183,15 @@ def check_room(expected: Estimate, cache: Path, advice: str) -> None:
         )
 
 
-def kaggle_blocks(variants: int) -> int:
-    """Return how many blocks a cache of so many variants may have, to stay within Kaggle's files. Raises BuildError."""
-    blocks = kaggle.TARGET_SHARDS // (variants + 1)
+def kaggle_blocks(recipe: Recipe) -> int:
+    """Return how many blocks, a shard for each part, keep a cache within Kaggle's files. Raises BuildError."""
+    bands = len(recipe.bands or (BLOCK,))
+    blocks = kaggle.TARGET_SHARDS // ((recipe.variants + 1) * bands)
     if not blocks:
+        of_bands = f", in {bands} bands each," if bands > 1 else ""
         raise BuildError(
-            f"{variants} variants and the clean one make more than {kaggle.TARGET_SHARDS} shards: use at most "
-            f"{kaggle.TARGET_SHARDS - 1} --variants with --target kaggle"
+            f"{recipe.variants} variants and the clean one{of_bands} make more than {kaggle.TARGET_SHARDS} shards: use "
+            f"at most {kaggle.TARGET_SHARDS // bands - 1} --variants with --target kaggle"
         )
     return blocks
 

@@ -17,6 +17,7 @@ from tpucache.recipe import Recipe
 from tpucache.store import pages
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
+from tpucache.store.fields import RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
 from tpucache.store.format import INDEX_DTYPE, WORK_NAME
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
@@ -105,14 +106,14 @@ class _Case:
     def blocks(self) -> list[Block]:
         """The blocks of damaged shards, with their kept samples and the variants that are to be built again."""
         entries: dict[int, list[ShardEntry]] = {}
-        for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.variant)):
+        for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.part)):
             if entry.name in self.damaged:
                 entries.setdefault(entry.block, []).append(entry)
         return [
             Block(
                 block,
                 tuple(self.listing.samples[number] for number in self.numbers_of(damaged[0])),
-                tuple(entry.variant for entry in damaged),
+                tuple(entry.part for entry in damaged),
             )
             for block, damaged in entries.items()
         ]
@@ -262,8 +263,12 @@ _READ_AT_ONCE: Final = 256
 def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
     """Return the index of whole shards, given by name. Raises DamageError when it is not what the manifest says."""
     order = {variant: at for at, variant in enumerate(manifest.variants)}
-    numbered = sorted(enumerate(manifest.shards), key=lambda one: (order[one[1].variant], one[1].first))
-    runs = [_rows(shards[entry.name], position) for position, entry in numbered]
+    numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
+    layouts = manifest.layouts
+    runs = [
+        _rows(shards[entry.name], position, layouts[entry.band] if manifest.value_bytes else None)
+        for position, entry in numbered
+    ]
     data = encode_index(np.concatenate(runs))
     if not _matches(data, manifest.index):
         raise DamageError(
@@ -293,15 +298,17 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
     return data
 
 
-def _rows(path: Path, shard: int) -> Array:
-    """Return the index rows of a shard's records, in key order."""
+def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
+    """Return the index rows of a shard's records, in key order; with a layout, values hold several records."""
+    rows = []
     with open_file(path) as file:
-        extents = list(pages.walk(file))
-        rows = np.zeros(len(extents), INDEX_DTYPE)
-        for at, extent in enumerate(extents):
+        for extent in list(pages.walk(file)):
             file.seek(extent.offset)
-            rows[at] = (extent.offset, extent.length, zlib.crc32(file.read(extent.length)), shard)
-    return rows
+            value, at = memoryview(file.read(extent.length)), 0
+            for length in [extent.length] if layout is None else layout.lengths_in(value):
+                rows.append((extent.offset + at, length, zlib.crc32(value[at : at + length]), shard))
+                at += length
+    return np.array(rows, INDEX_DTYPE)
 
 
 def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:

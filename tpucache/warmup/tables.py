@@ -29,7 +29,7 @@ from tpucache.store.format import (
     shard_name,
     table_name,
 )
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, version_of
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
@@ -96,6 +96,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
             "digests": digests,
         },
         created_by=versions(),
+        version=version_of(plan.fields),
     )
     return _save(cache, manifest)
 
@@ -244,24 +245,29 @@ def _plain_column(values: Sequence[Any]) -> Column:
 
 
 def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
-    """Return all shards, variant by variant, with their first samples, and the index over them."""
-    rows = {(shard.entry.variant, shard.entry.block): (shard.entry, shard.rows) for shard in shards}
+    """Return all shards, band by band and variant by variant, with their first samples, and the index over them."""
+    rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
-            rows[entry.variant, entry.block] = (entry, existing.index_of(entry))
+            rows[_order(entry)] = (entry, existing.index_of(entry))
     entries: list[ShardEntry] = []
     runs: list[Array] = []
     first = 0
-    for variant, block in sorted(rows):
-        entry, part = rows[variant, block]
-        if entries and entries[-1].variant != variant:
+    for place in sorted(rows):
+        entry, of_shard = rows[place]
+        if entries and entries[-1].part != entry.part:
             first = 0
-        numbered = part.copy()
+        numbered = of_shard.copy()
         numbered["shard"] = len(entries)
         runs.append(numbered)
         entries.append(dataclasses.replace(entry, first=first))
-        first += len(part)
+        first += len(of_shard)
     return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
+
+
+def _order(entry: ShardEntry) -> tuple[int, int, int]:
+    """Return where among all shards one is listed."""
+    return entry.band, entry.variant, entry.block
 
 
 def encode_index(index: Array) -> bytes:
@@ -319,7 +325,7 @@ def merge_shards(cache: Cache, retried: Sequence[BuiltShard], work: Path) -> lis
     merged, are_links = [], True
     for entry in cache.manifest.shards:
         block = numbers[entry.block]
-        renamed = dataclasses.replace(entry, name=shard_name(entry.variant, block), block=block)
+        renamed = dataclasses.replace(entry, name=shard_name(entry.part, block), block=block)
         target, aside = cache.directory / renamed.name, work / f"{renamed.name}.tmp"
         if renamed.name in added:
             merged.append(_merge(cache, entry, renamed, added[renamed.name], work, aside))
@@ -338,7 +344,7 @@ def _merge(
     before = _records(cache.reader, cache.index_of(entry), numbers.tolist(), entry.name)
     new = ShardReader(work, [retried.entry])
     added = _records(new, retried.rows, retried.info.numbers, retried.entry.name)
-    with ShardWriter(aside) as writer:
+    with ShardWriter(aside, cache.manifest.value_bytes) as writer:
         for number, record, crc in heapq.merge(before, added, key=lambda record: record[0]):
             writer.append(number, bytes(record), crc)
         sealed = writer.seal(cache.directory / renamed.name)

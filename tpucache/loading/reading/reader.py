@@ -19,11 +19,11 @@ from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
 from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
-from tpucache.loading.reading.views import decode_view
+from tpucache.loading.reading.views import decode_packed, decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
-from tpucache.store.fields import Field
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
 
@@ -94,9 +94,12 @@ class RecordReader:
             raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: it has no tensor")
         self.cache = cache
         self.in_memory: InMemory = in_memory
-        self._layout = cache.manifest.layout
-        stored = self._layout.fields
+        self._layouts = cache.manifest.layouts
+        stored = cache.manifest.fields
         self._shown = stored if shown is None else shown
+        #: Where among the fields the image is whose frequencies are in bands.
+        self._banded = next((at for at, field in enumerate(self._shown) if field.bands is not None), None)
+        self._bands = 1 if self._banded is None else len(self._shown[self._banded].split)
         #: The fields as they are read: the arrays of a buffer.
         self.fields = tuple(field.packed for field in self._shown) if is_packed else self._shown
         self._is_plain = all(
@@ -193,7 +196,13 @@ class RecordReader:
         is_here = self._maps.is_present(rows)
         if self.in_memory:
             is_here |= self._memory.addresses(rows) > 0
-        self.cache.reader.hint(self.cache.index[rows[~is_here]])
+        self.cache.reader.hint(self.cache.index[self.in_all_bands(rows[~is_here])])
+
+    def in_all_bands(self, rows: Numbers) -> Numbers:
+        """Return the numbers of all rows of the index that are read for records: one of each band that is used."""
+        if self._bands == 1:
+            return rows
+        return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
 
     def _promise_memory(self) -> None:
         """Set memory for all records aside. Raises UsageError where there is no room for them."""
@@ -230,7 +239,7 @@ class RecordReader:
         missing = start + np.flatnonzero(decoded == 0)
         if len(missing) and places.found is not None:
             try:
-                self._read(buffer, missing, places.found[missing], places.encoded[missing])
+                self._read(buffer, missing, rows[missing], places.found[missing], places.encoded[missing])
             except DamageError as error:
                 raise self._named(error, rows[missing], places.found[missing]) from error
             if keep and self.in_memory:
@@ -243,11 +252,11 @@ class RecordReader:
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
             try:
-                self._read(single, nothing, row.reshape(1), nothing)
+                self._read(single, nothing, np.array([number]), row.reshape(1), nothing)
             except DamageError as one:
                 if str(one).startswith("Shard "):
                     return one
-                place, position = divmod(number, cache.manifest.samples)
+                place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
                 shard = cache.reader.shards[int(row["shard"])].name
                 path, variant = cache.samples.paths[position], cache.manifest.variants[place]
                 return DamageError(
@@ -266,55 +275,72 @@ class RecordReader:
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
-    def _read(self, buffer: Buffer, places: Indices, found: Rows, mapped: Addresses) -> None:
+    def _read(self, buffer: Buffer, places: Indices, numbers: Numbers, found: Rows, mapped: Addresses) -> None:
         """Read records from their files into rows of a buffer, or decode those that are mapped."""
         if self._is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
+        rows = buffer.places(places)
+        targets = [
+            _Target(field, form != field, array, rows)
+            for field, form, array in zip(self._shown, self.fields, buffer.arrays, strict=True)
+        ]
+        if self._banded is None:
+            self._read_encoded(self._layouts[0], targets, found, mapped, buffer.is_large)
+        else:
+            self._read_bands(targets, self._banded, numbers, found, buffer.is_large)
+
+    def _read_bands(self, targets: list[_Target], banded: int, numbers: Numbers, found: Rows, is_large: bool) -> None:
+        """Read the records of each band, whose coefficients lie side by side in a packed image."""
+        image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
+        if not image.is_packed:
+            packed, rows = np.empty((len(found), *image.field.packed.shape), np.uint8), np.arange(len(found))
+        nothing, at = np.zeros(len(found), np.int64), 0
+        for number, (layout, band) in enumerate(zip(self._layouts, image.field.split, strict=False)):
+            part = _Target(band, True, packed[:, at : at + band.packed.nbytes], rows)
+            at += band.packed.nbytes
+            if number:
+                further = self.cache.index[numbers + number * self.cache.rows_a_band]
+                self._read_encoded(layout, [part], further, nothing, is_large)
+            else:
+                first = [part if each is image else each for each in targets]
+                self._read_encoded(layout, first, found, nothing, is_large)
+        if not image.is_packed:
+            decode_packed(image.field, packed, image.array, image.rows)
+
+    def _read_encoded(
+        self, layout: RecordLayout, targets: list[_Target], found: Rows, mapped: Addresses, is_large: bool
+    ) -> None:
+        """Read encoded records and decode them into rows of arrays; decode those that are mapped where they are."""
         unmapped = mapped == 0
         for shard in np.unique(found["shard"][~unmapped]).tolist():
             chosen = np.flatnonzero(~unmapped & (found["shard"] == shard))
             starts, lengths = (found[name][chosen].astype(np.int64) for name in ("offset", "length"))
-            self._decode(buffer, places[chosen], self._maps.block(shard), starts, lengths)
-        places, found = places[unmapped], found[unmapped]
-        done = self._unpack(buffer, places, found) if len(found) else 0
-        if done < len(found):
-            self._read_encoded(buffer, places[done:], found[done:])
-
-    def _unpack(self, buffer: Buffer, places: Indices, found: Rows) -> int:
-        """Read records of one packed field, each unpacked before the next is read; return how many could be."""
-        (field, form), *others = zip(self._shown, self.fields, strict=True)
-        if field == form or others:
-            return 0
-
-        def read(descriptors: Numbers, rows: Rows) -> int:
-            offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
-            records = FileRecords(descriptors, offsets, lengths)
-            return unpack_files(field, records, buffer.arrays[0], buffer.places(places))
-
-        return self.cache.reader.read_by(found, read)
-
-    def _read_encoded(self, buffer: Buffer, places: Indices, found: Rows) -> None:
-        """Read encoded records, then decode them into rows of a buffer."""
+            _decode(layout, [each.of(chosen) for each in targets], self._maps.block(shard), starts, lengths)
+        left = np.flatnonzero(unmapped)
+        left = left[self._unpack([each.of(left) for each in targets], found[left]) :] if len(left) else left
+        if not len(left):
+            return
+        found, targets = found[left], [each.of(left) for each in targets]
         lengths = found["length"].astype(np.int64)
         block, starts = self._scratch.block(lengths)
         data, ends = block.data, starts + lengths
         views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         parts = np.stack([address(block) + starts, lengths], -1)[:, None]
-        self._scatter(found, views, parts, buffer.is_large)
-        self._decode(buffer, places, block, starts, lengths)
+        self._scatter(found, views, parts, is_large)
+        _decode(layout, targets, block, starts, lengths)
 
-    def _decode(self, buffer: Buffer, places: Indices, block: Block, starts: Numbers, lengths: Numbers) -> None:
-        """Decode records of a block of bytes, or unpack them, into rows of a buffer."""
-        spans = self._layout.spans_of(block, starts, lengths)
-        for at, (stored, field) in enumerate(zip(self._layout.fields, self._shown, strict=True)):
-            to = block, spans[:, at], buffer.arrays[at], buffer.places(places)
-            if self.fields[at] != field:
-                unpack_rows(field, *to)
-            elif field.view is None:
-                decode_rows(field, *to)
-            else:
-                decode_view(field, stored, *to)
+    def _unpack(self, targets: list[_Target], found: Rows) -> int:
+        """Read records of one packed field, each unpacked before the next is read; return how many could be."""
+        target, *others = targets
+        if others or not target.is_packed:
+            return 0
+
+        def read(descriptors: Numbers, rows: Rows) -> int:
+            offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+            return unpack_files(target.field, FileRecords(descriptors, offsets, lengths), target.array, target.rows)
+
+        return self.cache.reader.read_by(found, read)
 
     def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
         """Read whole records from their files."""
@@ -329,6 +355,32 @@ class RecordReader:
             return loops.read(*numbers, len(rows))
 
         self.cache.reader.scatter(rows, views, read=read)
+
+
+class _Target(NamedTuple):
+    """Where a field of some records goes: rows of an array, in its packed form or decoded."""
+
+    field: Field
+    is_packed: bool
+    array: Array
+    rows: Numbers
+
+    def of(self, chosen: Indices) -> _Target:
+        """Return where those of some of the records go."""
+        return self._replace(rows=self.rows[chosen])
+
+
+def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: Numbers, lengths: Numbers) -> None:
+    """Decode records of a block of bytes, or unpack them, into rows of arrays."""
+    spans = layout.spans_of(block, starts, lengths)
+    for at, (stored, target) in enumerate(zip(layout.fields, targets, strict=True)):
+        to = block, spans[:, at], target.array, target.rows
+        if target.is_packed:
+            unpack_rows(target.field, *to)
+        elif target.field.view is None:
+            decode_rows(target.field, *to)
+        else:
+            decode_view(target.field, stored, *to)
 
 
 class _Places(NamedTuple):

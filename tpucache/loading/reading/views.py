@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_points, nearest, placement, within
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
-from tpucache.store.codecs import decode_into, unpack_rows
+from tpucache.store.codecs import CODECS, PackedCodec, decode_into, unpack_rows
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, View
 from tpucache.store.index import Numbers
@@ -31,11 +31,17 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 
     Raises UsageError for images of another codec, a size that cannot be made of them, or no such frequencies.
     """
+    image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if size is None:
         if frequencies is not None:
             raise UsageError("frequencies are those of a resolution: give resolution=, too")
+        if image is not None and image.bands is not None and image.bands[-1] < BLOCK:
+            least = min(side * image.bands[-1] // BLOCK for side in image.shape[:2])
+            raise UsageError(
+                f"this copy of the cache has the lowest {image.bands[-1]} of {BLOCK} frequencies: give resolution=, "
+                f"such as {least}, or fetch all of it"
+            )
         return manifest
-    image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if image is None or image.codec not in _DCT:
         found = "no image" if image is None else f"images of the codec {image.codec}"
         raise UsageError(
@@ -48,6 +54,14 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
         frequencies = frequencies_for(resize, image)
     if not isinstance(frequencies, int) or isinstance(frequencies, bool) or not 1 <= frequencies <= BLOCK:
         raise UsageError(f"frequencies are a whole number from 1 to {BLOCK}, not {frequencies!r}")
+    if image.bands is not None:
+        enough = [band for band in image.bands if band >= frequencies]
+        if not enough:
+            raise UsageError(
+                f"{resize.height}x{resize.width} pixels need {frequencies} of {BLOCK} frequencies, and this copy of "
+                f"the cache has {image.bands[-1]}: give a smaller resolution=, or fetch more of it"
+            )
+        frequencies = enough[0]
     fields = tuple(_shown(field, resize, frequencies, image) for field in manifest.fields)
     return dataclasses.replace(manifest, fields=fields)
 
@@ -76,6 +90,20 @@ def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: 
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
         decode_into(stored, block.data[start:end], whole)
         out[row] = moved(whole, field)
+
+
+def decode_packed(field: Field, packed: Array, out: Array, rows: Numbers) -> None:
+    """Decode packed images, uint8 (n, m), of all their bands, into out[row] of each of `rows`. Raises DamageError."""
+    if field.view is not None:
+        for first in range(0, len(rows), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            out[rows[some]] = _decoder(field).decode_here(packed[some])
+        return
+    codec = CODECS[field.codec]
+    if not isinstance(codec, PackedCodec):
+        raise UsageError(f"images of the codec {field.codec} have no packed form")
+    for image, row in zip(packed, rows.tolist(), strict=True):
+        codec.decode_packed(field, image, out[row])
 
 
 def moved(array: Array, field: Field) -> Array:

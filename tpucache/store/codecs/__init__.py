@@ -5,6 +5,7 @@ Other packages add codecs by entry points of the group `tpucache.codecs`, each n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy.typing as npt
@@ -24,9 +25,11 @@ __all__ = [
     "Codec",
     "FieldSpec",
     "PackedCodec",
+    "decode_bands",
     "decode_into",
     "decode_rows",
     "encode",
+    "encode_bands",
     "unpack_files",
     "unpack_rows",
 ]
@@ -62,6 +65,14 @@ def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None
     return CODECS[field.codec].encode(field, array, quality)
 
 
+def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> list[bytes]:
+    """Return an array's bytes of each band of its frequencies, all in one where the field has no bands.
+
+    The arguments, and what is raised, are those of `encode`.
+    """
+    return CODECS[field.codec].encode_bands(field, array, quality)
+
+
 def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
     """Decode a field's bytes into `out`, a contiguous array of its dtype and shape.
 
@@ -69,6 +80,11 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
     for a field whose length varies, which has no array.
     """
     CODECS[field.codec].decode_into(field, data, out)
+
+
+def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
+    """Decode a field's bytes, of one band after the other where it has bands, into `out`; see `decode_into`."""
+    CODECS[field.codec].decode_bands(field, parts, out)
 
 
 def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -58,8 +59,18 @@ class FieldSpec(Protocol):
         ...
 
     @property
+    def bands(self) -> tuple[int, ...] | None:
+        """The frequencies below which each band of an image's coefficients is, where these are apart."""
+        ...
+
+    @property
     def view(self) -> ViewSpec | None:
         """How the field is shown in another size, if it is."""
+        ...
+
+    @property
+    def band(self) -> int | None:
+        """Which band alone the field is of, None for all that there are."""
         ...
 
 
@@ -99,6 +110,8 @@ class Codec(ABC):
     chromas: ClassVar[tuple[str, ...]] = ()
     #: What manifests call the form of its bytes; None where the codec's name says it all.
     packing: ClassVar[str | None] = None
+    #: Whether an image's frequencies may be stored apart, in bands.
+    has_bands: ClassVar[bool] = False
     #: The optional package that encodes and decodes it, None where none is needed.
     package: ClassVar[str | None] = None
     #: The codec of masks whose images have this one: it keeps every value.
@@ -121,11 +134,7 @@ class Codec(ABC):
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
         """Return an array's bytes. Raises UsageError when it is not of the field's dtype and shape."""
-        if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
-            raise UsageError(
-                f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}"
-            )
-        data = self._encode(field, np.ascontiguousarray(array), quality)
+        data = self._encode(field, checked(field, array), quality)
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
         return data
@@ -136,6 +145,15 @@ class Codec(ABC):
             self._decode_into(field, data, out)
         except (ValueError, OSError, SyntaxError) as error:
             raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
+
+    def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
+        """Return an array's bytes of each band; of all in one where the field has no bands. Raises UsageError."""
+        return [self.encode(field, array, quality)]
+
+    def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
+        """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
+        (data,) = parts
+        self.decode_into(field, data, out)
 
     @abstractmethod
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -152,6 +170,10 @@ class PackedCodec(Codec):
     @abstractmethod
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of every packed array of the field."""
+
+    def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
+        """Decode the packed form of an array, uint8 (packed_bytes,), into `out`. Raises DamageError."""
+        raise UsageError(f"{self.name} does not decode its packed form on the host")
 
     def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Decode records into their packed form: block[start:end] of each of `spans` into out[row] of each of `rows`.
@@ -175,6 +197,13 @@ class PackedCodec(Codec):
     @abstractmethod
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""
+
+
+def checked(field: FieldSpec, array: Array) -> Array:
+    """Return an array of the field's dtype and shape, contiguous. Raises UsageError for any other."""
+    if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
+        raise UsageError(f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}")
+    return np.ascontiguousarray(array)
 
 
 def missing_package(codec: str, package: str) -> DependencyError:

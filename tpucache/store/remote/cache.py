@@ -104,7 +104,7 @@ class RemoteCache(Cache):
 
     def describe(self, number: int) -> str:
         """Say which sample, in which variant, a record of the index is of."""
-        place, position = divmod(number, self.manifest.samples)
+        place, position = divmod(number % self.rows_a_band, self.manifest.samples)
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
 
 

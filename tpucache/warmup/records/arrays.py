@@ -78,6 +78,8 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
         decoded_by["chroma"] = recipe.chroma or codec.chromas[0]
     if codec.packing is not None:
         decoded_by["packing"] = codec.packing
+    if recipe.bands is not None:
+        decoded_by["bands"] = recipe.bands
     if recipe.mode == "keep":
         kept = presize(value, recipe, path)
         return Field(IMAGE, recipe.codec, kept.dtype.str, kept.shape)

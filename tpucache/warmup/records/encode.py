@@ -10,17 +10,18 @@ import numpy.typing as npt
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.store.codecs import encode
-from tpucache.store.fields import Field, RecordLayout
+from tpucache.store.codecs import encode_bands
+from tpucache.store.fields import Field, part_layouts
+from tpucache.store.format import Part
 from tpucache.warmup.records.arrays import Counts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
 
 class EncodedSample(NamedTuple):
-    """A sample as its source returns it, its clean arrays by field, and its record in each requested variant.
+    """A sample as its source returns it, its clean arrays by field, and its record of each requested part.
 
-    `counts` are of its annotations: in the source, then in each of these records.
+    `counts` are of its annotations: in the source, then in each of the variants that these are of.
     """
 
     item: Item
@@ -45,22 +46,21 @@ class SampleEncoder:
     labels: LabelRule | None = None
     is_labelled: bool = False
 
-    def encode(self, sample: Sample, variants: Sequence[int]) -> EncodedSample:
-        """Load and decode a sample once, and encode these variants of it. Raises SampleError, RecipeError."""
+    def encode(self, sample: Sample, parts: Sequence[Part]) -> EncodedSample:
+        """Load and decode a sample once, and encode these parts of it. Raises SampleError, RecipeError."""
         item = self.source.load(sample)
         if self.labels is not None:
             self.labels.check(item.label, sample.path)
         elif self.is_labelled and sample.label is None:
             raise SampleError(sample.path, "has no label, as other samples have")
         clean, given = clean_and_count(item, self.fields, self.recipe, sample.path)
-        records, counts = [], [given]
-        for variant in variants:
-            arrays = clean
-            if variant:
-                arrays = self._augment(clean, sample, variant)
-            records.append(self.to_record(arrays))
+        made: dict[Part, bytes] = {}
+        counts = [given]
+        for variant in dict.fromkeys(part.variant for part in parts):
+            arrays = self._augment(clean, sample, variant) if variant else clean
+            made |= {Part(variant, band): record for band, record in enumerate(self.to_records(arrays))}
             counts.append(count_annotations(arrays))
-        return EncodedSample(item, clean, records, counts)
+        return EncodedSample(item, clean, [made[part] for part in parts], counts)
 
     def _augment(self, clean: dict[str, npt.NDArray[Any]], sample: Sample, variant: int) -> dict[str, npt.NDArray[Any]]:
         try:
@@ -68,10 +68,15 @@ class SampleEncoder:
         except AugmentationError as error:
             raise SampleError(sample.path, str(error)) from error
 
-    def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-        """Return a sample's arrays as the bytes of its record."""
-        parts = [encode(field, arrays[field.name], self._quality(field)) for field in self.fields]
-        return RecordLayout(self.fields).join(parts)
+    def to_records(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
+        """Return a sample's arrays as the bytes of its record of each band."""
+        bands = [encode_bands(field, arrays[field.name], self._quality(field)) for field in self.fields]
+        first, *further = part_layouts(self.fields)
+        more = [part for of_field in bands for part in of_field[1:]]
+        return [
+            first.join([of_field[0] for of_field in bands]),
+            *(layout.join([part]) for layout, part in zip(further, more, strict=True)),
+        ]
 
     def _quality(self, field: Field) -> int | None:
         """Return the recipe's quality for what it is of: the image, and arrays in the same codec."""

@@ -1,9 +1,10 @@
 """Chunks and receipts on disk: what is finished of a build, kept so that a rerun does not do it again.
 
-A chunk is one file of records for each variant and, written last, a JSON file of metadata. A chunk that a time limit
-cut short has its metadata under another name, so that it is never taken for a complete one. Nothing here is synced:
-what a power cut tore is noticed (the metadata is no JSON, the sizes differ, or the CRC of a record does when its shard
-is sealed) and made again. Once a shard is in its place, a receipt says so, and the chunks of its block are removed.
+A chunk is one file of records for each part (a variant, or a band of one) and, written last, a JSON file of metadata. A
+chunk that a time limit cut short has its metadata under another name, so that it is never taken for a complete one.
+Nothing here is synced: what a power cut tore is noticed (the metadata is no JSON, the sizes differ, or the CRC of a
+record does when its shard is sealed) and made again. Once a shard is in its place, a receipt says so, and the chunks of
+its block are removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.store.files import write_atomically
-from tpucache.store.format import shard_name
+from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
@@ -30,8 +31,8 @@ from tpucache.warmup.sources.source import Item, Sample
 
 #: Where annotations are counted beside the variants, which are called by their numbers.
 IN_SOURCE: Final = "source"
-#: The name of a receipt, with its block and its variant.
-RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4})\.npz")
+#: The name of a receipt, with its block and its part.
+RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ class ChunkInfo:
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """The metadata of a chunk on disk: its info, and the length and CRC-32 of each record by variant."""
+    """The metadata of a chunk on disk: its info, and the length and CRC-32 of each record by part."""
 
     info: ChunkInfo
-    lengths: dict[int, list[int]]
-    crcs: dict[int, list[int]]
+    lengths: dict[Part, list[int]]
+    crcs: dict[Part, list[int]]
 
 
 def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
@@ -121,30 +122,31 @@ def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[st
 
 
 def save_chunk(
-    work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[int, Sequence[bytes]], whole: bool = True
+    work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[Part, Sequence[bytes]], whole: bool = True
 ) -> None:
     """Write a chunk, or the beginning of one, its metadata last. Raises OSError."""
     # A worker that outlived a killed run may be writing the same chunk.
     temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
     try:
-        for variant, parts in records.items():
+        for part, data in records.items():
             with temporary.open("wb") as file:
-                file.writelines(parts)
-            temporary.replace(_records_path(work, block, chunk, variant))
-        content = {"note": stored.info.to_dict(), "lengths": stored.lengths, "crcs": stored.crcs}
+                file.writelines(data)
+            temporary.replace(_records_path(work, block, chunk, part))
+        lengths, crcs = ({str(part): each for part, each in of.items()} for of in (stored.lengths, stored.crcs))
+        content = {"note": stored.info.to_dict(), "lengths": lengths, "crcs": crcs}
         temporary.write_text(json.dumps(content))
         temporary.replace(_metadata_path(work, block, chunk, whole))
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whole: bool = True) -> StoredChunk | None:
-    """Return the metadata of a chunk, or of the beginning of one, that exists with all these variants, or None."""
+def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole: bool = True) -> StoredChunk | None:
+    """Return the metadata of a chunk, or of the beginning of one, that exists with all these parts, or None."""
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
-        lengths = {int(variant): values for variant, values in content["lengths"].items()}
-        crcs = {int(variant): values for variant, values in content["crcs"].items()}
-        if any(_records_path(work, block, chunk, v).stat().st_size != sum(lengths[v]) for v in variants):
+        lengths = {Part.parse(part): values for part, values in content["lengths"].items()}
+        crcs = {Part.parse(part): values for part, values in content["crcs"].items()}
+        if any(_records_path(work, block, chunk, part).stat().st_size != sum(lengths[part]) for part in parts):
             return None
         return StoredChunk(ChunkInfo.from_dict(content["note"]), lengths, crcs)
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # not made, or torn by a power cut
@@ -152,11 +154,11 @@ def load_chunk(work: Path, block: int, chunk: int, variants: Sequence[int], whol
 
 
 def read_records(
-    work: Path, block: int, chunk: int, variant: int, stored: StoredChunk
+    work: Path, block: int, chunk: int, part: Part, stored: StoredChunk
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (sample number, record, CRC-32) of a chunk's variant. Raises OSError."""
-    rows = zip(stored.info.numbers, stored.lengths[variant], stored.crcs[variant], strict=True)
-    with _records_path(work, block, chunk, variant).open("rb") as file:
+    """Yield (sample number, record, CRC-32) of a chunk's part. Raises OSError."""
+    rows = zip(stored.info.numbers, stored.lengths[part], stored.crcs[part], strict=True)
+    with _records_path(work, block, chunk, part).open("rb") as file:
         for number, length, crc in rows:
             yield number, file.read(length), crc
 
@@ -176,8 +178,8 @@ def _metadata_path(work: Path, block: int, chunk: int, whole: bool = True) -> Pa
     return work / f"chunk-{block:05d}-{chunk:06d}{'' if whole else '-begun'}.json"
 
 
-def _records_path(work: Path, block: int, chunk: int, variant: int) -> Path:
-    return work / f"chunk-{block:05d}-{chunk:06d}-v{variant:04d}.bin"
+def _records_path(work: Path, block: int, chunk: int, part: Part) -> Path:
+    return work / f"chunk-{block:05d}-{chunk:06d}-v{part}.bin"
 
 
 Array = npt.NDArray[Any]
@@ -199,39 +201,39 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
     """Record durably that a shard is finished. Raises BuildError."""
     metadata = json.dumps({"entry": asdict(shard.entry), "note": shard.info.to_dict()})
     columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
-    path = receipt_path(work, shard.entry.block, shard.entry.variant)
+    path = receipt_path(work, shard.entry.block, shard.entry.part)
     try:
         write_atomically(path, encode_columns(columns))
     except OSError as error:
         raise disk_failure(path, error) from error
 
 
-def load_receipt(cache: Path, work: Path, block: int, variant: int) -> BuiltShard | None:
+def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
     """Return a finished shard, or None when it has to be built: no receipt, or no such shard, here or at a URL."""
     try:
-        with np.load(receipt_path(work, block, variant), allow_pickle=False) as archive:
+        with np.load(receipt_path(work, block, part), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
             entry = ShardEntry(**metadata["entry"])
-            if entry.name != shard_name(variant, block):
+            if entry.name != shard_name(part, block):
                 return None
-            if not sent_path(work, block, variant).exists() and (cache / entry.name).stat().st_size != entry.bytes:
+            if not sent_path(work, block, part).exists() and (cache / entry.name).stat().st_size != entry.bytes:
                 return None
             return BuiltShard(entry, archive["rows"], ChunkInfo.from_dict(metadata["note"]))
     except FileNotFoundError:
         return None
 
 
-def receipt_path(work: Path, block: int, variant: int) -> Path:
+def receipt_path(work: Path, block: int, part: Part) -> Path:
     """Return where the receipt of a shard is."""
-    return work / f"shard-{block:05d}-v{variant:04d}.npz"
+    return work / f"shard-{block:05d}-v{part}.npz"
 
 
-def sent_path(work: Path, block: int, variant: int) -> Path:
+def sent_path(work: Path, block: int, part: Part) -> Path:
     """Return the file that says, by being there, that a shard is at the URL that the cache goes to."""
-    return receipt_path(work, block, variant).with_suffix(".sent")
+    return receipt_path(work, block, part).with_suffix(".sent")
 
 
-def sent_shards(work: Path) -> list[tuple[int, int]]:
-    """Return the block and the variant of each shard that is at the URL that the cache goes to."""
+def sent_shards(work: Path) -> list[tuple[int, Part]]:
+    """Return the block and the part of each shard that is at the URL that the cache goes to."""
     found = (RECEIPT_NAME.fullmatch(path.with_suffix(".npz").name) for path in work.glob("*.sent"))
-    return sorted((int(each[1]), int(each[2])) for each in found if each)
+    return sorted((int(each[1]), Part.parse(each[2])) for each in found if each)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
+from tpucache.store.format import Part
 from tpucache.warmup.blocks import Block, Chunk, cut_block
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.run.chunks import (
@@ -65,11 +66,11 @@ class Scheduler:
         self._on_shard = on_shard
         self._total = sum(len(block.samples) for block in blocks)
         self._chunks = {block.number: cut_block(block, context.encoder.fields, self._total) for block in blocks}
-        self._sealed: dict[tuple[int, int], BuiltShard] = {}
+        self._sealed: dict[tuple[int, Part], BuiltShard] = {}
         self._done: dict[tuple[int, int], ChunkResult] = {}
         self._partial: dict[tuple[int, int], ChunkResult] = {}  # chunks that a deadline cut short
         self._kept: set[int] = set()  # by earlier runs
-        self.known: dict[int, dict[int, int]] = {}  # checksums of one of each chunk's or shard's samples
+        self.known: dict[int, dict[Part, int]] = {}  # checksums of one of each chunk's or shard's samples
         self._made = 0
         self._built: set[int] = set()  # blocks whose shards are all there
         self._stopped = False  # a worker saw the deadline pass
@@ -89,10 +90,10 @@ class Scheduler:
         chunks = [chunk for block in self._blocks for chunk in self._chunks[block.number]]
         unsealed = []
         for block in self._blocks:
-            variants = [variant for variant in block.variants if (block.number, variant) not in self._sealed]
-            if variants:
+            parts = [part for part in block.parts if (block.number, part) not in self._sealed]
+            if parts:
                 most = max(len(chunk.samples) for chunk in self._chunks[block.number])
-                unsealed.append((len(block.samples) * len(variants), most * len(block.variants)))
+                unsealed.append((len(block.samples) * len(parts), most * len(block.parts)))
         left = [chunk for chunk in chunks if (chunk.block, chunk.number) not in self._done]
         return Remaining(left, unsealed, stored_bytes(self._context.work))
 
@@ -114,7 +115,7 @@ class Scheduler:
                 f"the time limit is near: {progress.samples:,} of {progress.total:,} samples are finished in "
                 f"{self._context.shards}. Run the same command again to continue."
             )
-        return [self._sealed[block.number, variant] for block in self._blocks for variant in block.variants]
+        return [self._sealed[block.number, part] for block in self._blocks for part in block.parts]
 
     def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
         try:
@@ -152,9 +153,9 @@ class Scheduler:
             yield from behind
             chunks = len(self._chunks[block.number])
             behind = [
-                (seal, (self._context, _bare(block), variant, chunks))
-                for variant in block.variants
-                if (block.number, variant) not in self._sealed
+                (seal, (self._context, _bare(block), part, chunks))
+                for part in block.parts
+                if (block.number, part) not in self._sealed
             ]
         for task in behind:
             if self._context.deadline.is_past:
@@ -169,7 +170,7 @@ class Scheduler:
         small = [
             block
             for block in blocks
-            if block.variants == (0,)
+            if block.parts == (Part(0),)
             and block.number not in begun
             and all(sample.bytes for sample in block.samples)  # else the size is not known
             and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
@@ -184,19 +185,19 @@ class Scheduler:
     def _find_shards(self, block: Block) -> None:
         """Find what an earlier run left of a block."""
         context = self._context
-        receipts = [load_receipt(context.shards, context.work, block.number, variant) for variant in block.variants]
+        receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]
         # What an earlier run was allowed to skip, this one may have to fail at; and it may have retried other samples.
         sealed = [
             shard
             for shard in receipts
             if shard and (context.skip_errors or not shard.info.skipped) and shard.info.covers(block.samples)
         ]
-        self._sealed.update({(block.number, shard.entry.variant): shard for shard in sealed})
+        self._sealed.update({(block.number, shard.entry.part): shard for shard in sealed})
         for chunk in self._chunks[block.number]:
             self._find_chunk(block, chunk)
         if self._is_built(block):
             info = sealed[0].info
-            self._remember(info.numbers, {s.entry.variant: s.rows["crc32"].tolist() for s in sealed})
+            self._remember(info.numbers, {s.entry.part: s.rows["crc32"].tolist() for s in sealed})
             self._count_built(block.number, info)
             remove_chunks(context.work, block.number)
 
@@ -210,7 +211,7 @@ class Scheduler:
     def _find_chunk(self, block: Block, chunk: Chunk) -> None:
         """Find what an earlier run left of a chunk: all of it, or its beginning."""
         context = self._context
-        stored = load_chunk(context.work, block.number, chunk.number, block.variants)
+        stored = load_chunk(context.work, block.number, chunk.number, block.parts)
         if stored is None or (stored.info.skipped and not context.skip_errors):
             if partial := find_partial_chunk(context, chunk):
                 self._remember(partial.info.numbers, partial.crcs)
@@ -220,10 +221,10 @@ class Scheduler:
             self._remember(stored.info.numbers, stored.crcs)
             self._done[block.number, chunk.number] = _found(stored)
 
-    def _remember(self, numbers: Sequence[int], checksums: Mapping[int, Sequence[int]]) -> None:
+    def _remember(self, numbers: Sequence[int], checksums: Mapping[Part, Sequence[int]]) -> None:
         self._kept.update(numbers)
         if numbers:
-            self.known[numbers[0]] = {variant: values[0] for variant, values in checksums.items()}
+            self.known[numbers[0]] = {part: values[0] for part, values in checksums.items()}
 
     def _take(self, task: Block | Chunk, result: Any) -> None:
         """Note the result of a chunk's or a shard's task, and report the progress.
@@ -238,7 +239,7 @@ class Scheduler:
             self._stopped |= not result.whole
             self._made += result.bytes
         elif isinstance(result, BuiltShard):
-            self._sealed[task.number, result.entry.variant] = result
+            self._sealed[task.number, result.entry.part] = result
             self._on_shard(result)
             if (task.number, 0) not in self._done:  # it was built whole
                 self._made += int(result.rows["length"].sum())
@@ -252,7 +253,7 @@ class Scheduler:
         self._on_progress(self._progress())
 
     def _is_built(self, block: Block) -> bool:
-        return all((block.number, variant) in self._sealed for variant in block.variants)
+        return all((block.number, part) in self._sealed for part in block.parts)
 
     def _progress(self) -> BuildProgress:
         results = {**self._partial, **self._done}.values()
@@ -279,9 +280,9 @@ def _run_block(context: BuildContext, block: Block, chunks: Sequence[Chunk]) -> 
     return block, build_block(context, chunks)
 
 
-def _run_seal(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, BuiltShard | None]:
-    return block, seal_shard(context, block, variant, chunks)
+def _run_seal(context: BuildContext, block: Block, part: Part, chunks: int) -> tuple[Block, BuiltShard | None]:
+    return block, seal_shard(context, block, part, chunks)
 
 
-def _run_write(context: BuildContext, block: Block, variant: int, chunks: int) -> tuple[Block, WrittenShard | None]:
-    return block, write_shard(context, block, variant, chunks)
+def _run_write(context: BuildContext, block: Block, part: Part, chunks: int) -> tuple[Block, WrittenShard | None]:
+    return block, write_shard(context, block, part, chunks)

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
-from tpucache.store.format import shard_name
-from tpucache.store.manifest import ShardEntry, Skipped
+from tpucache.store.format import Part, shard_name
+from tpucache.store.manifest import ShardEntry, Skipped, value_bytes_of
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
-from tpucache.warmup.blocks import Block, Chunk, content_sha256
+from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.moments import Moments, add_moments, moments
@@ -97,30 +97,30 @@ def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
     first = len(info.numbers) + len(info.skipped)
 
     def keep(_number: int, made: Sequence[bytes]) -> None:
-        for variant, record in zip(chunk.variants, made, strict=True):
-            records[variant].append(_Record(record, zlib.crc32(record)))
+        for part, record in zip(chunk.parts, made, strict=True):
+            records[part].append(_Record(record, zlib.crc32(record)))
 
     done = add_samples(context, chunk, first, info, keep)
     whole = done == len(chunk.samples)
     if whole or done > first:
         check_run(context)
         _save_chunk(context, chunk, info, records, whole)
-    made = sum(len(record.data) for of_variant in records.values() for record in of_variant)
+    made = sum(len(record.data) for of_part in records.values() for record in of_part)
     return ChunkResult(len(info.numbers), len(info.skipped), made, whole)
 
 
 def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
-    """Make the records of a block with one variant and write them straight into its shard, under a temporary name.
+    """Make the records of a block with one part and write them straight into its shard, under a temporary name.
 
     That saves what its chunks on disk would cost: each record is written once and read once. Returns None at the
     deadline. What was done by then, or before a sample that cannot be used, is kept as chunks. Raises what
     `build_chunk` and `write_shard` do.
     """
     keep_freed_memory()
-    (variant,) = chunks[0].variants
+    (part,) = chunks[0].parts
     infos: list[ChunkInfo] = []
-    aside = _temporary(context, chunks[0].block, variant)
-    with ShardWriter(aside) as writer:
+    aside = _temporary(context, chunks[0].block, part)
+    with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
 
         def keep(number: int, made: Sequence[bytes]) -> None:
             writer.append(number, made[0])
@@ -137,7 +137,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
             _keep_chunks(context, chunks, infos, writer)
             raise
         check_run(context)
-        return _written(aside, chunks[0].block, variant, writer.finish(), infos)
+        return _written(aside, chunks[0].block, part, writer.finish(), infos)
 
 
 def _keep_chunks(
@@ -147,56 +147,56 @@ def _keep_chunks(
     check_run(context)
     written = writer.records()
     for chunk, info in zip(chunks, infos, strict=False):
-        records = {chunk.variants[0]: [_Record(*each) for each in itertools.islice(written, len(info.numbers))]}
+        records = {chunk.parts[0]: [_Record(*each) for each in itertools.islice(written, len(info.numbers))]}
         if info.numbers or info.skipped:
             _save_chunk(context, chunk, info, records, whole=info.covers(chunk.samples))
 
 
 def _save_chunk(
-    context: BuildContext, chunk: Chunk, info: ChunkInfo, records: Mapping[int, Sequence[_Record]], whole: bool
+    context: BuildContext, chunk: Chunk, info: ChunkInfo, records: Mapping[Part, Sequence[_Record]], whole: bool
 ) -> None:
     stored = StoredChunk(
         info,
-        {variant: [len(record.data) for record in made] for variant, made in records.items()},
-        {variant: [record.crc32 for record in made] for variant, made in records.items()},
+        {part: [len(record.data) for record in made] for part, made in records.items()},
+        {part: [record.crc32 for record in made] for part, made in records.items()},
     )
-    parts = {variant: [record.data for record in made] for variant, made in records.items()}
+    data = {part: [record.data for record in made] for part, made in records.items()}
     try:
-        save_chunk(context.work, chunk.block, chunk.number, stored, parts, whole)
+        save_chunk(context.work, chunk.block, chunk.number, stored, data, whole)
     except OSError as error:
         raise disk_failure(context.work, error) from error
 
 
 def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | None:
     """Return what an earlier run made of a chunk before its deadline, or None where that cannot be continued."""
-    stored = load_chunk(context.work, chunk.block, chunk.number, chunk.variants, whole=False)
+    stored = load_chunk(context.work, chunk.block, chunk.number, chunk.parts, whole=False)
     if stored is None or (stored.info.skipped and not context.skip_errors):
         return None
     done = len(stored.info.numbers) + len(stored.info.skipped)
     return stored if stored.info.covers(chunk.samples[:done]) else None
 
 
-def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[int, list[_Record]]]:
-    """Return the info and the records, by variant, with which a chunk is to be continued."""
-    empty: dict[int, list[_Record]] = {variant: [] for variant in chunk.variants}
+def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
+    """Return the info and the records, by part, with which a chunk is to be continued."""
+    empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
         return ChunkInfo(), empty
     records = dict(empty)
     try:
-        for variant in chunk.variants:
-            read = read_records(context.work, chunk.block, chunk.number, variant, stored)
-            records[variant] = [_Record(record, crc) for _, record, crc in read]
-            if any(zlib.crc32(record) != crc for record, crc in records[variant]):  # torn by a power cut
+        for part in chunk.parts:
+            read = read_records(context.work, chunk.block, chunk.number, part, stored)
+            records[part] = [_Record(record, crc) for _, record, crc in read]
+            if any(zlib.crc32(record) != crc for record, crc in records[part]):  # torn by a power cut
                 return ChunkInfo(), empty
     except OSError:
         return ChunkInfo(), empty
     return stored.info, records
 
 
-def seal_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> BuiltShard | None:
+def seal_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> BuiltShard | None:
     """Write a shard and install it. Returns and raises what `write_shard` does."""
-    written = write_shard(context, block, variant, chunks)
+    written = write_shard(context, block, part, chunks)
     return None if written is None else install_shard(context, written)
 
 
@@ -211,19 +211,19 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
     return written.shard
 
 
-def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) -> WrittenShard | None:
-    """Make the shard of one variant of a block out of its `chunks` chunks on disk, under a temporary name.
+def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> WrittenShard | None:
+    """Make the shard of one part of a block out of its `chunks` chunks on disk, under a temporary name.
 
     Returns None where a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
     """
     check_run(context)
-    found = [load_chunk(context.work, block.number, chunk, block.variants) for chunk in range(chunks)]
-    parts = [stored for stored in found if stored is not None]
-    if len(parts) != chunks:
+    found = [load_chunk(context.work, block.number, chunk, block.parts) for chunk in range(chunks)]
+    made = [stored for stored in found if stored is not None]
+    if len(made) != chunks:
         return None
-    aside = _temporary(context, block.number, variant)
+    aside = _temporary(context, block.number, part)
     try:
-        sealed = _write_records(context, aside, block, variant, parts)
+        sealed = _write_records(context, aside, block, part, made)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -234,19 +234,20 @@ def write_shard(context: BuildContext, block: Block, variant: int, chunks: int) 
         raise
     if sealed is None:
         return None
-    return _written(aside, block.number, variant, sealed, [stored.info for stored in parts])
+    return _written(aside, block.number, part, sealed, [stored.info for stored in made])
 
 
-def _temporary(context: BuildContext, block: int, variant: int) -> Path:
-    return context.work / f"{shard_name(variant, block)}.{uuid.uuid4().hex}"
+def _temporary(context: BuildContext, block: int, part: Part) -> Path:
+    return context.work / f"{shard_name(part, block)}.{uuid.uuid4().hex}"
 
 
-def _written(aside: Path, block: int, variant: int, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
+def _written(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
     entry = ShardEntry(
-        name=shard_name(variant, block),
+        name=shard_name(part, block),
         bytes=sealed.bytes,
         sha256=sealed.sha256,
-        variant=variant,
+        variant=part.variant,
+        band=part.band,
         block=block,
         first=0,  # set in the manifest, once all blocks before this one are known
         records=len(sealed.rows),
@@ -256,12 +257,12 @@ def _written(aside: Path, block: int, variant: int, sealed: ShardInfo, infos: Se
 
 
 def _write_records(
-    context: BuildContext, aside: Path, block: Block, variant: int, parts: list[StoredChunk]
+    context: BuildContext, aside: Path, block: Block, part: Part, chunks: list[StoredChunk]
 ) -> ShardInfo | None:
     """Write the records of all chunks into a shard; None at the deadline. Raises OSError, BuildError."""
-    with ShardWriter(aside) as writer:
-        for chunk, stored in enumerate(parts):
-            for number, record, crc in read_records(context.work, block.number, chunk, variant, stored):
+    with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
+        for chunk, stored in enumerate(chunks):
+            for number, record, crc in read_records(context.work, block.number, chunk, part, stored):
                 if context.deadline.is_past:
                     return None
                 writer.append(number, record, crc)
@@ -284,7 +285,7 @@ def add_samples(
 ) -> int:
     """Add a chunk's samples from the `first` on to `info`; return where the deadline stopped it.
 
-    `keep` is given each kept sample's number and its records, one each variant.
+    `keep` is given each kept sample's number and its records, one each part.
     """
     totals: Moments = (info.sums, info.squares)
     images: list[Array] = []  # whose moments are still to be added
@@ -297,7 +298,7 @@ def add_samples(
             break
         done += 1
         try:
-            encoded = context.encoder.encode(sample, chunk.variants)
+            encoded = context.encoder.encode(sample, chunk.parts)
         except SampleError as error:
             if not context.skip_errors:
                 raise
@@ -314,7 +315,7 @@ def add_samples(
             if len(images) * images[0].nbytes >= _ADDED_BYTES:
                 totals = _add_images(totals, images)
         info.add(sample.number, encoded.item)
-        for place, counts in zip((IN_SOURCE, *map(str, chunk.variants)), encoded.counts, strict=True):
+        for place, counts in zip((IN_SOURCE, *map(str, variants_of(chunk.parts))), encoded.counts, strict=True):
             info.count(place, counts)
     info.sums[:], info.squares[:] = _add_images(totals, images)
     return done
@@ -347,8 +348,8 @@ _TRIED: Final = 8
 #: Where libraries differ, so that rare kinds of files are tried, too.
 _TRIED_OF_OTHER_VERSIONS: Final = 64
 
-#: A sample's number -> the CRC-32 of its record in some variants.
-Known = Mapping[int, Mapping[int, int]]
+#: A sample's number -> the CRC-32 of its record of some parts.
+Known = Mapping[int, Mapping[Part, int]]
 
 
 def known_records(cache: Cache) -> Known:
@@ -356,10 +357,10 @@ def known_records(cache: Cache) -> Known:
     manifest = cache.manifest
     positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]
-    variants = sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]})
-    checksums = [cache.index[cache.rows(variant, positions)]["crc32"].tolist() for variant in variants]
+    parts = parts_of(sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]}), manifest.fields)
+    checksums = [cache.index[cache.rows(part.variant, positions, part.band)]["crc32"].tolist() for part in parts]
     return {
-        number: dict(zip(variants, of_sample, strict=True))
+        number: dict(zip(parts, of_sample, strict=True))
         for number, *of_sample in zip(cache.samples.numbers[positions].tolist(), *checksums, strict=True)
     }
 
@@ -378,14 +379,14 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
             records = context.encoder.encode(samples[number], list(checksums)).records
         except SampleError:
             continue
-        for (variant, checksum), record in zip(checksums.items(), records, strict=True):
+        for (part, checksum), record in zip(checksums.items(), records, strict=True):
             if zlib.crc32(record) != checksum:
-                raise _difference(context, samples[number], variant)
+                raise _difference(context, samples[number], part.variant)
 
 
-def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksum: int) -> None:
-    """Raise BuildError when the CRC-32 of a sample's clean record is not the one that its cache has."""
-    if zlib.crc32(context.encoder.to_record(encoded.clean)) != checksum:
+def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksums: Sequence[int]) -> None:
+    """Raise BuildError when the CRC-32 of a sample's clean records are not those that its cache has."""
+    if [*map(zlib.crc32, context.encoder.to_records(encoded.clean))] != [*checksums]:
         raise _difference(context, sample, 0)
 
 

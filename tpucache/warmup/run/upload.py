@@ -22,7 +22,7 @@ from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, folder_path, parse_claim
 from tpucache.store.files import as_url, read_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache, default_directory
 from tpucache.store.remote.folder import Remote
@@ -91,10 +91,10 @@ class Upload:
             raise UsageError(f"{self.shown} holds files that no warmup left there: give another place")
         if CLAIM_NAME in self._names and not has_plan(self._work) and not (self.folder / MANIFEST_NAME).exists():
             self._fetch_work()
-        for block, variant in sent_shards(self._work):
-            shard = load_receipt(self.folder, self._work, block, variant)
+        for block, part in sent_shards(self._work):
+            shard = load_receipt(self.folder, self._work, block, part)
             if shard is None or shard.entry.name not in self._names:  # somebody removed it from the URL
-                sent_path(self._work, block, variant).unlink()
+                sent_path(self._work, block, part).unlink()
             else:
                 self._sent[shard.entry.name] = shard.entry.sha256
         return RemoteCache.open_url(self.url, max_age=0.0) if MANIFEST_NAME in self._names else None
@@ -168,7 +168,7 @@ class Upload:
             write_atomically(self._work / name, self._remote.read(f"{_PREFIX}{name}", _MOST_PLAN_BYTES))
         for name in names:
             if found := RECEIPT_NAME.fullmatch(name):
-                sent_path(self._work, int(found[1]), int(found[2])).touch()
+                sent_path(self._work, int(found[1]), Part.parse(found[2])).touch()
 
     def _send_all(self) -> None:
         try:
@@ -180,10 +180,10 @@ class Upload:
     def _send(self, entry: ShardEntry) -> None:
         """Send a shard, then its receipt; only then may the local copy go."""
         self._send_file(entry)
-        receipt = receipt_path(self._work, entry.block, entry.variant)
+        receipt = receipt_path(self._work, entry.block, entry.part)
         with contextlib.suppress(FileNotFoundError):  # the build that is followed has ended, and removed it
             self._remote.put(f"{_PREFIX}{receipt.name}", read_file(receipt))
-            sent_path(self._work, entry.block, entry.variant).touch()
+            sent_path(self._work, entry.block, entry.part).touch()
         self._sent[entry.name] = entry.sha256
         if not self.keeps_local:
             (self.folder / entry.name).unlink(missing_ok=True)
@@ -233,7 +233,7 @@ def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = 
                 seen = time.monotonic()
             for path in sorted(work.glob("*.npz")):
                 found = RECEIPT_NAME.fullmatch(path.name)
-                shard = load_receipt(folder, work, int(found[1]), int(found[2])) if found else None
+                shard = load_receipt(folder, work, int(found[1]), Part.parse(found[2])) if found else None
                 if shard is not None and shard.entry.name not in followed:
                     upload.add(shard)
                     followed.add(shard.entry.name)

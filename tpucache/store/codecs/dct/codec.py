@@ -7,13 +7,14 @@ these bytes are 0, so the sparse form of them is compressed. Each codec has its 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from tpucache.errors import FormatError
 from tpucache.native import FileRecords
-from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, missing_package
+from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, checked, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
@@ -42,6 +43,7 @@ class DctCodec(PackedCodec):
     quality_range = (1, 100)
     default_quality = 90
     chromas = CHROMA
+    has_bands = True
     mask_codec = "png"
     packing: ClassVar[str]
 
@@ -52,19 +54,46 @@ class DctCodec(PackedCodec):
             raise FormatError(f"{self.name} has no quality {field.quality!r} with chroma {field.chroma!r}")
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the length of the packed coefficients."""
-        return _layout(field).nbytes
+        """Return the length of the packed coefficients, or of those of one band."""
+        layout = packed_layout(field)
+        return layout.nbytes if field.band is None else layout.parts[field.band].nbytes
 
     def largest_bytes(self, field: FieldSpec) -> int:
         """Return a length that no encoded array of the field exceeds."""
-        size = _layout(field).nbytes
+        size = self.packed_bytes(field)
         return longest_record(size, sparse.most_bytes(size, self.packing))
 
+    def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
+        """Return an array's bytes of each band, each compressed by itself. Raises UsageError."""
+        if field.bands is None:
+            return [self.encode(field, array, quality)]
+        layout, at, found = packed_layout(field), 0, []
+        packed = coefficients.pack(checked(field, array), layout)
+        for band in layout.parts:
+            found.append(self._compress(sparse.squeeze(packed[at : at + band.nbytes], self.packing)))
+            at += band.nbytes
+        return found
+
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        return self._compress(sparse.squeeze(coefficients.pack(array, _layout(field)), self.packing))
+        return self._compress(sparse.squeeze(coefficients.pack(array, packed_layout(field)), self.packing))
+
+    def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
+        """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
+        if field.bands is None:
+            return super().decode_bands(field, parts, out)
+        packed, at = np.empty((1, self.packed_bytes(field)), np.uint8), 0
+        for band, part in zip(packed_layout(field).parts, parts, strict=True):
+            data, whole = np.frombuffer(part, np.uint8), np.array([[0, len(part)]])
+            self.unpack_rows(field, data, whole, packed[:, at : at + band.nbytes], np.zeros(1, np.int64))
+            at += band.nbytes
+        return self.decode_packed(field, packed[0], out)
+
+    def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
+        """Write the image of packed coefficients, of all bands one after the other, to `out`. Raises DamageError."""
+        out[...] = coefficients.unpack(packed.data, packed_layout(field))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        library, layout = self._library(), _layout(field)
+        library, layout = self._library(), packed_layout(field)
         packed = np.empty(layout.nbytes, np.uint8)
         if library is None:
             self._unpack_by_package(data, packed)
@@ -73,7 +102,7 @@ class DctCodec(PackedCodec):
         out[...] = coefficients.unpack(packed.data, layout)
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-        if field.view is None or field.view.frequencies == BLOCK:
+        if field.bands is not None or field.view is None or field.view.frequencies == BLOCK:
             self._unpack_whole(block, spans, out, rows)
             return
         _check_rows(out, rows, len(spans))
@@ -99,7 +128,7 @@ class DctCodec(PackedCodec):
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Decode records of this field alone, read one by one from open files: `PackedCodec.unpack_files`."""
         library = self._library()
-        if library is None or (field.view is not None and field.view.frequencies < BLOCK):
+        if library is None or (field.bands is None and field.view is not None and field.view.frequencies < BLOCK):
             return 0
         _check_rows(out, rows, len(records.offsets))
         return library.unpack_files(records, out, rows, self.packing)
@@ -182,15 +211,16 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:
     """Refuse rows that are not there."""
-    if not (out.flags.c_contiguous and records == len(rows)):
-        raise IndexError(f"{records:,} records are unpacked into as many rows of contiguous memory")
+    if not (out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2) and records == len(rows)):
+        raise IndexError(f"{records:,} records are unpacked into as many rows, each of contiguous memory")
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(out):
         raise IndexError(f"rows lie outside of {len(out):,}")
 
 
-def _layout(field: FieldSpec) -> CoefficientLayout:
+def packed_layout(field: FieldSpec) -> CoefficientLayout:
     """Return the layout of the packed bytes: of all frequencies, or of those that a view of the field uses."""
-    shape, bands = (field.shape, (BLOCK,)) if field.view is None else (field.view.shape, (field.view.frequencies,))
+    shape, most = (field.shape, BLOCK) if field.view is None else (field.view.shape, field.view.frequencies)
+    bands = (most,) if field.bands is None else tuple(band for band in field.bands if band <= most)
     return layout_of(shape, field.quality or 0, field.chroma, bands)
 
 

@@ -135,6 +135,11 @@ class Band(NamedTuple):
         """Bytes of the high parts of all planes: two coefficients a byte."""
         return (sum(part.size for parts in self.high for part in parts) + 1) // 2
 
+    @property
+    def nbytes(self) -> int:
+        """Packed bytes of the band."""
+        return self.low_bytes + self.high_bytes
+
 
 @dataclass(frozen=True)
 class CoefficientLayout:
@@ -176,7 +181,7 @@ class CoefficientLayout:
     @property
     def nbytes(self) -> int:
         """Packed bytes of an image."""
-        return sum(band.low_bytes + band.high_bytes for band in self.parts)
+        return sum(band.nbytes for band in self.parts)
 
 
 @functools.lru_cache(64)

@@ -55,7 +55,7 @@ class Unpacker(NamedTuple):
     def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str) -> int:
         """Unpack records into rows of `out` until one does not become exactly a row; return how many did.
 
-        `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), contiguous.
+        `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), of contiguous rows.
         """
         loops = native()
         if loops is not None:
@@ -87,7 +87,7 @@ class Unpacker(NamedTuple):
         packing: str,
     ) -> int:
         size = out.shape[1]
-        numbers = [descriptors, sources, lengths, out.ctypes.data + size * rows]
+        numbers = [descriptors, sources, lengths, out.ctypes.data + out.strides[0] * rows]
         arrays = [None if each is None else np.ascontiguousarray(each, np.int64) for each in numbers]
         scratch = scratch_for(size, packing)
         record = np.empty(0 if descriptors is None else longest_record(size, scratch.room), np.uint8)
