@@ -15,9 +15,11 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, ondevice, verify_cache
 from tpucache.cli import main
-from tpucache.errors import DamageError, FormatError, RecipeError, StoreError, UnfinishedError
+from tpucache.errors import DamageError, FormatError, RecipeError, StoreError, UnfinishedError, UsageError
+from tpucache.loading.reading.views import bands_for
 from tpucache.report.records import Records
 from tpucache.store.cache import Cache
+from tpucache.store.copying import stage_cache
 from tpucache.store.format import BANDED_VERSION, INDEX_NAME, VERSION
 from tpucache.store.manifest import Manifest
 from tpucache.warmup import repair_cache
@@ -175,6 +177,50 @@ def test_a_shard_of_another_band_or_cache_is_refused_before_it_is_used(caches: P
     (cache / names[band]).unlink()
     with pytest.raises(DamageError, match="cannot be opened"):
         pixels(cache)
+
+
+def test_a_copy_takes_the_bands_that_a_size_needs(caches: Path, photos: Path, tmp_path: Path) -> None:
+    cache, size = caches / "dct-lz4-banded", (24, 20)
+    main(["fetch", str(cache), str(tmp_path / "fetched"), "--resolution", "24x20"])
+    main(["push", str(cache), (tmp_path / "pushed").as_uri(), "--resolution", "24x20"])
+    staged = stage_cache(cache, tmp_path / "staged", bands=bands_for(Manifest.load(cache), size))
+    names = {name for name in files(cache) if not name.endswith("-2.lmdb")}
+    whole = CachedDataset(cache, resolution=size)
+    for copy in (tmp_path / "fetched", tmp_path / "pushed", staged):
+        assert set(files(copy)) == names
+        assert not verify_cache(copy)
+        assert torch.equal(pixels(copy, resolution=size), pixels(cache, resolution=size))
+        assert CachedDataset(copy, resolution=size).digest == whole.digest
+        with pytest.raises(UsageError, match="the lowest 4 of 8 frequencies: give resolution=, such as 20"):
+            CachedDataset(copy)
+        with pytest.raises(UsageError, match="need 6 of 8 frequencies"):
+            CachedDataset(copy, resolution=(36, 30))
+    before = files(staged)
+    (staged / "v00-00000-1.lmdb").write_bytes(b"")
+    (staged / INDEX_NAME).unlink()
+    repair_cache(photos, staged, jobs=1)
+    assert files(staged) == before
+    assert main(["fetch", str(cache), str(tmp_path / "fetched")]) == 2  # the whole cache is another one
+
+
+def test_a_cache_without_bands_is_copied_whole_and_says_so(
+    caches: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    main(["fetch", str(caches / "dct-lz4"), str(tmp_path / "fetched"), "--resolution", "24x20"])
+    assert files(tmp_path / "fetched") == files(caches / "dct-lz4")
+    assert "has no bands of frequencies" in caplog.text
+
+
+def test_a_run_trains_and_predicts_in_another_size(caches: Path, tmp_path: Path) -> None:
+    cache, run = str(caches / "dct-lz4-banded"), str(tmp_path / "run")
+    options = ["--backend", "torch", "--resolution", "24x20"]
+    small = ["--epochs", "1", "--batch-size", "8", "--valid", cache, "--stage", str(tmp_path / "staged")]
+    assert main(["train", cache, "--run", run, *small, *options]) == 0
+    assert main(["predict", run, cache, "-o", str(tmp_path / "found.csv"), *options]) == 0
+    assert main(["report", run, "-o", str(tmp_path / "page.html")]) == 0
+    assert "were validated on" not in (tmp_path / "page.html").read_text()
+    (staged,) = (tmp_path / "staged").iterdir()
+    assert not (staged / "v00-00000-2.lmdb").exists()
 
 
 def test_what_bands_cannot_be_is_refused(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

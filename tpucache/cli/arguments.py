@@ -186,9 +186,10 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:
-    """Add --threads, --in-memory and --stage."""
+    """Add --resolution, --threads, --in-memory and --stage."""
     from tpucache.training.settings import TrainSettings
 
+    add_resolution(command, "read images in this size, out of the frequencies that it needs")
     add_options(command, TrainSettings, only=["threads"])
     command.add_argument(
         "--in-memory",
@@ -202,6 +203,11 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_resolution(command: Any, text: str) -> None:
+    """Add --resolution."""
+    command.add_argument("--resolution", type=size, metavar="N|HxW", help=f"{text} (dct-zstd and dct-lz4)")
+
+
 def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> str | Path:
     """Return the cache to read: a copy at --stage, made now or before, or the cache itself.
 
@@ -212,17 +218,21 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
         return cache
     if isinstance(cache, str):
         raise UsageError("--stage copies the folder of a cache; one at a URL is kept in --cache-dir: leave --stage out")
+    from tpucache.loading.reading.views import bands_for
     from tpucache.progress import Progress
     from tpucache.store.copying import stage_cache
     from tpucache.store.manifest import Manifest
 
-    with Progress(Manifest.load(cache).total_bytes, "stage", "bytes") as progress:
+    manifest, resolution = Manifest.load(cache), options.resolution
+    bands = len(manifest.layouts) if resolution is None else bands_for(manifest, resolution)
+    total = sum(entry.bytes for entry in (*manifest.tables, *(each for each in manifest.shards if each.band < bands)))
+    with Progress(total, "stage", "bytes") as progress:
 
         def show(done: int, _: int) -> None:
             progress.advance_to(done)
             check()
 
-        return stage_cache(cache, options.stage, show)
+        return stage_cache(cache, options.stage, show, bands)
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:

@@ -49,7 +49,8 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
-    dataset = CachedDataset(staged(options), in_memory=in_memory(options), **keeping(options))
+    reading = {"in_memory": in_memory(options), "resolution": options.resolution, **keeping(options)}
+    dataset = CachedDataset(staged(options), **reading)
     if dataset.network is not None:
         return _bench_network(options, dataset)
     result = run_bench(

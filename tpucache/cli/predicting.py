@@ -33,7 +33,7 @@ def predict(options: argparse.Namespace) -> int:
     cache, memory = staged(options), in_memory(options)
     opened = open_cache(cache, **keeping(options))
     chosen = opened.manifest.variants if options.variants == "all" else options.variants
-    datasets = [CachedDataset(opened, variant, in_memory=memory) for variant in chosen]
+    datasets = [CachedDataset(opened, variant, in_memory=memory, resolution=options.resolution) for variant in chosen]
     if options.fold is not None:
         positions = fold_positions(datasets[0].table, options.fold)
         datasets = [dataset.select(positions) for dataset in datasets]

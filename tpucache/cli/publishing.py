@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from tpucache.cli.arguments import add_cache, add_command, add_json, add_options, from_options, local_path, seconds
+from tpucache.cli.arguments import (
+    add_cache,
+    add_command,
+    add_json,
+    add_options,
+    add_resolution,
+    from_options,
+    local_path,
+    seconds,
+)
 from tpucache.cli.terminal import flush, say, show
 from tpucache.errors import UsageError
 from tpucache.process import tell
@@ -52,7 +61,7 @@ def fetch(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import fetch_cache
 
     with _Transfer("fetch") as transfer:
-        manifest = fetch_cache(options.url, options.directory, transfer.show)
+        manifest = fetch_cache(options.url, options.directory, transfer.show, options.resolution)
     _show_copy(options, str(options.directory), manifest)
     return 0
 
@@ -69,7 +78,7 @@ def push(options: argparse.Namespace) -> int:
         _show_copy(options, shown(options.url), manifest)
         return 0
     with _Transfer("push") as transfer:
-        manifest = push_cache(options.cache, options.url, transfer.show)
+        manifest = push_cache(options.cache, options.url, transfer.show, options.resolution)
     _show_copy(options, shown(options.url), manifest)
     return 0
 
@@ -151,6 +160,7 @@ def add(commands: Any) -> None:
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
     command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
+    add_resolution(command, "copy the bands of frequencies that images of this size need")
     add_json(command)
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
@@ -162,6 +172,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="send the shards of a cache that another process is building, as they are finished",
     )
+    add_resolution(command, "send the bands of frequencies that images of this size need")
     command = add_command(commands, cached, "--json")
     add_json(command)
     command.add_argument("--cache-dir", type=local_path, metavar="DIR", help="the folder that train was given")

@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
     settings, memory = _settings(options, options.cores * processes.world_size), in_memory(options)
     with account.part("staging"):
         cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
-    data = CachedDataset(cache, in_memory=memory, **keeping(options))
+    data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
     train_set, valid_set = _split(data, options.valid, options.seed, memory)
     run, folds = options.run, None
     if options.folds:
@@ -170,7 +170,7 @@ def _split(
     try:
         fraction = float(valid)
     except ValueError:
-        return augmented, CachedDataset(valid, in_memory=memory)
+        return augmented, CachedDataset(valid, in_memory=memory, resolution=data.resolution)
     split = stratified_split(data.labels.numpy(), fraction, seed)
     return augmented.select(split.train), data.select(split.valid)
 

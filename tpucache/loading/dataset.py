@@ -158,6 +158,16 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.cache
 
     @property
+    def resolution(self) -> int | tuple[int, int] | None:
+        """The size that images are shown in, None for the stored one."""
+        return self._resolution[0]
+
+    @property
+    def frequencies(self) -> int | None:
+        """How many of each block's frequencies were asked for, None for those that the resolution needs."""
+        return self._resolution[1]
+
+    @property
     def names(self) -> list[str]:
         """The names of a record's fields, in order."""
         return [field.name for field in self.manifest.fields]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
-from tpucache.store.cache import Cache
+from tpucache.loading.reading.views import bands_for
+from tpucache.store.cache import Cache, first_bands
 from tpucache.store.copying import (
     CLAIM_NAME,
     FINISHED,
@@ -31,6 +32,7 @@ from tpucache.store.copying import (
     parse_claim,
     read_claims,
     remove_claim,
+    stage_cache,
 )
 from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
@@ -38,16 +40,24 @@ from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.folder import Remote
 from tpucache.store.verify import is_whole
 
+Resolution = int | tuple[int, int]
+
 _log: Final = logging.getLogger("tpucache")
 # Hugging Face puts these into each repository; no cache has a file of these names.
 _OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 
 
-def fetch_cache(url: str, directory: str | Path, on_progress: OnProgress = lambda done, total: None) -> Manifest:
+def fetch_cache(
+    url: str,
+    directory: str | Path,
+    on_progress: OnProgress = lambda done, total: None,
+    resolution: Resolution | None = None,
+) -> Manifest:
     """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
     Each file's SHA-256 is compared with the manifest; one that differs is fetched a second time. After a call that was
     cut off the next one continues, in the middle of a file. `on_progress` is called with the bytes done and all bytes.
+    Of a cache with bands of frequencies, those are copied that images of a `resolution` need.
 
     Raises NotACacheError or FormatError for what is no cache, DamageError for a file that differs twice, StoreError
     when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else, is the one at
@@ -59,10 +69,15 @@ def fetch_cache(url: str, directory: str | Path, on_progress: OnProgress = lambd
             check_apart(remote.local, target)
         manifest, text = remote.manifest()
         _check_tables(remote, manifest)
+        made: dict[str, bytes] = {}
+        if (bands := _bands(manifest, resolution, remote.shown)) < len(manifest.layouts):
+            with _table_of(remote, manifest, manifest.index) as folder:
+                manifest, data = first_bands(manifest, Cache(folder, manifest).index.read_all(), bands)
+            text, made[manifest.index.name] = manifest.to_json().encode(), data
         try:
             with hold_folder(target, "fetching into"):
                 _check_target(remote, manifest, target)
-                _fetch_files(remote, manifest, target, on_progress)
+                _fetch_files(remote, manifest, target, on_progress, made)
                 write_atomically(target / MANIFEST_NAME, text)
                 remove_claim(target)
         except OSError as error:
@@ -70,11 +85,17 @@ def fetch_cache(url: str, directory: str | Path, on_progress: OnProgress = lambd
     return manifest
 
 
-def push_cache(cache: str | Path, url: str, on_progress: OnProgress = lambda done, total: None) -> Manifest:
+def push_cache(
+    cache: str | Path,
+    url: str,
+    on_progress: OnProgress = lambda done, total: None,
+    resolution: Resolution | None = None,
+) -> Manifest:
     """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
     Each file's SHA-256 is checked before it is sent. What an earlier call sent is read back and, where it is right, not
-    sent again. `on_progress` is called with the bytes done and all bytes.
+    sent again. `on_progress` is called with the bytes done and all bytes. Of a cache with bands of frequencies, those
+    are sent that images of a `resolution` need.
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError where it holds
     anything else, leads to the cache itself or into it, DependencyError without fsspec or the store's own library, and
@@ -85,6 +106,10 @@ def push_cache(cache: str | Path, url: str, on_progress: OnProgress = lambda don
     remote = Remote(url)
     if remote.is_http:
         raise UsageError(f"{remote.shown} can be read only: push to gs://, s3://, hf:// or a folder")
+    if (bands := _bands(manifest, resolution, str(source))) < len(manifest.layouts):
+        with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
+            part = stage_cache(source, folder, bands=bands)
+            return push_cache(part, url, on_progress)
     try:
         with _hold(source, remote):
             finished = _check_place(remote, source, manifest)
@@ -92,6 +117,16 @@ def push_cache(cache: str | Path, url: str, on_progress: OnProgress = lambda don
     except OSError as error:
         raise StoreError(f"{remote.shown} cannot be written: {error}") from error
     return manifest
+
+
+def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int:
+    """Return how many of a cache's bands are copied. Raises UsageError."""
+    if resolution is None:
+        return len(manifest.layouts)
+    bands = bands_for(manifest, resolution)
+    if len(manifest.layouts) == 1:
+        _log.warning("%s has no bands of frequencies (warmup --bands): all of it is copied", where)
+    return bands
 
 
 def _check_tables(remote: Remote, manifest: Manifest) -> None:
@@ -112,16 +147,25 @@ def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
     if MANIFEST_NAME in names:
         existing = Manifest.load(target)
         if not has_same_table(existing, manifest):
-            with _table_of(remote, manifest) as folder:
+            with _table_of(remote, manifest, manifest.table) as folder:
                 check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
 
-def _fetch_files(remote: Remote, manifest: Manifest, target: Path, on_progress: OnProgress) -> None:
-    """Fetch the files that a folder lacks, and claim the folder before the first of them."""
+def _fetch_files(
+    remote: Remote, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
+) -> None:
+    """Fetch the files that a folder lacks, and claim the folder before the first of them; some are `made` here."""
     missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest))
-    copy_missing(manifest, missing, lambda entry, advance: _fetch_file(remote, target, entry, advance), on_progress)
+
+    def fetch(entry: FileEntry, advance: Callable[[int], None]) -> None:
+        if entry.name in made:
+            write_atomically(target / entry.name, made[entry.name])
+        else:
+            _fetch_file(remote, target, entry, advance)
+
+    copy_missing(manifest, missing, fetch, on_progress)
 
 
 def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
@@ -144,7 +188,7 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
         claims.append(Claim.of(FINISHED, existing))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest))
     if existing is not None and not has_same_table(existing, manifest):
-        with _table_of(remote, existing) as folder:
+        with _table_of(remote, existing, existing.table) as folder:
             check_descends(Cache(folder, existing), Cache(source, manifest), remote.shown)
     return existing is not None and existing.identity == manifest.identity
 
@@ -174,11 +218,11 @@ def _read_claim(remote: Remote) -> Claim:
 
 
 @contextmanager
-def _table_of(remote: Remote, manifest: Manifest) -> Iterator[str]:
-    """Fetch the table of a cache's samples alone, into a folder that is removed afterwards. Raises DamageError."""
+def _table_of(remote: Remote, manifest: Manifest, entry: FileEntry) -> Iterator[str]:
+    """Fetch one of a cache's tables alone, into a folder that is removed afterwards. Raises DamageError."""
     with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
-        check_room(Path(folder), manifest.table.bytes)
-        _fetch_file(remote, Path(folder), manifest.table, lambda part: None)
+        check_room(Path(folder), entry.bytes)
+        _fetch_file(remote, Path(folder), entry, lambda part: None)
         yield folder
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tpucache.redact import printable
 from tpucache.store.cache import annotation_counts
-from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.store.manifest import Manifest
 
 _NAMED: Final = 8
@@ -37,10 +37,15 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _field_text(field: Field) -> str:
+    bands = f" in bands {','.join(map(str, field.bands))}" if field.bands else ""
+    return f"{field.name} {'x'.join(map(str, field.shape))} {field.dtype} {field.codec}{bands}"
+
+
 def describe_lines(manifest: Manifest) -> list[str]:
     """Return the same facts as lines for people."""
     recipe = manifest.recipe
-    fields = ", ".join(f"{f.name} {'x'.join(map(str, f.shape))} {f.dtype} {f.codec}" for f in manifest.fields)
+    fields = ", ".join(map(_field_text, manifest.fields))
     lines = [
         f"samples      {manifest.samples:,} in {len(manifest.classes)} classes"
         if manifest.classes

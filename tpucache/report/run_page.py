@@ -346,7 +346,9 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
     place = cache or described["cache"]
     if not is_url(place) and not (folder := locate(place)).exists():
         raise TpucacheError(f"the cache of the validation samples is no longer at {folder}. Say where it is by --valid")
-    with CachedDataset(place, described["variant"]) as whole:
+    shown, frequencies = described.get("resolution"), described.get("frequencies")
+    size = tuple(shown) if isinstance(shown, list) else shown
+    with CachedDataset(place, described["variant"], resolution=size, frequencies=frequencies) as whole:
         positions = run.arrays["positions"]
         samples = whole.manifest.samples
         if len(positions) and not 0 <= positions.min() <= positions.max() < samples:

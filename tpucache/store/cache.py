@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, UsageError
 from tpucache.store.codecs import decode_bands
 from tpucache.store.fields import RecordLayout
-from tpucache.store.index import Numbers, RecordIndex, Rows
-from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable
 
@@ -96,6 +97,21 @@ class Cache:
     def index_of(self, shard: ShardEntry) -> Rows:
         """Return the rows of a shard's records: INDEX_DTYPE (records,), in the order of their keys."""
         return self.index[self.rows_of(shard)]
+
+
+def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, bytes]:
+    """Return the manifest and the index of a copy of a cache that has the first bands of frequencies alone.
+
+    `index` has all of the cache's rows. The copy is a cache of its own, of which all is checked as of any other.
+    """
+    fields = tuple(
+        field if field.bands is None else dataclasses.replace(field, bands=field.bands[:bands])
+        for field in manifest.fields
+    )
+    data = encode_index(index[: bands * manifest.samples * len(manifest.variants)])
+    entry = FileEntry(manifest.index.name, len(data), hashlib.sha256(data).hexdigest())
+    shards = tuple(shard for shard in manifest.shards if shard.band < bands)
+    return manifest.changed(fields=fields, shards=shards, tables=(entry, manifest.table)), data
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:

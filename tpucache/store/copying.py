@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, StoreError, UsageError
-from tpucache.store.cache import Cache
+from tpucache.store.cache import Cache, first_bands
 from tpucache.store.fields import LABEL
 from tpucache.store.files import (
     append_chunks,
@@ -278,23 +278,33 @@ def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> li
     return list(column[:count].tolist())
 
 
-def stage_cache(cache: str | Path, place: str | Path, on_progress: OnProgress = lambda done, total: None) -> Path:
+def stage_cache(
+    cache: str | Path,
+    place: str | Path,
+    on_progress: OnProgress = lambda done, total: None,
+    bands: int | None = None,
+) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
     The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
     which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
-    `on_progress` is called with the bytes done and all bytes. Raises StoreError when there is no room, DamageError when
-    the cache differs from its manifest, UsageError when the folder holds anything else, and what `Manifest.load`
-    raises.
+    `on_progress` is called with the bytes done and all bytes. Of a cache with bands of frequencies, `bands` copies that
+    many, the first ones.
+
+    Raises StoreError when there is no room, DamageError when the cache differs from its manifest, UsageError when the
+    folder holds anything else, and what `Manifest.load` raises.
     """
     source, below = Path(cache), folder_path(place)
-    manifest = Manifest.load(source)
+    manifest, made = Manifest.load(source), dict[str, bytes]()
+    if bands is not None and bands < len(manifest.layouts):
+        manifest, data = first_bands(manifest, Cache(source, manifest).index.read_all(), bands)
+        made[manifest.index.name] = data
     target = below / _folder_name(manifest)
     if is_same_folder(source, target):
         return target
     check_apart(source, target)
     try:
-        _copy_cache(source, manifest, target, on_progress)
+        _copy_cache(source, manifest, target, on_progress, made)
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target
@@ -304,7 +314,10 @@ def _folder_name(manifest: Manifest) -> str:
     return f"tpucache-{manifest.identity[:16]}"
 
 
-def _copy_cache(source: Path, manifest: Manifest, target: Path, on_progress: OnProgress) -> None:
+def _copy_cache(
+    source: Path, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
+) -> None:
+    """Copy a cache; `made` are those of its files, by name, that are not the source's."""
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
@@ -314,7 +327,14 @@ def _copy_cache(source: Path, manifest: Manifest, target: Path, on_progress: OnP
         check_room(target, needed)
         on_progress(manifest.total_bytes - needed, manifest.total_bytes)
         claim_folder(target, claim)
-        copy_missing(manifest, missing, lambda entry, _: copy_file(source, target, entry), on_progress)
+
+        def copy(entry: FileEntry, _: Callable[[int], None]) -> None:
+            if entry.name in made:
+                write_atomically(target / entry.name, made[entry.name])
+            else:
+                copy_file(source, target, entry)
+
+        copy_missing(manifest, missing, copy, on_progress)
         write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
     remove_claim(target)
 

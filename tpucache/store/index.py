@@ -137,6 +137,13 @@ class RecordIndex:
         return _Table(file, header.offset, memory, np.frombuffer(memory, INDEX_DTYPE), np.zeros(blocks, np.bool_))
 
 
+def encode_index(index: Rows) -> bytes:
+    """Return index rows as the bytes of their file."""
+    target = io.BytesIO()
+    np.save(target, index, allow_pickle=False)
+    return target.getvalue()
+
+
 def _reserve(size: int) -> memoryview:
     """Return memory that forked processes share; the kernel gives it only where it is written."""
     try:

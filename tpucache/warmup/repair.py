@@ -20,6 +20,7 @@ from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
 from tpucache.store.format import INDEX_DTYPE, WORK_NAME
+from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.samples import encode_columns
 from tpucache.store.verify import Damage, is_whole, verify_cache
@@ -35,7 +36,7 @@ from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
-from tpucache.warmup.tables import encode_index, sample_columns
+from tpucache.warmup.tables import sample_columns
 from tpucache.warmup.versions import version_differences
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import heapq
-import io
 import logging
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from tpucache.store.format import (
     shard_name,
     table_name,
 )
+from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, version_of
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, Strings, encode_columns
@@ -268,13 +268,6 @@ def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[
 def _order(entry: ShardEntry) -> tuple[int, int, int]:
     """Return where among all shards one is listed."""
     return entry.band, entry.variant, entry.block
-
-
-def encode_index(index: Array) -> bytes:
-    """Return index rows as the bytes of their file."""
-    target = io.BytesIO()
-    np.save(target, index, allow_pickle=False)
-    return target.getvalue()
 
 
 def write_table(cache: Path, name: str, data: bytes) -> FileEntry:

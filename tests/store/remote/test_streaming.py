@@ -19,10 +19,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from servers import Server
 from torch.utils.data import DataLoader
 
-from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, NotACacheError, StoreError
+from tpucache import (
+    CachedDataset,
+    CachedLoader,
+    DamageError,
+    MixedLoader,
+    NotACacheError,
+    Recipe,
+    StoreError,
+    build_cache,
+)
 from tpucache.cli import main
 from tpucache.store.cache import field_batches
 from tpucache.store.remote import fetching, local, plan
@@ -477,6 +487,25 @@ def test_commands_read_a_cache_at_a_url(
 
 
 @pytest.mark.slow
+def test_of_a_cache_in_bands_those_are_fetched_that_a_size_needs(
+    photos: Path, small_pieces: None, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    build_cache(photos, cache, Recipe(size=64, codec="dct-lz4", bands=(2, 4, 8)), jobs=1)
+    server = Server(cache)
+    dataset = CachedDataset(server.url, cache_dir=tmp_path / "kept", in_memory=False, resolution=32)
+    local = CachedDataset(cache, resolution=32)
+    for epoch in range(2):
+        found, expected = (
+            torch.cat([images for images, _ in CachedLoader(each, 8, seed=epoch, shuffle="block")])
+            for each in (dataset, local)
+        )
+        assert torch.equal(found, expected)
+    names = {name for name, _, _ in server.ranges if name.endswith(".lmdb")}
+    assert names == {entry.name for entry in dataset.manifest.shards if entry.band < 2}
+    server.close()
+
+
 def test_a_run_from_a_url_is_that_from_a_local_copy(
     server: Server, cache: Path, tmp_path: Path, short_runs: None
 ) -> None:

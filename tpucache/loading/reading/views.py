@@ -62,8 +62,16 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
                 f"the cache has {image.bands[-1]}: give a smaller resolution=, or fetch more of it"
             )
         frequencies = enough[0]
-    fields = tuple(_shown(field, resize, frequencies, image) for field in manifest.fields)
+        image = dataclasses.replace(image, bands=tuple(band for band in image.bands if band <= frequencies))
+    fields = tuple(
+        _shown(image if field.name == IMAGE else field, resize, frequencies, image) for field in manifest.fields
+    )
     return dataclasses.replace(manifest, fields=fields)
+
+
+def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
+    """Return how many bands of frequencies images of a size need; 1 where all are in one. Raises UsageError."""
+    return len(in_resolution(manifest, size, None).layouts)
 
 
 def frequencies_for(resize: Resize, image: Field) -> int:

@@ -53,9 +53,11 @@ def snapshot_validation(
 
 
 def _describe(dataset: CachedDataset) -> dict[str, Any]:
+    shown = {"resolution": dataset.resolution, "frequencies": dataset.frequencies}
     return {
         "cache": dataset.place,
         "variant": dataset.variant,
+        **({} if dataset.resolution is None else shown),
         "samples": len(dataset),
         "digest": dataset.digest_without_columns,
     }
