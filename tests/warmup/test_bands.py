@@ -203,6 +203,21 @@ def test_a_copy_takes_the_bands_that_a_size_needs(caches: Path, photos: Path, tm
     assert main(["fetch", str(cache), str(tmp_path / "fetched")]) == 2  # the whole cache is another one
 
 
+def test_the_manifest_says_what_each_size_is_worth(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = Manifest.load(caches / "dct-zstd-banded")
+    known = manifest.statistics.frequencies
+    assert [each.psnr for each in known] == sorted(each.psnr for each in known)
+    assert known[-1].psnr == 99
+    assert all(0 < share <= 1.05 for each in known for share in each.std)
+    small = CachedDataset(caches / "dct-zstd-banded", resolution=(24, 20))
+    found = pixels(caches / "dct-zstd-banded", resolution=(24, 20)).float().std((0, 2, 3)).tolist()
+    assert small.manifest.statistics.std == pytest.approx(found, rel=0.1)
+    assert small.manifest.statistics.mean == manifest.statistics.mean
+    main(["inspect", str(caches / "dct-zstd-banded")])
+    assert "; 24x20 from " in capsys.readouterr().out
+    assert "frequencies" not in Manifest.load(caches / "dct-zstd").statistics.to_dict()
+
+
 def test_a_cache_without_bands_is_copied_whole_and_says_so(
     caches: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "fields": [field.to_dict() for field in manifest.fields],
         "classes": list(manifest.classes),
         "labels": dict(_read_as(manifest)),
-        "statistics": dataclasses.asdict(manifest.statistics),
+        "statistics": manifest.statistics.to_dict(),
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in manifest.skipped],
         "left_out": left_out(manifest),
         "annotations": _annotations(manifest),
@@ -35,6 +34,21 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "recipe": dict(manifest.recipe),
         "created_by": dict(manifest.created_by),
     }
+
+
+def _frequency_lines(manifest: Manifest) -> list[str]:
+    """Return what the bands of an image show: in which size, at which quality, and at how many bytes an image."""
+    image, known = manifest.fields[0], manifest.statistics.frequencies
+    if not image.bands or not known:
+        return []
+    texts, size = [], 0
+    records = max(1, manifest.samples * len(manifest.variants))
+    for band, count in enumerate(image.bands):
+        size += sum(entry.bytes for entry in manifest.shards if entry.band == band)
+        sides = "x".join(str(max(1, round(side * count / 8))) for side in image.shape[:2])
+        worth = f", {known[count - 1].psnr:.0f} dB" if count < len(known) else ""
+        texts.append(f"{sides} from {size / records / 1e3:.1f} kB{worth}")
+    return [f"sizes        {'; '.join(texts)}"]
 
 
 def _field_text(field: Field) -> str:
@@ -59,6 +73,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
         ),
         printable(f"made by      {', '.join(f'{name} {value}' for name, value in manifest.created_by.items())}"),
         f"mean, std    {_numbers(manifest.statistics.mean)}; {_numbers(manifest.statistics.std)} ({_range(manifest)})",
+        *_frequency_lines(manifest),
         f"fingerprint  {manifest.fingerprint}",
     ]
     counts = manifest.statistics.class_counts

@@ -167,11 +167,24 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class FrequencyStatistics:
+    """What the lowest K frequencies of each block are worth for images of K/8 of the stored size, by a few samples.
+
+    `psnr` is in dB, against the same size made of all frequencies. `std` is each channel's standard deviation over that
+    of the stored size.
+    """
+
+    psnr: float
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Statistics of the clean variant: each channel's mean and standard deviation, samples of each class.
 
     `sums` and `squares` are the exact sums that the first two are computed from, so that samples can be added. Those of
-    float images count multiples of 2^-149 and 2^-298, which all of their numbers and squares are.
+    float images count multiples of 2^-149 and 2^-298, which all of their numbers and squares are. `frequencies` has
+    those of K = 1 to 8 in a cache with bands, and nothing in others.
     """
 
     mean: tuple[float, ...] = ()
@@ -179,6 +192,11 @@ class Statistics:
     class_counts: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     squares: tuple[int, ...] = ()
+    frequencies: tuple[FrequencyStatistics, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the statistics as plain values; those of frequencies only where there are any."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "frequencies" or value}
 
 
 @dataclass(frozen=True)
@@ -271,6 +289,7 @@ class Manifest:
         """Return the manifest as indented JSON text with sorted keys."""
         content = {"format": fmt.FORMAT, **dataclasses.asdict(self)}
         content["fields"] = [field.to_dict() for field in self.fields]
+        content["statistics"] = self.statistics.to_dict()
         content["shards"] = [entry.to_dict() for entry in self.shards]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
@@ -405,7 +424,13 @@ def _read_statistics(item: JsonObject) -> Statistics:
         item.integers("class_counts", fmt.MAX_SAMPLES),
         item.integers("sums", _MAX_SUM, -_MAX_SUM),
         item.integers("squares", _MAX_SUM),
+        tuple(map(_read_frequencies, item.objects("frequencies", 8))) if "frequencies" in item.content else (),
     )
+
+
+def _read_frequencies(item: JsonObject) -> FrequencyStatistics:
+    (psnr,) = JsonObject({"psnr": [item.content.get("psnr")]}, item.where).floats("psnr")
+    return FrequencyStatistics(psnr, item.floats("std"))
 
 
 def _check_whole(manifest: Manifest) -> None:
@@ -437,6 +462,13 @@ def _check_whole(manifest: Manifest) -> None:
         if records != manifest.samples:
             of_band = f", band {part.band}," if part.band else ""
             raise FormatError(f"variant {part.variant}{of_band} has {records} records, not {manifest.samples}")
+    _check_statistics(manifest)
+
+
+def _check_statistics(manifest: Manifest) -> None:
+    channels = len(manifest.statistics.mean)
+    if any(len(each.std) != channels for each in manifest.statistics.frequencies):
+        raise FormatError(f"the statistics of frequencies are not of {channels} channels")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
         raise FormatError(f"{len(counts)} class counts for {len(manifest.classes)} classes")

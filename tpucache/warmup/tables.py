@@ -37,6 +37,7 @@ from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.encode import MOST_CLASSES, class_range
+from tpucache.warmup.records.frequencies import summarise_frequencies
 from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
 from tpucache.warmup.sources.source import Listing
@@ -298,6 +299,7 @@ def _statistics(
         class_counts=counts,
         sums=tuple(whole.sums),
         squares=tuple(whole.squares),
+        frequencies=before.statistics.frequencies if before else summarise_frequencies(new.frequencies),
     )
 
 

@@ -17,7 +17,7 @@ from tpucache.store.codecs import CODECS, PackedCodec, decode_into, unpack_rows
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, View
 from tpucache.store.index import Numbers
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, Statistics
 
 Array = npt.NDArray[Any]
 
@@ -66,7 +66,20 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
     fields = tuple(
         _shown(image if field.name == IMAGE else field, resize, frequencies, image) for field in manifest.fields
     )
-    return dataclasses.replace(manifest, fields=fields)
+    return dataclasses.replace(manifest, fields=fields, statistics=_statistics(manifest.statistics, resize, image))
+
+
+def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
+    """Return the mean and the standard deviation of images of another size, as far as the cache knows them."""
+    known = statistics.frequencies
+    if not known:
+        return statistics
+    count = BLOCK * min(1.0, _share(resize, image))
+    std = [
+        whole * float(np.interp(count, range(1, len(known) + 1), [each.std[channel] for each in known]))
+        for channel, whole in enumerate(statistics.std)
+    ]
+    return dataclasses.replace(statistics, std=tuple(std))
 
 
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
@@ -79,10 +92,15 @@ def frequencies_for(resize: Resize, image: Field) -> int:
 
     Below a quarter it is one more, where the next ones still count.
     """
+    share = _share(resize, image)
+    return min(BLOCK, math.ceil(BLOCK * share) + (share < 1 / 4))
+
+
+def _share(resize: Resize, image: Field) -> float:
+    """Return how large images of a size are beside the stored ones, along the side that is made smaller by less."""
     place = _placement(image.shape, resize)
     left, top, right, bottom = place.box
-    share = max(place.size[0] / (right - left), place.size[1] / (bottom - top))
-    return min(BLOCK, math.ceil(BLOCK * share) + (share < 1 / 4))
+    return max(place.size[0] / (right - left), place.size[1] / (bottom - top))
 
 
 def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:

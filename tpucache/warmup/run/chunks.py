@@ -43,6 +43,7 @@ class ChunkInfo:
     one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images. `annotations`
     are how many boxes, keypoints or masks there are, by field: in the source, and in the records of each variant.
     `digests` are hashes of the content of some samples, by number: of all that are skipped, and of a few others.
+    `frequencies` are what `measure_frequencies` found of a few samples, by number.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -53,6 +54,7 @@ class ChunkInfo:
     squares: list[int] = field(default_factory=list)
     annotations: dict[str, dict[str, int]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
+    frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, number: int, item: Item) -> None:
         """Add a sample that is kept, with the label and columns that only its content states."""
@@ -106,6 +108,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
         squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],
         annotations=add_annotations([info.annotations for info in infos if info.numbers]),
         digests={number: digest for info in infos for number, digest in info.digests.items()},
+        frequencies={number: found for info in infos for number, found in info.frequencies.items()},
     )
 
 

@@ -24,6 +24,7 @@ from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
+from tpucache.warmup.records.frequencies import measure_frequencies
 from tpucache.warmup.records.moments import Moments, add_moments, moments
 from tpucache.warmup.run.chunks import (
     IN_SOURCE,
@@ -307,6 +308,7 @@ def add_samples(
             continue
         if sample.number in context.compared:
             info.digests[str(sample.number)] = encoded.item.sha256()
+            info.frequencies.update(_frequencies(context, sample, encoded))
         if sample.number in chunk.clean:
             check_clean(context, sample, encoded, chunk.clean[sample.number])
         keep(sample.number, encoded.records)
@@ -319,6 +321,12 @@ def add_samples(
             info.count(place, counts)
     info.sums[:], info.squares[:] = _add_images(totals, images)
     return done
+
+
+def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) -> dict[str, list[list[float]]]:
+    """Return what frequencies are worth in a sample, by its number, where they are stored apart."""
+    fields = [field for field in context.encoder.fields if field.bands is not None]
+    return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
 
 def _add_images(totals: Moments, images: list[Array]) -> Moments:
