@@ -93,7 +93,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
         (facts(memory=Memory(0, None, 0)), "cannot be learnt", "in_memory=True"),
         (facts(memory=Memory(16 * GB, GB, GB // 2)), "536.9 MB of memory are free", "--jobs 1"),
         (facts(shm=Space("/dev/shm", 64 << 20, 0)), "/dev/shm has 67.1 MB", "CachedLoader"),
-        (facts(disk=Space("/kaggle/working", 20 * GB, GB)), "1.1 GB are free on the disk", "--codec jpeg"),
+        (facts(disk=Space("/kaggle/working", 20 * GB, GB)), "1.1 GB are free on the disk", "--codec dct-zstd"),
         (facts(without(albumentationsx="2.1.0")), "AGPL", "uninstall -y albumentationsx"),
         (facts(without(albumentations="1.4.0")), "albumentations 1.4.0", "albumentations==2.0.8"),
         (facts(without("simplejpeg")), "decoded by Pillow", "pip install simplejpeg"),

@@ -394,7 +394,7 @@ def _check_space(facts: Facts) -> Iterator[Advice]:
     if facts.disk is not None and facts.disk.free < _SMALL_DISK:
         yield Advice(
             f"{size_text(facts.disk.free)} are free on the disk of {facts.disk.path}",
-            "write the cache elsewhere, or make it smaller by --codec jpeg",
+            "write the cache elsewhere, or make it smaller by --codec dct-zstd",
         )
 
 

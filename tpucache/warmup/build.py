@@ -52,7 +52,7 @@ from tpucache.warmup.sources.source import Items, Source, source_name
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
 
-_ADVICE: Final = "make room, or use another folder, --codec jpeg, a smaller --size or fewer --variants"
+_ADVICE: Final = "make room, or use another folder, --codec dct-zstd, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
 _ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
 

@@ -211,5 +211,5 @@ def check_kaggle_bytes(expected: Estimate, cache: Path) -> None:
     if total > kaggle.WORKING_BYTES:
         raise BuildError(
             f"the cache would take about {total / 1e9:,.1f} GB, and /kaggle/working keeps "
-            f"{kaggle.WORKING_BYTES / 1e9:.0f}: use --codec jpeg, a smaller --size or fewer --variants"
+            f"{kaggle.WORKING_BYTES / 1e9:.0f}: use --codec dct-zstd, a smaller --size or fewer --variants"
         )
