@@ -1,7 +1,8 @@
 """Formats of images by their bytes: how large, how good, how fast to read, and what is left for the device.
 
-The formats that a device finishes (yuv420, dct-zstd, dct-lz4) beside raw pixels and JPEG of quality 90, ours and
-FFCV's: the same photographs, in shuffled batches out of the page cache, nothing kept decoded. PSNR is against the raw
+The formats that a device finishes (yuv420, dct-zstd, dct-lz4; with bands of frequencies also read as images of half and
+a quarter of the side, whose PSNR is against that size made of all frequencies) beside raw pixels and JPEG of quality 90,
+ours and FFCV's: the same photographs, in shuffled batches out of the page cache, nothing kept decoded. PSNR is against the raw
 pixels, the mean over 16 images. The device is this machine's processors, by plain torch and by XLA.
 
     python -m scripts.bench formats --source photographs --size 512 --picture rate_bytes.png
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from scripts.bench.finish import milliseconds_an_image
-from scripts.bench.photos import SIZE, prepare_data
+from scripts.bench.photos import BANDED, BANDS, SIZE, prepare_data
 from scripts.bench.picture import draw_formats
 from scripts.bench.race import LeftOut, Track, leaving_out, ratio
 from scripts.bench.read import BATCH, Field
-from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, files_of, slipstream
+from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, PARTS, files_of, slipstream
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
@@ -32,6 +33,7 @@ from scripts.bench.table import (
     write_files,
 )
 from scripts.commands import say
+from tpucache.store.manifest import Manifest
 
 _RAW, _JPEG, _PLANES = "ffcv raw", "ffcv jpeg90", "slipstream yuv420"
 _PASSES: Final = 16
@@ -41,7 +43,7 @@ _BACKENDS: Final = ("torch", "xla")
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    data, images = prepare_data(options.work, options.source, options.size, KINDS_COMPARED)
+    data, images = prepare_data(options.work, options.source, options.size, (*KINDS_COMPARED, *BANDED))
     os.environ["BENCH_PASSES"], os.environ["BENCH_SIZE"] = str(_PASSES), str(options.size)  # for those that read
     report: dict[str, Any] = {"machine": machine(), "images": images, "size": options.size, "batch": BATCH}
     report |= {"rounds": options.rounds, "seconds": options.seconds, "passes": _PASSES}
@@ -61,7 +63,8 @@ def main() -> None:
     }
     finish = {backend: finish_times(backend, data, left_out) for backend in _BACKENDS}
     report |= {"versions": track.versions, "left_out": left_out, "finish": finish}
-    report["formats"] = [to_format(name, readers, sizes[name], field.psnr, finish) for name in names]
+    psnr = {**field.psnr, **banded_psnr(data)}
+    report["formats"] = [to_format(name, readers, sizes[name], psnr, finish) for name in names]
     report["formats"].sort(key=lambda row: -(row["images_per_second"].get("2") or 0))
     print(as_text(to_rows(report)), end="")
     for row in left_out:
@@ -70,6 +73,16 @@ def main() -> None:
     write_files(options, report, to_markdown(report, table, "Ratios are of two threads, round by round. "))
     if options.picture:
         draw_formats(report, options.picture)
+
+
+def banded_psnr(data: Path) -> dict[str, float]:
+    """Return what caches in bands say of their smaller images, beside the same size made of all frequencies."""
+    return {
+        f"{OURS} {kind} 1/{part} {threads}": Manifest.load(data / f"cache-{kind}").statistics.frequencies[at - 1].psnr
+        for kind in BANDED
+        for part, at in zip(PARTS[1:], reversed(BANDS[:-1]), strict=True)
+        for threads in (1, 2)
+    }
 
 
 def finish_times(backend: str, data: Path, left_out: LeftOut) -> dict[str, float]:

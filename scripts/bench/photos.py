@@ -28,6 +28,9 @@ KINDS: Final = {
     "dct-zstd": ("dct-zstd", 90),
     "dct-lz4": ("dct-lz4", 90),
 }
+#: Those whose frequencies are apart, by codec; the quality is that of the codec alone.
+BANDED: Final = {"dct-zstd-bands": "dct-zstd", "dct-lz4-bands": "dct-lz4"}
+BANDS: Final = (2, 4, 8)
 _MADE_UP: Final = 3072
 _CLASSES: Final = 10
 _SHAPE: Final = (480, 360)
@@ -59,9 +62,10 @@ def prepare_caches(work: Path, source: Path, size: int, kinds: Sequence[str]) ->
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
     data = work / (f"data-{name}" if size == SIZE else f"data-{name}-{size}")
     for kind in kinds:
-        codec, quality = KINDS[kind]
+        codec, quality = KINDS[BANDED.get(kind, kind)]
+        recipe = Recipe(size=size, codec=codec, quality=quality, bands=BANDS if kind in BANDED else None)
         say(f"tpucache: building the {kind} cache")
-        build_cache(source, data / f"cache-{kind}", Recipe(size=size, codec=codec, quality=quality), on_error="skip")
+        build_cache(source, data / f"cache-{kind}", recipe, on_error="skip")
     return data
 
 

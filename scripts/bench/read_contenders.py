@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.bench.photos import BANDED, BANDS
 from scripts.bench.race import Contender
 from scripts.bench.worker import Setting
 from scripts.environments import Environment
+from tpucache.store.manifest import Manifest
 
 LIMIT: Final = "gather"
 OURS: Final = "tpucache"
@@ -17,6 +19,9 @@ REFERENCE: Final = "tpucache in memory 2"
 KINDS_READ: Final = ("raw", "jpeg", "yuv420", "dct-zstd", "dct-lz4")
 #: Kinds whose formats are compared by the bytes of an image: the same quality everywhere.
 KINDS_COMPARED: Final = ("raw", "jpeg90", "yuv420", "dct-zstd", "dct-lz4")
+
+#: The parts of the side in which images in bands are read: all of it, half, a quarter.
+PARTS: Final = (1, 2, 4)
 
 # All are for Python 3.11; every peer that needs torch gets the same one.
 _TORCH: Final = "torch==2.13.0"
@@ -91,10 +96,16 @@ CONTENDERS: Final = (
 )
 
 
+def _banded(kind: str, part: int, threads: int) -> Contender:
+    """Return what reads images of a part of the stored side, out of the bands that these need."""
+    return _ours(f"{kind} 1/{part} {threads}", kind=kind, part=part, threads=threads, finish="device")
+
+
 #: What is compared by the bytes of an image: batches of packed images are handed over as they are.
 FORMATS: Final = (
     *(_ours(f"{kind} {n}", kind=kind, threads=n) for kind in ("raw", "jpeg90") for n in (1, 2)),
     *(_packed(kind, n) for kind in _PACKED for n in (1, 2)),
+    *(_banded(kind, part, n) for kind in BANDED for part in PARTS for n in (1, 2)),
     *(_ffcv(kind, n) for kind in ("raw", "jpeg90") for n in (1, 2)),
 )
 
@@ -112,6 +123,9 @@ def files_of(contender: Contender, data: Path) -> list[Path]:
     """Return the files that hold the images that a contender reads, none where its format is not one of these."""
     kind = contender.settings[0].get("kind")
     folder = data / f"cache-{kind}" if contender.peer == OURS else data / "peer" / contender.peer
+    if kind in BANDED:
+        bands = len(BANDS) - PARTS.index(contender.settings[0]["part"])
+        return [folder / entry.name for entry in Manifest.load(folder).shards if entry.band < bands]
     patterns = {OURS: "*.lmdb", "ffcv": f"{kind}.beton", "slipstream": f"cache/**/*_{kind}.bin"}
     return list(folder.glob(patterns[contender.peer])) if contender.peer in patterns else []
 
