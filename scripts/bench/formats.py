@@ -2,8 +2,8 @@
 
 The formats that a device finishes (yuv420, dct-zstd, dct-lz4; with bands of frequencies also read as images of half and
 a quarter of the side, whose PSNR is against that size made of all frequencies) beside raw pixels and JPEG of quality
-90, ours and FFCV's: the same photographs, in shuffled batches out of the page cache, nothing kept decoded. PSNR is against the raw
-pixels, the mean over 16 images. The device is this machine's processors, by plain torch and by XLA.
+90, ours and FFCV's: the same photographs, in shuffled batches out of the page cache, nothing kept decoded. PSNR is
+against the raw pixels, the mean over 16 images. The device is this machine's processors, by plain torch and by XLA.
 
     python -m scripts.bench formats --source photographs --size 512 --picture rate_bytes.png
 """
