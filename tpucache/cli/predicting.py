@@ -30,6 +30,14 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.training.prediction import predict as run_predict
     from tpucache.training.run.folds import read_folds
 
+    predictor = Predictor(
+        options.runs,
+        open_device(options.backend, options.cores, options.device, compile=options.compile),
+        options.flip_tta,
+        options.trust,
+    )
+    if options.resolution is None:
+        options.resolution = predictor.settings.sizes.valid
     cache, memory = staged(options), in_memory(options)
     opened = open_cache(cache, **keeping(options))
     chosen = opened.manifest.variants if options.variants == "all" else options.variants
@@ -43,12 +51,6 @@ def predict(options: argparse.Namespace) -> int:
                     f"all but one of the models in {run} have trained on fold {options.fold} if it is of their cache: "
                     f"{run / OUT_OF_FOLD_NAME} has what the other one predicts"
                 )
-    predictor = Predictor(
-        options.runs,
-        open_device(options.backend, options.cores, options.device, compile=options.compile),
-        options.flip_tta,
-        options.trust,
-    )
     batch_size = options.batch_size or predictor.settings.part_size
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
     show(options, report.to_dict(), report.lines())

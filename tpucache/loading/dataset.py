@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -267,6 +268,20 @@ class CachedDataset(Dataset[Item]):
         return CachedDataset(
             reader.cache, variant, in_memory=reader.in_memory, resolution=resolution, frequencies=frequencies
         )
+
+    def in_resolution(self, resolution: int | tuple[int, int] | None) -> CachedDataset:
+        """Return the same samples with images of another size, as `resolution` of the constructor has it.
+
+        Files are shared; it is the dataset itself where that is its size. Raises UsageError for a size that cannot be
+        made of the images.
+        """
+        if resolution == self.resolution:
+            return self
+        reader = self._open_reader
+        shown = CachedDataset(reader.cache, self.variant, in_memory=reader.in_memory, resolution=resolution)
+        derived = self._derive(dataclasses.replace(self._selection, manifest=shown.manifest), shown._open_reader)
+        derived.manifest, derived._resolution = shown.manifest, shown._resolution
+        return derived
 
     def where(self, condition: str) -> CachedDataset:
         """Return the samples that meet a condition such as "age > 60 and site == 'A'", as `matching` reads it.

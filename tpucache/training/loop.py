@@ -32,6 +32,7 @@ from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.validation import snapshot_validation, write_info
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
+from tpucache.training.sizes import in_size
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
 
@@ -69,6 +70,9 @@ def train(
     check_fit(settings, task, train_set, valid_set, device)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
+    # All that is kept of a run is of the size in which it is evaluated.
+    train_set = in_size(train_set, settings.sizes.valid)
+    valid_set = valid_set and in_size(valid_set, settings.sizes.valid)
     data = RunData(train_set, valid_set)
     state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
     plan = make_plan(settings, len(train_set))
@@ -153,14 +157,13 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         stream = iter(feeder)
         account.begin("steps")
         account.take_out("waiting", lambda: feeder.waited_seconds)
-        meter.resume()
+        meter.resume(_size(run, state.steps))
         try:
             while not plan.is_finished(state):
                 if plan.awaits_evaluation(state):
                     meter.pause()  # a sync point
                     _end_epoch(run, meter.pace())
-                    _save(run)
-                    meter.resume()
+                    meter.resume(_size(run, state.steps))
                 else:
                     execution = take_execution(stream, settings)
                     _take_steps(run, execution)
@@ -170,7 +173,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
                         _save(run)
-                        meter.resume()
+                        meter.resume(_size(run, state.steps))
                 if not plan.is_finished(state):
                     run.check()
         except Stopped as error:
@@ -188,9 +191,15 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     return pace, stopped
 
 
+def _size(run: _Run, step: int) -> int | None:
+    """Return the size of the images in a step."""
+    return run.learner.settings.sizes.at(step // run.plan.per_epoch)
+
+
 def _take_steps(run: _Run, execution: Execution) -> None:
     """Take the optimizer steps of one execution, which are one graph; count them and keep their losses."""
     learner, state = run.learner, run.state
+    learner.resize(_size(run, state.steps))
     for batch in execution:
         # Forward, backward, optimizer, averaged weights. The loss stays on the device and is read later.
         loss = learner.step(batch, run.plan.schedule(state.steps), state.steps)
@@ -200,7 +209,7 @@ def _take_steps(run: _Run, execution: Execution) -> None:
 
 
 def _end_epoch(run: _Run, pace: Pace) -> None:
-    """Evaluate the epoch that has ended, add its row to the history, and save its weights if they are the best.
+    """Evaluate the epoch that has ended, add its row to the history, save the run; its weights if they are the best.
 
     A request to stop between the batches of the evaluation leaves the state as it was.
     """
@@ -208,6 +217,8 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     run.losses.settle()
     metrics, scores = _evaluate(run, data.valid_set)
     row = run.plan.epoch_row(state, metrics)
+    if not learner.settings.sizes.is_one:
+        row["size"] = _size(run, state.steps - 1)
     state.rows.append(row)
     if state.keep_best(learner.watched.value(metrics)):
         with run.account.part("checkpoints"):
@@ -215,6 +226,7 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     for watcher in run.options.watchers:
         # The pace is no part of the history: a resumed run has the same rows.
         watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
+    _save(run)
 
 
 def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, float], Scores | None]:

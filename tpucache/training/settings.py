@@ -11,6 +11,7 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import check_options, option
 from tpucache.plugins import Table
+from tpucache.training.sizes import Sizes, plan_sizes
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
@@ -100,6 +101,14 @@ class TrainSettings:
         "weight decay, by optimizer and model if not given; biases and normalisation layers have none",
         metavar="X",
     )
+    size: int | None = option(
+        None, "train on images of this size, which the device makes of dct-zstd and dct-lz4", metavar="N", minimum=8
+    )
+    grow: str | None = option(
+        None, "sizes by share of the epochs, such as 128:0.4,176:0.7,224: smaller images first", metavar="N:SHARE,...,N"
+    )
+    valid_size: int | None = option(None, "evaluate on images of this size; else the last one", metavar="N", minimum=8)
+    fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0)
     smoothing: float = option(0.0, "label smoothing", metavar="X")
     class_weights: Literal["none", "balanced"] = option(
         "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
@@ -182,9 +191,15 @@ class TrainSettings:
                 raise UsageError(f"{name} is at least 0 and less than 1, not {value}")
         if self.clip is not None and not self.clip > 0:
             raise UsageError(f"clip is above 0, not {self.clip}")
+        _ = self.sizes  # what cannot be is refused now
         object.__setattr__(self, "precision", _precision(self.precision, self.bf16))
         if self.batch_size % self.accumulate:
             raise UsageError(f"a batch of {self.batch_size} does not divide into {self.accumulate} parts")
+
+    @property
+    def sizes(self) -> Sizes:
+        """The size of the images in each epoch. Raises UsageError."""
+        return plan_sizes(self.epochs, self.size, self.grow, self.valid_size, self.fix_res)
 
     @property
     def peak_lr(self) -> float:

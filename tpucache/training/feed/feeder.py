@@ -20,6 +20,7 @@ from tpucache.training.device import Device
 from tpucache.training.device.processes import ALONE, Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.settings import TrainSettings
+from tpucache.training.sizes import in_size
 
 Draw = Callable[[int], npt.NDArray[np.float32]]
 
@@ -113,24 +114,32 @@ def parts(
 
     Of each part it is this process's slice. `pin_memory` is as CachedLoader takes it.
 
-    It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated.
+    It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated. Each epoch's
+    images have the size that the settings say.
     """
-    loader = CachedLoader(
-        train_set,
-        settings.part_size // processes.world_size,
-        shuffle=True,
-        seed=settings.seed,
-        drop_last=True,
-        threads=settings.threads,
-        finish="device",
-        balance=settings.balance,
-        pin_memory=pin_memory,
-        rank=processes.rank,
-        world_size=processes.world_size,
-    )
+
+    def open_loader(shown: CachedDataset) -> CachedLoader:
+        return CachedLoader(
+            shown,
+            settings.part_size // processes.world_size,
+            shuffle=True,
+            seed=settings.seed,
+            drop_last=True,
+            threads=settings.threads,
+            finish="device",
+            balance=settings.balance,
+            pin_memory=pin_memory,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+
     each = settings.steps_per_epoch(len(train_set))
     first, skip = divmod(first_step, each)
+    shown, loader = train_set, None
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
+        if loader is None or in_size(train_set, settings.sizes.at(epoch)).resolution != shown.resolution:
+            shown = in_size(train_set, settings.sizes.at(epoch))
+            loader = open_loader(shown)
         loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch_size})
         yield from itertools.islice(loader, (each - skip) * settings.accumulate)
         skip = 0
@@ -148,6 +157,16 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
     """
     if IMAGE not in train_set.names:
         return None
-    height, width = train_set.manifest.fields[train_set.names.index(IMAGE)].shape[:2]
+    image = train_set.names.index(IMAGE)
     size, own = settings.part_size, processes.share(settings.part_size)
-    return lambda number: draw(settings.augment, settings.seed, number, size, (height, width))[own]
+    parts_an_epoch = max(1, settings.steps_per_epoch(len(train_set))) * settings.accumulate
+    sides: dict[int | None, tuple[int, int]] = {}
+
+    def draw_part(number: int) -> npt.NDArray[np.float32]:
+        wanted = settings.sizes.at(number // parts_an_epoch)
+        if wanted not in sides:
+            height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
+            sides[wanted] = height, width
+        return draw(settings.augment, settings.seed, number, size, sides[wanted])[own]
+
+    return draw_part

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from tpucache.training.device import Device
@@ -25,7 +26,8 @@ class Pace:
     Idleness as a fraction of their time, three ways: `waited` for the loop blocked on data, `device_idle` by the
     backend's own execution time, `ceiling_idle` compared with the same steps repeated on batches already on the device
     (None where that was not measured). `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the
-    run's, with those of the warm-up (None where that is not known).
+    run's, with those of the warm-up (None where that is not known). `sizes` has, where images had several sizes, the
+    steps, images, seconds and bytes received of each.
     """
 
     steps: int
@@ -38,6 +40,7 @@ class Pace:
     ceiling_images_per_second: float | None = None
     ceiling_idle: float | None = None
     graphs: int | None = None
+    sizes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pace as JSON values."""
@@ -101,13 +104,16 @@ class PaceMeter:
     def __init__(self, device: Device, feeder: Feeder, warmed: Callable[[], None] = lambda: None) -> None:
         """Measure one feeder's loop; `warmed` is called once, after the warm-up."""
         self._device, self._feeder, self._warmed = device, feeder, warmed
-        self._warm = WARMUP_EXECUTIONS
+        self._warm, self._is_warmed = WARMUP_EXECUTIONS, False
         self._steps = self._images = 0
         self._seconds = self._waited = self._executing = 0.0
         self._received = 0
         self._from: tuple[float, float, float, int] | None = None
         self._compiles_before = device.counters().compiles
         self._compiles_at_warm: int | None = None
+        self._compiles = 0  # after the warm-up of each size but this one
+        self._size: int | None = None
+        self._sizes: dict[int | None, Counter[str]] = {}
 
     def step(self, steps: int, images: int) -> None:
         """Count an execution that has just been sent, with its numbers of steps and of images."""
@@ -115,15 +121,22 @@ class PaceMeter:
             self._warm -= 1
             if not self._warm:
                 self._device.wait()
-                self._warmed()
+                if not self._is_warmed:
+                    self._warmed()
+                self._is_warmed = True
                 self._compiles_at_warm = self._device.counters().compiles
-                self.resume()
+                self.resume(self._size)
             return
         self._steps += steps
         self._images += images
+        self._count(steps=steps, images=images)
 
-    def resume(self) -> None:
-        """Start the clock."""
+    def resume(self, size: int | None = None) -> None:
+        """Start the clock; where images have a new size, after the executions that may compile its graph."""
+        is_new, self._size = size != self._size, size
+        if is_new and self._compiles_at_warm is not None:
+            self._compiles += self._device.counters().compiles - self._compiles_at_warm
+            self._compiles_at_warm, self._warm = None, WARMUP_EXECUTIONS
         if not self._warm:
             self._from = self._now()
 
@@ -136,6 +149,7 @@ class PaceMeter:
             self._waited += now[1] - self._from[1]
             self._executing += now[2] - self._from[2]
             self._received += now[3] - self._from[3]
+            self._count(seconds=now[0] - self._from[0], received_bytes=now[3] - self._from[3])
             self._from = None
 
     @property
@@ -157,10 +171,14 @@ class PaceMeter:
             step_seconds=seconds / self._steps if self._steps else 0.0,
             waited=self._waited / seconds if seconds else 0.0,
             device_idle=max(0.0, 1 - self._executing / seconds) if seconds else 0.0,
-            compiles=0 if since is None else compiles - since,
+            compiles=self._compiles + (0 if since is None else compiles - since),
             received_bytes=self._received,
             graphs=compiles - self._compiles_before,
+            sizes={str(size): dict(each) for size, each in self._sizes.items()} if len(self._sizes) > 1 else {},
         )
+
+    def _count(self, **counts: float) -> None:
+        self._sizes.setdefault(self._size, Counter()).update(counts)
 
     def _now(self) -> tuple[float, float, float, int]:
         counters = self._device.counters()

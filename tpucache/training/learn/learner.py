@@ -15,6 +15,7 @@ from torch import nn
 from tpucache.errors import TrainingError, UsageError
 from tpucache.imports import load_callable
 from tpucache.loading.dataset import CachedDataset
+from tpucache.ondevice.modules import Augment
 from tpucache.store import earlier
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
@@ -22,6 +23,7 @@ from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.defaults import decide, decide_precision, describe_precision, describe_rates
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
+    Finish,
     autocast,
     channel_statistics,
     check_model,
@@ -51,6 +53,7 @@ from tpucache.training.learn.tasks.regression import Regression, describe_labels
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.learn.user_code import check_loss, load_metrics, user_code
 from tpucache.training.settings import TrainSettings
+from tpucache.training.sizes import in_size
 
 TARGET: Final = "target"
 _LEAST_SHARE: Final = 1e-9  # of no targets the loss is 0
@@ -107,8 +110,9 @@ class Learner:
             self.matched = load_matching(model, weights, str(settings.weights))
         self._frozen_norms = freeze(model, settings.freeze)
         self.mean, self.std = channel_statistics(settings, dataset)
-        self._finish = make_finish(dataset, device)
-        self._augment = make_augment(settings, dataset, self.mean, self.std, device)
+        self._dataset = dataset
+        self._finishing: dict[int | None, tuple[Finish, Augment | None]] = {}
+        self.resize(settings.sizes.at(0))
         balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
         self._weights = None if balance is None else balance.to(device.torch_device)
         self._steps = 0
@@ -127,6 +131,14 @@ class Learner:
         self._shared_loss = device.processes.replicate(self.model, self._loss_of)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
         device.wait()  # otherwise the first graph would also contain the making of weights, and be used only once
+
+    def resize(self, size: int | None) -> None:
+        """Take batches of images of a size from now on: those of the dataset in that resolution."""
+        if size not in self._finishing:
+            shown = in_size(self._dataset, size)
+            finish = make_finish(shown, self.device)
+            self._finishing[size] = finish, make_augment(self.settings, shown, self.mean, self.std, self.device)
+        self._finish, self._augment = self._finishing[size]
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.

@@ -106,11 +106,20 @@ class TrainReport:
             f"idle       {pace.device_idle:.1%} by the device's own account; {ceiling}",
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
             f"received   {pace.received_bytes / 1e6:,.0f} MB",
+            *([self._sizes_line()] if pace.sizes else []),
             f"memory     {memory}, at most",
             *([self._time_line()] if self.wall_seconds else []),
             *([self._dropped_line()] if self.dropped_samples else []),
             self.advice,
         ]
+
+    def _sizes_line(self) -> str:
+        texts = [
+            f"{size} pixels: {each.get('images', 0) / max(each.get('seconds', 0.0), 1e-9):,.0f} {self.unit}/s, "
+            f"{each.get('received_bytes', 0) / max(1, each.get('images', 0)) / 1e3:,.1f} kB each"
+            for size, each in self.pace.sizes.items()
+        ]
+        return f"sizes      {'; '.join(texts)}"
 
     def _in_processes(self) -> str:
         return f" in each of {self.processes} processes" if self.processes > 1 else ""

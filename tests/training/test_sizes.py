@@ -1,0 +1,188 @@
+"""Runs whose images grow: the sizes that were asked for, the same results after a stop, nothing compiled twice."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpucache import CachedDataset, Recipe, UsageError, build_cache
+from tpucache.cli import main
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training.device import CpuDevice
+from tpucache.training.feed.feeder import drawer, parts
+from tpucache.training.learn.learner import Learner
+from tpucache.training.loop import train
+from tpucache.training.run_options import RunOptions
+from tpucache.training.settings import TrainSettings
+from tpucache.training.sizes import plan_sizes
+
+GROWING = TrainSettings(
+    model="tiny_models:tiny",
+    epochs=4,
+    batch_size=16,
+    lr=0.02,
+    grow="32:0.5,64",
+    valid_size=48,
+    fix_res=1,
+    augment=AugmentSettings(flip=True, shift=2, mixup=0.2),
+)
+
+
+@pytest.fixture(scope="module")
+def banded(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photographs at 64x64 in bands. Not to be written to."""
+    cache = tmp_path_factory.mktemp("banded") / "cache"
+    build_cache(photos, cache, Recipe(size=64, codec="dct-lz4", bands=(2, 4, 8)), jobs=1)
+    return cache
+
+
+shares = st.lists(st.floats(0.01, 0.99), min_size=0, max_size=3, unique=True).map(sorted)
+
+
+@given(st.integers(1, 40), shares, st.integers(0, 50))
+def test_each_size_has_its_share_of_the_epochs(epochs: int, shares: list[float], fixed: int) -> None:
+    sides = [32 * (number + 1) for number in range(len(shares) + 1)]
+    grow = ",".join([*(f"{side}:{share:.4f}" for side, share in zip(sides, shares, strict=False)), str(sides[-1])])
+    shares = [round(share, 4) for share in shares]
+    if len(set(shares)) < len(shares):
+        return
+    planned = plan_sizes(epochs, grow=grow, fix_res=fixed)
+    plain = plan_sizes(epochs, grow=grow)
+    assert plain.epochs == tuple(sorted(plain.epochs, key=lambda side: side or 0))
+    assert plain.epochs[-1] in sides
+    for side, share in zip(sides, shares, strict=False):
+        assert sum(each <= side for each in plain.epochs if each) == round(share * epochs)
+    assert planned.valid == sides[-1]
+    assert planned.epochs[-fixed or epochs :] == (sides[-1],) * min(fixed, epochs)
+    assert planned.at(epochs + 7) == planned.epochs[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"grow": "128,224"}, "each size but the last has a share"),
+        ({"grow": "128:0.4"}, "each size but the last"),
+        ({"grow": "128:0.7,160:0.4,224"}, "shares ascend"),
+        ({"grow": "128:1.5,224"}, "shares ascend"),
+        ({"grow": "128:0..4,224"}, "a number from 0 to 1"),
+        ({"grow": "100:0.4,224"}, "multiples of 32, and 100 is not"),
+        ({"grow": "0:0.4,224"}, "multiples of 32, and 0 is not"),
+        ({"grow": "32:0.1,64:0.2,96:0.3,128:0.4,160"}, "at most 4 sizes"),
+        ({"grow": "small:0.4,224"}, "such as 128:0.4,176:0.7,224"),
+        ({"grow": "128:0.4,224", "size": 96}, "leave one of them out"),
+    ],
+)
+def test_what_is_no_plan_of_sizes_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        TrainSettings(**given)
+
+
+def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(banded: Path) -> None:
+    dataset = CachedDataset(banded)
+    base = dataset.in_resolution(48)
+    each = GROWING.steps_per_epoch(len(base))
+    draw = drawer(GROWING, base)
+    task = Learner(GROWING, base, _task(base), CpuDevice())
+    assert draw is not None
+    for number, (images, _) in enumerate(parts(GROWING, base, epochs=4)):
+        size = (32, 32, 64, 48)[number // each]
+        assert images.shape[1:] == dataset.in_resolution(size).packed().record_fields[0].shape
+        task.resize(size)
+        assert draw(number).shape == draw(0).shape
+    assert number == 4 * each - 1
+
+
+def _task(dataset: CachedDataset) -> Any:
+    from tpucache.training.check import find_task
+
+    return find_task(GROWING, dataset)
+
+
+class _Stop:
+    """Ends a run after an epoch, as a kill does."""
+
+    def __init__(self, epoch: int) -> None:
+        self.at = epoch
+
+    def losses(self, first: int, values: Any) -> None:
+        """Nothing."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Stop."""
+        if row["epoch"] == self.at:
+            raise KeyError("stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(banded: Path, tmp_path: Path, epoch: int) -> None:
+    dataset = CachedDataset(banded)
+    train_set, valid_set = dataset.select(range(100)), dataset.select(range(100, 140))
+    quick = RunOptions(replay=False)
+    whole = train(tmp_path / "whole", GROWING, train_set, valid_set, CpuDevice(), quick)
+    stopping = replace(quick, watchers=[_Stop(epoch)], checkpoint_every=1)
+    with pytest.raises(KeyError):
+        train(tmp_path / "cut", GROWING, train_set, valid_set, CpuDevice(), stopping)
+    found = train(tmp_path / "cut", GROWING, train_set, valid_set, CpuDevice(), replace(quick, resume=True))
+    assert found.losses == whole.losses
+    assert found.epochs == whole.epochs
+    assert [row["size"] for row in found.epochs] == [32, 32, 64, 48]
+    one, other = (
+        torch.load(tmp_path / name / "last.pt", weights_only=True)["learner"]["model"] for name in ("whole", "cut")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(UsageError, match="grow"):
+        train(tmp_path / "cut", replace(GROWING, grow="32:0.75,64"), train_set, valid_set, CpuDevice(), resumed(quick))
+
+
+def resumed(options: RunOptions) -> RunOptions:
+    return replace(options, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_each_size_is_compiled_once(banded: Path, tmp_path: Path, python: Callable[..., Any]) -> None:
+    run = tmp_path / "run"
+    options = ["--model", "tiny_models:tiny", "--epochs", "4", "--batch-size", "16", "--valid", "0.2"]
+    options += ["--backend", "xla", "--grow", "32:0.5,64", "--flip"]
+    done = python("-m", "tpucache", "train", banded, "--run", run, *options)
+    assert done.returncode == 0, done.stderr
+    pace = json.loads((run / "report.json").read_text())["pace"]
+    assert pace["compiles"] == 0
+    assert {*pace["sizes"]} == {"32", "64"}
+    small, large = (pace["sizes"][side]["received_bytes"] / pace["sizes"][side]["images"] for side in ("32", "64"))
+    assert small < 0.7 * large  # with labels and draws
+    assert "32 pixels:" in done.stdout
+
+
+def test_predictions_are_made_in_the_size_of_the_evaluation(banded: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--model", "tiny_models:tiny", "--epochs", "1", "--batch-size", "16", "--lr", "0.1", "--size", "32"]
+    options += ["--backend", "torch", "--valid", str(banded)]
+    assert main(["train", str(banded), "--run", str(run), *options]) == 0
+    output, trust = tmp_path / "found.csv", ["--trust", "tiny_models:tiny"]
+    assert main(["predict", str(run), str(banded), "-o", str(output), "--backend", "torch", *trust]) == 0
+    rows = list(csv.DictReader(output.read_text().splitlines()))
+    report = json.loads((run / "report.json").read_text())
+    right = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
+    assert math.isclose(right, report["epochs"][-1]["valid_accuracy"], abs_tol=1e-6)
+
+
+def test_images_of_other_codecs_are_refused_with_what_to_do(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_cache(photos, tmp_path / "raw", Recipe(size=32), jobs=1)
+    run = ["--run", str(tmp_path / "run"), "--backend", "torch", "--size", "16"]
+    assert main(["train", str(tmp_path / "raw"), *run]) == 2
+    assert "resolution= takes the low frequencies of dct-zstd and dct-lz4" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

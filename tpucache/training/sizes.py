@@ -1,0 +1,80 @@
+"""In which size images are shown in each epoch of a run. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tpucache.errors import UsageError
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
+_STEP: Final = 32  # pixels: what most networks halve five times
+_MOST: Final = 4  # sizes: XLA compiles a graph for each
+_GROWING: Final = re.compile(r"(\d+)(?::([\d.]+))?")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The image's sides, in pixels, in each epoch, and in evaluations; None is the size of the dataset."""
+
+    epochs: tuple[int | None, ...]
+    valid: int | None
+
+    def at(self, epoch: int) -> int | None:
+        """Return the size in an epoch, from 0; after the last one it stays."""
+        return self.epochs[min(epoch, len(self.epochs) - 1)]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all epochs and the evaluation have one size."""
+        return {*self.epochs} == {self.valid}
+
+
+def plan_sizes(
+    epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
+) -> Sizes:
+    """Return the sizes of a run of so many epochs.
+
+    `grow` is as "128:0.4,176:0.7,224": each size up to its share of the epochs, the last one to the end. `fix_res` is
+    how many of the last epochs have the evaluation's size (Touvron et al., arXiv:1906.06423). Raises UsageError.
+    """
+    if size is not None and grow is not None:
+        raise UsageError("--size and --grow both say how large images are: leave one of them out")
+    steps = [(size, 1.0)] if grow is None else _steps(grow)
+    planned = [
+        next(each for each, share in steps if epoch < round(share * epochs) or share == 1.0) for epoch in range(epochs)
+    ]
+    valid = valid_size if valid_size is not None else steps[-1][0]
+    if fix_res:
+        planned[max(0, epochs - fix_res) :] = [valid] * min(fix_res, epochs)
+    return Sizes(tuple(planned), valid)
+
+
+def _steps(grow: str) -> list[tuple[int | None, float]]:
+    """Return each size with the share of the epochs up to which it is. Raises UsageError."""
+    wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
+    parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
+    if not all(parts):
+        raise UsageError(f"{wrong}sizes with the share of the epochs up to which they are, and the last without one")
+    found = [(int(part[1]), part[2]) for part in parts if part]
+    if found[-1][1] is not None or any(share is None for _, share in found[:-1]):
+        raise UsageError(f"{wrong}each size but the last has a share")
+    try:
+        shares = [float(share) for _, share in found[:-1] if share is not None]
+    except ValueError:
+        raise UsageError(f"{wrong}a share is a number from 0 to 1") from None
+    if shares != sorted(set(shares)) or any(not 0 < share < 1 for share in shares):
+        raise UsageError(f"{wrong}shares ascend from above 0 to below 1")
+    if len(found) > _MOST:
+        raise UsageError(f"{wrong}at most {_MOST} sizes, as XLA compiles a graph for each")
+    if odd := [side for side, _ in found if side % _STEP or not side]:
+        raise UsageError(f"{wrong}sizes are multiples of {_STEP}, and {odd[0]} is not")
+    return [(side, share) for (side, _), share in zip(found, [*shares, 1.0], strict=True)]
+
+
+def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
+    """Return a dataset with images of a size of `Sizes`; itself for None. Raises UsageError."""
+    return dataset if size is None else dataset.in_resolution(size)
