@@ -135,11 +135,11 @@ def parts(
 
     each = settings.steps_per_epoch(len(train_set))
     first, skip = divmod(first_step, each)
-    shown, loader = train_set, None
+    size, loader = settings.sizes.at(first), open_loader(in_size(train_set, settings.sizes.at(first)))
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
-        if loader is None or in_size(train_set, settings.sizes.at(epoch)).resolution != shown.resolution:
-            shown = in_size(train_set, settings.sizes.at(epoch))
-            loader = open_loader(shown)
+        if settings.sizes.at(epoch) != size:
+            size = settings.sizes.at(epoch)
+            loader = open_loader(in_size(train_set, size))
         loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch_size})
         yield from itertools.islice(loader, (each - skip) * settings.accumulate)
         skip = 0
