@@ -2,8 +2,9 @@
 
 A server on this machine sends no faster than a link of a given bandwidth, and answers after its latency. In each round
 everyone reads in a new process with an empty folder: an epoch, a second epoch, and, again from nothing, an epoch for a
-device that takes five sixths of what the link brings. The peers get the records of our dct-zstd cache as plain bytes
-and decode nothing; `ranges` asks for parts of a file and throws them away: that is the link.
+device that takes five sixths of what the link brings. Of the cache with bands of frequencies, `1/2` reads what images
+of half the side need. The peers get the records of our dct-zstd cache as plain bytes and decode nothing; `ranges` asks
+for parts of a file and throws them away: that is the link.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from scripts.bench.peers.listed_source import ListedSource
-from scripts.bench.photos import KINDS, SIZE, make_once, make_up_photographs
+from scripts.bench.photos import BANDED, BANDS, KINDS, SIZE, make_once, make_up_photographs
 from scripts.bench.race import Contender, LeftOut, Track, race
 from scripts.bench.shaper import COUNTS
 from scripts.bench.table import (
@@ -42,6 +43,7 @@ from scripts.bench.table import (
 from scripts.commands import ROOT, CommandError, say
 from scripts.environments import Environment
 from tpucache import Recipe, build_cache
+from tpucache.loading.reading.views import bands_for
 from tpucache.store.cache import Cache
 
 #: MB/s and milliseconds an answer.
@@ -51,6 +53,7 @@ _SPARE: Final = 1.2  # of the link's rate over that of the device
 _GIGABYTES: Final = 2.0  # of each kind of cache, about
 _IMAGES: Final = "*.jp*g"
 _RECORDS: Final = "dct-zstd"  # whose records the peers get
+_BANDED: Final = "dct-lz4-bands"
 
 # Torch is the one of this process, in which nothing computes here: each release is large.
 _PINS: Final = ("torch==2.9.0", "torchvision==0.24.0")
@@ -65,7 +68,7 @@ _PEERS: Final = {
     "mds": _environment("mds", "mosaicml-streaming==0.13.0"),
     "webdataset": _environment("webdataset", "webdataset==1.0.2"),
 }
-_OURS: Final = ("raw", "dct-lz4", "dct-zstd")
+_OURS: Final = ("raw", "dct-lz4", "dct-zstd", _BANDED)
 _SHARDS: Final = (16, 64)  # MB of a peer's files: the faster one is taken
 
 
@@ -79,6 +82,10 @@ class Entry(Contender):
 
 CONTENDERS: Final = (
     Entry("ranges", "stream.ranges", place="records.bin"),
+    Entry(f"tpucache {_BANDED} 1/2", "stream.tpucache", ({"threads": 2, "part": 2},), place=f"cache-{_BANDED}"),
+    Entry(
+        f"local {_BANDED} 1/2", "stream.tpucache", ({"threads": 2, "part": 2},), place=f"cache-{_BANDED}", is_local=True
+    ),
     *(Entry(f"tpucache {kind}", "stream.tpucache", ({"threads": 2},), place=f"cache-{kind}") for kind in _OURS),
     *(
         Entry(f"local {kind}", "stream.tpucache", ({"threads": 2},), place=f"cache-{kind}", is_local=True)
@@ -130,8 +137,8 @@ def prepare(work: Path, source: Path | None) -> Path:
 
 def _build(files: list[str], kind: str, folder: Path) -> None:
     """Build a cache of about _GIGABYTES out of some photographs, each as often as that takes."""
-    codec, quality = KINDS[kind]
-    recipe = Recipe(size=SIZE, codec=codec, quality=quality)
+    codec, quality = KINDS[BANDED.get(kind, kind)]
+    recipe = Recipe(size=SIZE, codec=codec, quality=quality, bands=BANDS if kind in BANDED else None)
     say(f"tpucache: building the {kind} cache")
     few, listed = folder.with_name("few"), folder.with_name("listed.json")
     shutil.rmtree(few, ignore_errors=True)
@@ -213,9 +220,11 @@ class _Turn:
         if entry.name == "ranges":
             setting["bytes"] = self._needed
         elif entry.name.startswith(("tpucache", "local")):
-            index = Cache.open(data / entry.place).index.read_all()
-            samples = len(index)
-            self._needed = int(index["length"].astype(np.int64).sum())
+            cache = Cache.open(data / entry.place)
+            samples, bands = cache.manifest.samples, len(cache.manifest.layouts)
+            read = bands if "part" not in setting else bands_for(cache.manifest, SIZE // setting["part"])
+            lengths = cache.index.read_all()["length"].astype(np.int64).reshape(bands, -1)
+            self._needed = int(lengths[:read].sum())
         elif (shards := data / entry.place / "shards").exists():
             setting["shards"] = int(shards.read_text())
         self._setting = setting

@@ -19,6 +19,7 @@ import numpy as np
 from scripts.bench.peers.protocol import Commands, Setting, serve
 
 BATCH: Final = 256
+SIZE: Final = 224  # of the images, in pixels
 
 Array = np.ndarray[Any, Any]
 #: The number of samples of each batch of an epoch, once all of it is in memory.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.bench.peers.streaming import BATCH, Epoch, run
+from scripts.bench.peers.streaming import BATCH, SIZE, Epoch, run
 from tpucache import CachedDataset, CachedLoader
 
 
-def open_url(url: str, folder: Path, threads: int) -> Callable[[], Epoch]:
-    dataset = CachedDataset(url, cache_dir=folder) if "://" in url else CachedDataset(url)
+def open_url(url: str, folder: Path, threads: int, part: int = 1) -> Callable[[], Epoch]:
+    resolution = SIZE // part if part > 1 else None
+    dataset = CachedDataset(url, resolution=resolution, cache_dir=folder if "://" in url else None)
     is_packed = dataset.manifest.recipe["codec"] != "raw"
     loader = CachedLoader(dataset, BATCH, shuffle="block", threads=threads, finish="device" if is_packed else "host")
     return lambda: (len(labels) for _, labels in loader)
