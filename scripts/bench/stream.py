@@ -159,7 +159,8 @@ def _export(data: Path) -> None:
         for row in cache.index.read_all():
             starts.append(starts[-1] + file.write(cache.reader.read(row)))
     np.save(data / "starts.npy", np.array(starts, np.int64))
-    np.save(data / "labels.npy", np.asarray(cache.samples.labels))
+    labels = cache.samples.labels  # none where photographs of several folders are listed together
+    np.save(data / "labels.npy", np.zeros(cache.manifest.samples, np.int64) if labels is None else np.asarray(labels))
 
 
 def _write(entry: Entry, track: Track, data: Path) -> Entry:
