@@ -251,7 +251,8 @@ class Recipe:
         before = recipe.to_dict()
         shared = {name: before.get(name) for name in SHARED}
         size = options.get("size")
-        asked = {**options, "size": [size, size] if isinstance(size, int) else list(size)} if size else options
+        asked = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+        asked |= {"size": [size, size]} if isinstance(size, int) else {}
         changed = {name: value for name, value in asked.items() if shared.get(name, value) != value}
         if changed:
             texts = [f"{name} {shared[name]}, not {value}" for name, value in changed.items()]

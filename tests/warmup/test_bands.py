@@ -271,6 +271,14 @@ def test_a_manifest_whose_bands_do_not_fit_is_refused(caches: Path, change: dict
         Manifest.from_json(dataclasses.replace(manifest, **made).to_json())
 
 
+def test_a_recipe_like_that_of_a_cache_has_its_bands(caches: Path) -> None:
+    cache = caches / "dct-lz4-banded"
+    assert Recipe.like(cache).bands == BANDS
+    assert Recipe.like(cache, bands=BANDS, size=(48, 40)).bands == BANDS
+    with pytest.raises(RecipeError, match=r"bands \[2, 4, 8\], not \[4, 8\]"):
+        Recipe.like(cache, bands=(4, 8))
+
+
 def test_a_cache_without_bands_is_not_added_to_with_bands(photos: Path, caches: Path, tmp_path: Path) -> None:
     cache = shutil.copytree(caches / "dct-lz4", tmp_path / "cache")
     with pytest.raises((RecipeError, StoreError), match="bands"):
