@@ -257,3 +257,31 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
         assert fetcher._replace(plan, kept + 1)
         assert given_up == [kept]
         assert fetcher._local.kept.tolist() == [kept + 1]
+
+
+def test_what_is_here_of_a_piece_is_not_asked_for_again(opened: Opened) -> None:
+    fetcher = opened().cache.reader.fetcher
+    pieces, kept = fetcher._pieces, fetcher._local
+    run = pieces.run(0)
+    middle = int(run.rows["offset"][len(run.numbers) // 2])
+    part = pieces.part(0, run.start, middle)
+    assert fetcher._lacking(run, 0).numbers.tolist() == run.numbers.tolist()
+    assert kept.lock(0)
+    assert kept.make_room(0)
+    assert kept.write(part, fetcher._read_checked(part))
+    kept.unlock(0)
+    rest = fetcher._lacking(run, 0)
+    assert rest.start == middle
+    assert rest.stop == run.stop
+    assert sorted([*rest.numbers.tolist(), *part.numbers.tolist()]) == sorted(run.numbers.tolist())
+
+
+def test_each_thread_asks_for_its_part_of_the_first_batch_by_itself(opened: Opened) -> None:
+    """Until somebody has read of a band, few records are not waited for with whole pieces."""
+    fetcher = opened().cache.reader.fetcher
+    plan = fetcher._plans[0][1] if fetcher._plans else Plan(iter([]), fetcher._pieces)
+    assert fetcher._pieces.band(0) == 0
+    assert 0 not in plan.begun
+    fetcher._plans = [(weakref.ref(fetcher), plan)]
+    fetcher._note_read(np.array([0]))
+    assert 0 in plan.begun

@@ -222,7 +222,6 @@ class Fetcher:
         themselves, and those that no plan names.
         """
         asked = {flight.piece for flight in own}
-        is_first = any(plan.is_fresh for _, plan in self._plans)
         wanted: list[int] = []
         for piece in dict.fromkeys(pieces[missing].tolist()):  # in the order in which they are needed
             if piece in asked:
@@ -230,7 +229,9 @@ class Fetcher:
             if piece not in self._flights:
                 part = missing[pieces[missing] == piece]
                 is_planned = any(plan.needed.get(piece) for _, plan in self._plans)
-                few, run = int(rows["length"][part].sum()), self._pieces.run(piece)
+                is_first = any(self._pieces.band(piece) not in plan.begun for _, plan in self._plans)
+                planned = (run for _, plan in self._plans if (run := plan.run_of(piece, numbers[part])) is not None)
+                few, run = int(rows["length"][part].sum()), next(planned, self._pieces.run(piece))
                 if few * _WHOLE_SHARE < run.stop - run.start and (is_first or not is_planned):
                     flights = [
                         Flight(part, piece, is_urgent=True) for part in self._pieces.runs(numbers[part], rows[part])
@@ -240,18 +241,19 @@ class Fetcher:
                     if not is_planned and self._local.make_room(piece):
                         self._wanted.append(piece)
                     continue
-                self._flights[piece] = Flight(run, piece)
+                self._flights[piece] = Flight(self._lacking(run, piece), piece)
                 wanted.append(piece)
             own.append(self._flights[piece])
         self._wanted.extendleft(reversed(wanted))
-        for _, plan in self._plans:
-            plan.is_fresh = False
         self._start(_MOST_THREADS if self._urgent else _LEAST_THREADS)
         self._changed.notify_all()
 
     def _note_read(self, pieces: Numbers) -> None:
         """Count records as read: what a plan needs no more makes room in memory."""
         unique, counts = np.unique(pieces, return_counts=True)
+        if len(unique):
+            for _, plan in self._plans:
+                plan.begun.add(self._pieces.band(int(unique[0])))
         for piece, count in zip(unique.tolist(), counts.tolist(), strict=True):
             for _, plan in self._plans:
                 if plan.needed.get(piece):
@@ -283,7 +285,8 @@ class Fetcher:
         for _, plan in self._plans:
             while (needed := plan.peek()) is not None:
                 piece, run = needed
-                if (flying := self._flights.get(piece)) is not None and not flying.numbers >= {*run.numbers.tolist()}:
+                flying = self._flights.get(piece)
+                if flying is not None and not flying.numbers >= {*self._lacking(run, piece).numbers.tolist()}:
                     break  # another part of it comes first
                 if not (self._local.make_room(piece) or self._replace(plan, piece) or self._ring_has_room()):
                     break
@@ -307,8 +310,16 @@ class Fetcher:
                 self._land(flight)
             return None
         if flight is None:
-            flight = self._flights[piece] = Flight(run, piece)
+            flight = self._flights[piece] = Flight(self._lacking(run, piece), piece)
         return flight
+
+    def _lacking(self, run: Run, piece: int) -> Run:
+        """Return what of a run of a piece is not on the disk yet: from the first record that is not, to the last."""
+        at = np.flatnonzero(~self._local.has(run.numbers))
+        if len(at) in (0, len(run.numbers)):
+            return run
+        first, last = run.rows[at[0]], run.rows[at[-1]]
+        return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def _replace(self, plan: Plan, piece: int) -> bool:
         """Keep a piece instead of others, if this plan needs it sooner and nobody needs those now; return whether."""

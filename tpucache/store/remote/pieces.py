@@ -64,6 +64,10 @@ class Pieces:
     def __len__(self) -> int:
         return int(self._first[-1])
 
+    def band(self, piece: int) -> int:
+        """Return which band of frequencies a piece is of."""
+        return self.shards[int(np.searchsorted(self._first, piece, "right")) - 1].band
+
     def numbers_at(self, rows: Rows) -> Numbers:
         """Return the numbers of the records in which index rows, or parts of them, lie: int64 (n,).
 

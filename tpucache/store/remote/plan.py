@@ -36,7 +36,7 @@ class Plan:
         self.further = further
         self.forecast: Forecast | None = None
         self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
-        self.is_fresh = True  # nothing of it was read
+        self.begun: set[int] = set()  # bands of which somebody has read
 
     def peek(self) -> tuple[int, Run] | None:
         """Return the next piece, and what of it is to be fetched if it is not here; None at the end."""
@@ -52,6 +52,11 @@ class Plan:
             if self.forecast is not None:
                 self.forecast.go_to(self._read)
         return self._next[0]
+
+    def run_of(self, piece: int, numbers: Numbers) -> Run | None:
+        """Return what of a piece is to be fetched next if it has all of these records, else None."""
+        runs = (run for each, run in self._next if each == piece)
+        return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
 
     def pop(self) -> None:
         """Go on to the piece after the next."""
