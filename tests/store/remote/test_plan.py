@@ -274,14 +274,3 @@ def test_what_is_here_of_a_piece_is_not_asked_for_again(opened: Opened) -> None:
     assert rest.start == middle
     assert rest.stop == run.stop
     assert sorted([*rest.numbers.tolist(), *part.numbers.tolist()]) == sorted(run.numbers.tolist())
-
-
-def test_each_thread_asks_for_its_part_of_the_first_batch_by_itself(opened: Opened) -> None:
-    """Until somebody has read of a band, few records are not waited for with whole pieces."""
-    fetcher = opened().cache.reader.fetcher
-    plan = fetcher._plans[0][1] if fetcher._plans else Plan(iter([]), fetcher._pieces)
-    assert fetcher._pieces.band(0) == 0
-    assert 0 not in plan.begun
-    fetcher._plans = [(weakref.ref(fetcher), plan)]
-    fetcher._note_read(np.array([0]))
-    assert 0 in plan.begun
