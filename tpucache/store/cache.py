@@ -76,7 +76,9 @@ class Cache:
         `positions` are whole numbers of any shape, from 0 to below the manifest's `samples`; `variant` is one variant
         number, or one for each position. Raises UsageError for a variant that the cache does not have.
         """
-        positions = np.asarray(positions, np.int64) + band * self.rows_a_band
+        positions = np.asarray(positions, np.int64)
+        if band:
+            positions = positions + band * self.rows_a_band
         if isinstance(variant, int) and variant in self.manifest.variants:  # of one variant, as most batches are
             return self.manifest.variants.index(variant) * self.manifest.samples + positions
         places = np.searchsorted(self._variants, variant)

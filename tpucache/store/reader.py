@@ -142,16 +142,17 @@ class ShardReader:
         with self._opened(rows) as (descriptors, places):
             return read(descriptors, places) if self._proven.issuperset(shards) else 0
 
-    @contextlib.contextmanager
-    def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
+    def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
         """Open the files that records are in; give each record's descriptor, int64 (n,), and where it is in the file.
 
         Raises DamageError, FormatError, StoreError.
         """
         shards = rows["shard"].tolist()
         files = {shard: self.file(shard) for shard in set(shards)}
+        if len(shards) == 1:  # a sample by itself
+            return _OpenFiles(np.array([files[shards[0]].number], np.int64), rows, files)
         numbers = {shard: file.number for shard, file in files.items()}
-        yield np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows
+        return _OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
         """Read records one by one. Raises DamageError."""
@@ -271,6 +272,24 @@ class ShardReader:
 
     def _remedy(self) -> str:
         return _REMEDY.format(directory=self._directory)
+
+
+class _OpenFiles:
+    """The descriptors and rows of records whose files stay open as long as this does.
+
+    It is a class because a generator takes longer than all else that a single sample needs of it.
+    """
+
+    __slots__ = ("_descriptors", "_files", "_rows")
+
+    def __init__(self, descriptors: Numbers, rows: Rows, files: dict[int, OpenFile]) -> None:
+        self._descriptors, self._rows, self._files = descriptors, rows, files
+
+    def __enter__(self) -> tuple[Numbers, Rows]:
+        return self._descriptors, self._rows
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: the files close with their last user."""
 
 
 def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
