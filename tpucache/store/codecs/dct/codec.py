@@ -211,7 +211,8 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:
     """Refuse rows that are not there."""
-    if not (out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2) and records == len(rows)):
+    are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
+    if not (are_contiguous and records == len(rows)):
         raise IndexError(f"{records:,} records are unpacked into as many rows, each of contiguous memory")
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(out):
         raise IndexError(f"rows lie outside of {len(out):,}")
