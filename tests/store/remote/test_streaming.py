@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -487,6 +488,18 @@ def test_commands_read_a_cache_at_a_url(
 
 
 @pytest.mark.slow
+def test_the_programs_random_numbers_are_not_touched(
+    opened: Callable[..., CachedDataset], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.001)
+    server.fault = lambda name, number: "503" if name.endswith("lmdb") and number % 3 == 1 else None
+    before = random.getstate()
+    for _ in CachedLoader(opened(), 8):
+        pass
+    assert max(server.requests.values()) > 3
+    assert random.getstate() == before
+
+
 def test_of_a_cache_in_bands_those_are_fetched_that_a_size_needs(
     photos: Path, small_pieces: None, tmp_path: Path
 ) -> None:

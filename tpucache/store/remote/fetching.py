@@ -39,6 +39,7 @@ _MOST_THREADS: Final = 16
 _TRIES: Final = 6
 _TRY_SECONDS: Final = 45.0  # after which a request is not repeated any more
 _FIRST_PAUSE: Final = 0.2
+_CHANCE: Final = random.Random()  # its own: the program's random numbers stay as its seed makes them
 _REFUSED: Final = (401, 403)  # statuses of a web server
 _LAST_SECONDS: Final = 2.0  # for what is being fetched when the interpreter ends
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are asked for
@@ -460,7 +461,7 @@ class Fetcher:
                     raise StoreError(
                         f"{self._url}/{name}: {reason}, after {tried} tries. Check the network and the URL"
                     ) from None
-                time.sleep(_FIRST_PAUSE * 2 ** (tried - 1) * random.uniform(0.5, 1.5))
+                time.sleep(_FIRST_PAUSE * 2 ** (tried - 1) * _CHANCE.uniform(0.5, 1.5))
             else:
                 self.statistics.count(len(data), time.monotonic() - start)
                 return data
