@@ -20,8 +20,10 @@ from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.feed.feeder import drawer, parts
+from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
+from tpucache.training.lr_finder import _losses
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import plan_sizes
@@ -176,6 +178,39 @@ def test_predictions_are_made_in_the_size_of_the_evaluation(banded: Path, tmp_pa
     report = json.loads((run / "report.json").read_text())
     right = sum(row["label"] == row["prediction"] for row in rows) / len(rows)
     assert math.isclose(right, report["epochs"][-1]["valid_accuracy"], abs_tol=1e-6)
+
+
+def test_folds_are_predicted_in_the_size_of_their_runs(photos: Path, tmp_path: Path) -> None:
+    cache, run = tmp_path / "cache", tmp_path / "run"
+    build_cache(photos, cache, Recipe(size=64, codec="dct-lz4", bands=(2, 4, 8)), jobs=1)
+    folds = [number % 2 for number in range(len(CachedDataset(cache)))]
+    table = tmp_path / "folds.csv"
+    rows = zip(CachedDataset(cache).paths, folds, strict=True)
+    table.write_text("path,fold\n" + "".join(f"{path},{fold}\n" for path, fold in rows))
+    assert main(["relabel", str(cache), str(table), "--fold-col", "fold"]) == 0
+    options = ["--model", "cnn", "--epochs", "1", "--batch-size", "16", "--lr", "0.1", "--backend", "torch"]
+    assert main(["train", str(cache), "--run", str(run), "--folds", "--grow", "32:0.5,48:0.6,32", *options]) == 2
+    assert main(["train", str(cache), "--run", str(run), "--folds", "--size", "32", *options]) == 0
+    assert len((run / "out_of_fold.csv").read_text().splitlines()) == 1 + len(folds)
+
+
+def test_a_range_test_has_one_size(banded: Path) -> None:
+    dataset = CachedDataset(banded).select(range(40))
+    settings = replace(GROWING, epochs=8, valid_size=None, fix_res=0, grow="32:0.1,64")
+    learner = Learner(settings, dataset.in_resolution(64), _task(dataset), CpuDevice())
+    assert len(_losses(learner, dataset.in_resolution(64), [1e-4] * 12, StopRequest())) == 12
+
+
+def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(banded: Path, tmp_path: Path) -> None:
+    dataset = CachedDataset(banded)
+    settings = replace(GROWING, valid_size=64, fix_res=0, grow="32:0.3,256:0.6,64")
+    with pytest.raises(UsageError, match="not 256x256"):
+        train(tmp_path / "run", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
+
+
+def test_two_ways_to_say_a_size_are_refused(banded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(banded), "--run", str(tmp_path / "run"), "--size", "32", "--resolution", "32"]) == 2
+    assert "leave --resolution out" in capsys.readouterr().err
 
 
 def test_images_of_other_codecs_are_refused_with_what_to_do(

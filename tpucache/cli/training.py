@@ -52,6 +52,8 @@ def train(options: argparse.Namespace) -> int:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
     if options.folds and is_launched():
         raise UsageError("--folds trains in one process: without torchrun, or give --valid fold=N, one fold a command")
+    if options.resolution is not None and (options.size or options.grow or options.valid_size):
+        raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
     try:

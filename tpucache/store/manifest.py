@@ -467,7 +467,7 @@ def _check_whole(manifest: Manifest) -> None:
 
 def _check_statistics(manifest: Manifest) -> None:
     channels = len(manifest.statistics.mean)
-    if any(len(each.std) != channels for each in manifest.statistics.frequencies):
+    if any({len(each.std), len(manifest.statistics.std)} != {channels} for each in manifest.statistics.frequencies):
         raise FormatError(f"the statistics of frequencies are not of {channels} channels")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):

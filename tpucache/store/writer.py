@@ -121,8 +121,12 @@ class ShardWriter:
         self._end_value()
         self._commit()
         with self._open_env().begin() as transaction:
-            values = (self._split(at, value) for at, value in enumerate(transaction.cursor().iternext(keys=False)))
-            yield from zip(itertools.chain.from_iterable(values), self._crcs, strict=True)
+            lengths, crcs = iter(self._lengths), iter(self._crcs)
+            for value, count in zip(transaction.cursor().iternext(keys=False), self._counts, strict=True):
+                at = 0
+                for length, crc in itertools.islice(zip(lengths, crcs, strict=True), count):
+                    yield value[at : at + length], crc
+                    at += length
 
     def finish(self) -> ShardInfo:
         """Hash the file and compare every record's place with LMDB's own; the file stays where it is, not yet synced.
@@ -170,16 +174,6 @@ class ShardWriter:
             self._batch_bytes += len(value)
             self._counts.append(len(self._value))
             self._value = []
-
-    def _split(self, at: int, value: bytes) -> Iterator[bytes]:
-        """Yield the records of a value, given by its place among all."""
-        first = self._firsts()[at]
-        ends = np.cumsum(self._lengths[first : first + self._counts[at]]).tolist()
-        yield from (value[start:end] for start, end in itertools.pairwise([0, *ends]))
-
-    def _firsts(self) -> list[int]:
-        """Return which record is the first of each value."""
-        return [0, *itertools.accumulate(self._counts)][:-1]
 
     def _commit(self) -> None:
         env = self._open_env()
@@ -234,7 +228,7 @@ class ShardWriter:
 
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
         """Read the file once: return the index rows, each with the checksum it must have, and the file's SHA-256."""
-        rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), self._firsts()
+        rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), [0, *itertools.accumulate(self._counts)]
         buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
         digest, at = hashlib.sha256(), file.seek(0)
         for position in sorted(range(len(extents)), key=lambda position: extents[position].offset):

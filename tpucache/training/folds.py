@@ -30,6 +30,7 @@ from tpucache.training.run.report import TrainReport
 from tpucache.training.run.report import read_report as read_run_report
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
+from tpucache.training.sizes import in_size
 
 #: Gives what is notified of the run in a folder.
 Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
@@ -150,7 +151,8 @@ def _predict_all(
     account.begin("evaluation")
     output = folds.run / OUT_OF_FOLD_NAME
     trust = [settings.model, *filter(None, [settings.eval_step])]
-    parts = ((Predictor([fold.run], device, trust=trust), fold.valid_set) for fold in folds.folds)
+    shown = settings.sizes.valid
+    parts = ((Predictor([fold.run], device, trust=trust), in_size(fold.valid_set, shown)) for fold in folds.folds)
     try:
         with stop.on_signals():
             metrics = predict_parts(

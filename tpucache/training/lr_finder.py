@@ -140,6 +140,8 @@ def preserved(learner: Learner) -> Iterator[None]:
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
     """Return the losses of steps at these rates, up to the one at which they have diverged."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
+    # All steps are compared, so all have the size of the run's first ones.
+    settings = replace(settings, size=settings.sizes.at(0), grow=None, fix_res=0)
     stop.share(processes.largest_before())
     batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
     pending: deque[Callable[[], torch.Tensor]] = deque()

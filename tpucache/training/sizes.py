@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,7 @@ class Sizes:
         return {*self.epochs} == {self.valid}
 
 
+@functools.lru_cache(maxsize=16)  # it is asked for in each step
 def plan_sizes(
     epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
 ) -> Sizes:

@@ -112,6 +112,8 @@ class Learner:
         self.mean, self.std = channel_statistics(settings, dataset)
         self._dataset = dataset
         self._finishing: dict[int | None, tuple[Finish, Augment | None]] = {}
+        for size in dict.fromkeys(settings.sizes.epochs):  # what cannot be made is refused now, not after hours
+            self.resize(size)
         self.resize(settings.sizes.at(0))
         balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
         self._weights = None if balance is None else balance.to(device.torch_device)
