@@ -191,7 +191,14 @@ def test_folds_are_predicted_in_the_size_of_their_runs(photos: Path, tmp_path: P
     options = ["--model", "cnn", "--epochs", "1", "--batch-size", "16", "--lr", "0.1", "--backend", "torch"]
     assert main(["train", str(cache), "--run", str(run), "--folds", "--grow", "32:0.5,48:0.6,32", *options]) == 2
     assert main(["train", str(cache), "--run", str(run), "--folds", "--size", "32", *options]) == 0
-    assert len((run / "out_of_fold.csv").read_text().splitlines()) == 1 + len(folds)
+    found = {row["path"]: row for row in csv.DictReader((run / "out_of_fold.csv").read_text().splitlines())}
+    assert len(found) == len(folds)
+    one = sorted(path.parent for path in run.glob("*/best.pt"))[0]
+    again = ["-o", str(tmp_path / "again.csv"), "--fold", "0", "--backend", "torch"]
+    assert main(["predict", str(one), str(cache), *again]) == 0
+    for row in csv.DictReader((tmp_path / "again.csv").read_text().splitlines()):
+        for name in CachedDataset(cache).classes:
+            assert float(row[name]) == pytest.approx(float(found[row["path"]][name]), abs=1e-4)
 
 
 def test_a_range_test_has_one_size(banded: Path) -> None:
@@ -206,6 +213,7 @@ def test_a_size_that_cannot_be_made_is_refused_before_the_first_step(banded: Pat
     settings = replace(GROWING, valid_size=64, fix_res=0, grow="32:0.3,256:0.6,64")
     with pytest.raises(UsageError, match="not 256x256"):
         train(tmp_path / "run", settings, dataset, None, CpuDevice(), RunOptions(replay=False))
+    assert not (tmp_path / "run" / "last.pt").exists()
 
 
 def test_two_ways_to_say_a_size_are_refused(banded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

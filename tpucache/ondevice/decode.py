@@ -181,7 +181,12 @@ class CoefficientDecoder(PackedDecoder):
         ]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's coefficients, times their quantisers."""
+        """Return a batch's coefficients, times their quantisers. Raises UsageError for images of other bytes."""
+        if packed.shape[1] != self.layout.nbytes:
+            raise UsageError(
+                f"packed images of {packed.shape[1]:,} bytes are not those of this decoder, {self.layout.nbytes:,}: make "
+                "it of the dataset that the batch is of, in its resolution"
+            )
         matrices = _matrices(library, library.cast(packed, "float32"), self.layout)
         planes = []
         for number, (plane, parts) in enumerate(zip(self.layout.planes, matrices, strict=True)):
