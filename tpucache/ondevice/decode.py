@@ -184,8 +184,8 @@ class CoefficientDecoder(PackedDecoder):
         """Return a batch's coefficients, times their quantisers. Raises UsageError for images of other bytes."""
         if packed.shape[1] != self.layout.nbytes:
             raise UsageError(
-                f"packed images of {packed.shape[1]:,} bytes are not those of this decoder, {self.layout.nbytes:,}: make "
-                "it of the dataset that the batch is of, in its resolution"
+                f"packed images of {packed.shape[1]:,} bytes are not those of this decoder, {self.layout.nbytes:,}: "
+                "make it of the dataset that the batch is of, in its resolution"
             )
         matrices = _matrices(library, library.cast(packed, "float32"), self.layout)
         planes = []
