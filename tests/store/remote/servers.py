@@ -34,6 +34,7 @@ class Server(ThreadingHTTPServer):
         self.fault: Fault = lambda name, number: None
         self.delay = 0.0
         self.requests: Counter[str] = Counter()
+        self.counting = threading.Lock()
         self.ranges: list[tuple[str, int, int]] = []
         self.is_down = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -65,9 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         name = self.path.lstrip("/").partition("?")[0]
-        server.requests[name] += 1
+        with server.counting:
+            server.requests[name] += 1
+            number = server.requests[name]
         time.sleep(server.delay)
-        fault = server.fault(name, server.requests[name])
+        fault = server.fault(name, number)
         path = server.folder / name
         if fault == "404" or not path.is_file():
             self._end(404)
