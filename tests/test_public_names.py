@@ -60,6 +60,7 @@ PROMISED = {
     ),
     "tpucache.warmup": "build_cache repair_cache Recipe open_source FolderSource TableSource TableOptions",
     "tpucache.ondevice": "decoder Augment Normalise AugmentSettings",
+    "tpucache.insight": "hashes pairs groups folds suspects",
 }
 
 
