@@ -58,6 +58,8 @@ def row(**changed: Any) -> PlanRow:
         "variants": 0,
         "bytes": 100,
         "seconds": 1.0,
+        "bytes_per_image": 100,
+        "batch_bytes_per_image": 400,
         "images_per_second": 1000.0,
         "reading": "keep",
         "idle": 0.0,

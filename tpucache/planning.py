@@ -52,6 +52,7 @@ class PlanRow:
 
     `size` is what is stored, (height, width), `resolution` what is read where that is smaller: then `bands` are the
     frequencies that are stored apart. `bytes` and `seconds` are estimates, of the whole cache and of its build here.
+    `bytes_per_image` are those that are read of one, and `batch_bytes_per_image` those that a device is given.
     `images_per_second` is measured, with images that a device finishes left packed, and `reading` is how: "keep" where
     all images that an epoch may read fit into memory, else "stream". `idle` is the share of its time that a device of
     the given rate waits. `psnr` is in dB, of the images that are read against pixels that no codec has touched, None
@@ -65,6 +66,8 @@ class PlanRow:
     variants: int
     bytes: int
     seconds: float
+    bytes_per_image: int
+    batch_bytes_per_image: int
     images_per_second: float
     reading: Literal["keep", "stream"]
     idle: float | None
@@ -287,7 +290,10 @@ def _rows(
     candidate = reading.candidate
     with CachedDataset(candidate.cache, resolution=reading.resolution, in_memory=False) as dataset:
         psnr = _psnr(dataset, candidate.images)
-        record_bytes = sum(each.nbytes for each in dataset.packed().record_fields)
+        read_bytes, record_bytes = (
+            dataset.mean_record_bytes,
+            sum(each.nbytes for each in dataset.packed().record_fields),
+        )
     recipe, room = candidate.recipe, BUDGET.room
     ways = {
         count: "keep" if candidate.samples * max(1, count) * record_bytes <= room else "stream" for count in variants
@@ -311,6 +317,8 @@ def _rows(
                 variants=count,
                 bytes=needed,
                 seconds=candidate.seconds(count),
+                bytes_per_image=read_bytes,
+                batch_bytes_per_image=record_bytes,
                 images_per_second=rates[way].images_per_second,
                 reading="keep" if way == "keep" else "stream",
                 idle=rates[way].idle,
