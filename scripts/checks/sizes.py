@@ -15,7 +15,7 @@ import importlib.util
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -112,7 +112,7 @@ def decode_xla(decoder: CoefficientDecoder, packed: Pixels) -> Pixels:
     return decode_torch(decoder, packed, "xla")
 
 
-def differences(source: Path, ways: dict[str, Callable[[CoefficientDecoder, Pixels], Pixels]]) -> list[list[str]]:
+def differences(source: Path, ways: Mapping[str, Callable[[CoefficientDecoder, Pixels], Pixels]]) -> list[list[str]]:
     """Return the rows of a table: by layout and size, how many levels each way differs from torch at most."""
     rows = [["images", "to", *ways]]
     for name, layout in _LAYOUTS.items():
