@@ -50,3 +50,13 @@ def signalling(predictions, labels):
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(0.5)  # until it has passed it on
     return float(predictions[:, 0].mean())
+
+
+def of_tensors(predictions, labels):
+    """The share of right answers, of tensors alone."""
+    return (predictions.argmax(dim=1) == labels).float().mean()
+
+
+def of_neither(predictions, labels):
+    """Takes neither arrays nor tensors."""
+    return predictions.no_such_method()

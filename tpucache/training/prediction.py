@@ -171,7 +171,7 @@ def predict_parts(
 ) -> dict[str, float]:
     """Write the CSV of a whole cache, a part of it by each predictor; return the metrics over all samples.
 
-    The rows are as `predict` writes them. Metrics are those of the task and `metric`, names of the user's. `check` is
+    The rows are as `predict` writes them. Metrics are those of the task and those that `metric` names. `check` is
     called between batches, and what it raises ends this before the CSV is written. Raises as `predict` does.
     """
     found: list[_Predictions] = []
@@ -193,7 +193,7 @@ def predict_parts(
         # The counts of maps are added up, in any order.
         scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
         labels = dataset.labels.numpy()
-        own = compute_metrics(load_metrics(metric, task.metric_names), scores, labels)
+        own = compute_metrics(load_metrics(metric, task.metric_names, task), scores, labels)
         joined = _Predictions([texts[index] for index in order], found[0].names, values, scores)
         _write(output, dataset, _labels(dataset, task), joined)
         return {**task.metrics(scores, labels), **own}

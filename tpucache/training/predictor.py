@@ -93,7 +93,7 @@ class Predictor:
         self.weights = [1 / len(folders)] * len(folders) if scores is None else _normalised(scores, folders)
         self._is_weighted = scores is not None
         self.settings = all_settings[0]
-        self.task: Task = make_task(first["task"], first["outputs"])
+        self.task = task_of(folders[0], first)
         self.classes = self.task.class_names(first["classes"])
         #: Of each run the columns of the samples table that its model takes, as its training samples have them.
         self._columns = [columns_from(content.get("columns", [])) for content in contents]
@@ -327,8 +327,12 @@ def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns:
 
 
 def task_of(run: Path, content: Mapping[str, Any]) -> Task:
-    """Return a run's task with what it took from its training labels. Raises TrainingError for what does not fit."""
+    """Return a run's task with its loss and what it took from its training labels.
+
+    Raises TrainingError for what does not fit.
+    """
+    settings, task = settings_from(content["settings"]), make_task(content["task"], content["outputs"])
     try:
-        return make_task(content["task"], content["outputs"]).with_constants(content.get("labels", {}))
+        return (task if settings.own_loss else task.with_loss(settings.loss)).with_constants(content.get("labels", {}))
     except UsageError as error:
         raise TrainingError(f"{run / BEST_NAME} cannot be used: {error}. Copy it again, or train again") from error
