@@ -260,7 +260,7 @@ def inputs_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
 
 def _score(run: Path, content: Mapping[str, Any]) -> float:
     """Return a run's validation metric in its best epoch, more where it is better. Raises UsageError without one."""
-    watched = find_watched(make_task(content["task"], content["outputs"]), settings_from(content["settings"]))
+    watched = find_watched(task_of(run, content), settings_from(content["settings"]))
     report = read_report(run)
     row = report.epochs[report.best_epoch - 1] if report is not None and report.epochs else {}
     value = row.get(f"valid_{watched.metric}")
