@@ -61,6 +61,11 @@ def outline(value: Any, depth: int = 0) -> list[str]:
     return lines
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a number and what it counts, such as `1 shard` or `1,200 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def size_text(count: float) -> str:
     """Return a number of bytes as text, such as `491.7 MB`."""
     for unit, name in _UNITS:
