@@ -254,7 +254,9 @@ def to_item(value: Any, path: str) -> Item:
         else:
             fields[key] = field
     if not fields:
-        raise SampleError(path, f"has no image and no array among its keys {', '.join(value)}")
+        is_text = any(isinstance(content, str) for content in rest.values())
+        advice = f": {_TEXT}" if is_text else ""
+        raise SampleError(path, f"has no image and no array among its keys {', '.join(value)}{advice}")
     safe = column_names(columns)
     return Item(fields, label, {safe[name]: content for name, content in columns.items()})
 
