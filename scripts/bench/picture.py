@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -216,6 +217,51 @@ def draw_scale(report: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     _save(figure, path)
+
+
+def draw_stream(report: dict[str, Any], path: Path) -> None:
+    """Draw images/s of a first epoch by the link's bandwidth, at one latency, and by its latency, at one bandwidth."""
+    links = report["links"]
+    latency, rate = (statistics.mode(link[each] for link in links) for each in ("latency", "rate"))
+    figure = _figure(4.0, dpi=150, w_pad=0.1)
+    panels = figure.subplots(1, 2)
+    for axes, along, fixed, value, title in (
+        (panels[0], "rate", "latency", latency, f"{latency} ms an answer"),
+        (panels[1], "latency", "rate", rate, f"{rate} MB/s"),
+    ):
+        chosen = sorted((link for link in links if link[fixed] == value), key=lambda link: float(link[along]))
+        _draw_readers(axes, chosen, along)
+        axes.set_title(title, fontsize=10)
+    panels[0].set_xlabel("MB/s of the link")
+    panels[0].set_yscale("log")
+    panels[1].set_xlabel("ms an answer")
+    panels[1].set_ylim(bottom=0)
+    panels[0].set_ylabel("images/s in the first epoch")
+    panels[0].legend(fontsize=8, loc="upper left")
+    figure.suptitle("Reading from a URL: the same records, an empty disk, two processor cores", fontsize=11)
+    _save(figure, path)
+
+
+def _draw_readers(axes: Any, links: Sequence[dict[str, Any]], along: str) -> None:
+    """Draw a line for each reader; the link itself is dashed."""
+    names = dict.fromkeys(row["name"] for link in links for row in link["rows"])
+    for number, name in enumerate(sorted(names, key=lambda name: (not name.startswith(OURS), name == "ranges", name))):
+        found = [(link[along], row) for link in links for row in link["rows"] if row["name"] == name]
+        points = [(at, row["first"]["images_per_second"]) for at, row in found]
+        style: dict[str, Any] = {"marker": "osD^v"[number % 5], "color": f"C{number}", "markersize": 5}
+        if name == "ranges":
+            style = {"color": _LIMIT, "linestyle": "dashed", "linewidth": 1.2, "zorder": 0}
+        elif name.startswith(OURS):
+            style |= {"color": _OURS, "linewidth": 2.4, "zorder": 3}
+        axes.plot(*zip(*points, strict=True), label="the link" if name == "ranges" else name.split()[0], **style)
+    axes.set_xscale("log")
+    axes.set_xticks([link[along] for link in links], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: _thousands(value))
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _counted(number: int, noun: str) -> str:
