@@ -17,8 +17,8 @@ from stopping import Killed, Moment, differences
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache, report_run
 from tpucache.cli import main
 from tpucache.loading.split import fold_split
-from tpucache.runs import fold_folder
 from tpucache.report.text import seconds_text
+from tpucache.runs import fold_folder
 from tpucache.training.device import CpuDevice, Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds

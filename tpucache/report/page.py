@@ -41,7 +41,7 @@ _COUNTED: Final = 1e9  # steps from 0 to a value of an axis, at most
 class Page:
     """An HTML page about a cache or a run, which a notebook shows when it is the value of a cell.
 
-    `allows` is what a notebook's frame lets it do, as the attribute `sandbox` has it: nothing, where a page has no script.
+    `allows` is what a notebook's frame lets it do, as in the attribute `sandbox`: nothing, where a page has no script.
     """
 
     name: str
