@@ -110,7 +110,7 @@ def test_what_compiled_is_no_part_of_the_rate(capsys, clock):
         clock[0] += 30.0
         shown.advance(10)
         assert shown.rate == pytest.approx(1 / 3)
-    assert capsys.readouterr().err.splitlines()[-1] == "train: 20 of 100 images, 0.3/s, 4 min left"
+    assert capsys.readouterr().err.splitlines()[-1] == "train: 20 of 100 images, 0.3/s, 4 min 00 s left"
 
 
 def test_a_hidden_process_prints_nothing(capsys, monkeypatch):
@@ -123,7 +123,14 @@ def test_a_hidden_process_prints_nothing(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (200, "3 min 20 s"), (3600, "1 h"), (7530, "2 h 6 min")],
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h 00 min"),
+        (7530, "2 h 05 min"),
+    ],
 )
 def test_durations_have_two_units_at_most(seconds, text):
     assert duration_text(seconds) == text

@@ -44,14 +44,12 @@ def above_bars() -> Iterator[None]:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text with at most two units, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    minutes = round(seconds / 60)
-    return f"{minutes // 60:,} h" + (f" {minutes % 60} min" if minutes % 60 else "")
+    """Return a duration as text with at most two units, such as `45 s`, `3 min 20 s` or `2 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def rate_text(value: float) -> str:

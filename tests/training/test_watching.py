@@ -55,6 +55,15 @@ def test_own_metrics_are_of_all_samples_and_cannot_change_them(cache):
     assert found["accuracy"] == pytest.approx((np.concatenate(predictions).argmax(1) == dataset.labels.numpy()).mean())
 
 
+def test_metrics_of_tensors_and_those_by_name_are_computed_too(cache):
+    dataset = CachedDataset(cache)
+    found = evaluate(learner_for(dataset, metric=["tiny_metrics:of_tensors", "log_loss"]), dataset)
+    assert found["of_tensors"] == pytest.approx(found["accuracy"])
+    assert found["log_loss"] == pytest.approx(found["loss"], rel=1e-4)
+    assert not learner_for(dataset, metric=["log_loss"], watch="log_loss").watched.more_is_better
+    assert learner_for(dataset, metric=["log_loss"], watch="log_loss:max").watched.more_is_better
+
+
 @pytest.mark.parametrize("samples", [5, 16, 40])
 def test_validation_is_by_the_loss_of_training_without_the_padding(cache, samples):
     dataset = CachedDataset(cache)
@@ -71,6 +80,7 @@ def test_validation_is_by_the_loss_of_training_without_the_padding(cache, sample
         ("nothing", UsageError, "cannot be imported"),
         ("failing", TrainingError, r"metric 'failing' raised IndexError in failing .*predictions float32 \(150, "),
         ("matrix", UsageError, "a metric is one number"),
+        ("of_neither", TrainingError, "'of_neither' raised AttributeError in of_neither .*'numpy.ndarray' object"),
     ],
 )
 def test_a_metric_that_cannot_be_used_is_one_clear_error(cache, name, error, message):

@@ -81,10 +81,16 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_directory"], state["_shards"])  # type: ignore[misc]  # a fresh lock, no open files
 
-    #: What was read over the network; None for files of this machine.
-    network: NetworkUse | None = None
     #: Whether a shard's file holds all of its records, so that it may be mapped.
     is_whole: bool = True
+
+    def network(self, bands: int) -> NetworkUse | None:
+        """Return what was read over the network of the first bands of frequencies; None for files of this machine."""
+        return None
+
+    def is_arriving(self, bands: int) -> bool:
+        """Return whether records of the first bands of frequencies may still be fetched onto the disk."""
+        return False
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
@@ -201,6 +207,9 @@ class ShardReader:
         self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
     ) -> None:
         """Take note of what an owner will read, far ahead, in its order: for records that are not here yet."""
+
+    def fetch_first(self, rows: Rows) -> None:
+        """Fetch records that are read now before all else, if they are the first of what was expected."""
 
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.
