@@ -62,7 +62,7 @@ def warmup(options: argparse.Namespace) -> int:
     if isinstance(options.cache, Path):
         check_source(options.source, options.cache)
     if options.dry_run:
-        return run_dry(options, _source(options), recipe, labels, classes)
+        return run_dry(options, selected_source(options), recipe, labels, classes)
     progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
@@ -73,7 +73,7 @@ def warmup(options: argparse.Namespace) -> int:
 
     try:
         manifest = build_cache(
-            _source(options),
+            selected_source(options),
             options.cache,
             recipe,
             on_error=options.on_error,
@@ -123,7 +123,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tupl
     return Recipe.like(options.like, **chosen), *labels_like(options.like, options.labels, options.classes)
 
 
-def _source(options: argparse.Namespace) -> Source:
+def selected_source(options: argparse.Namespace) -> Source:
     """Return the source to warm up, or the part of it that the options choose."""
     from tpucache.warmup.sources import select_source
 
@@ -262,14 +262,14 @@ def add(commands: Any) -> None:
     add_json(command)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
-    _add_table(command)
+    add_table(command)
     command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
     add_cache(command)
     command.add_argument(
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
     )
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
-    _add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
+    add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
@@ -280,10 +280,10 @@ def add(commands: Any) -> None:
     )
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BoxOptions)
-    _add_table(command)
+    add_table(command)
 
 
-def _add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
     add_options(table, TableOptions, without=without)
