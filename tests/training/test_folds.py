@@ -17,6 +17,7 @@ from stopping import Killed, Moment, differences
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache, report_run
 from tpucache.cli import main
 from tpucache.loading.split import fold_split
+from tpucache.report.text import seconds_text
 from tpucache.runs import fold_folder
 from tpucache.training.device import CpuDevice, Processes
 from tpucache.training.device.tensors import DeviceBatch
@@ -197,7 +198,7 @@ def test_one_page_shows_all_folds_and_leads_to_the_part_of_each(folded, whole, t
     top = page.partition("<article")[0]
     for value in (*report.out_of_fold.values(), *report.mean.values(), *report.deviation.values()):
         assert f"{value:.4f}" in top
-    assert f"{report.wall_seconds:,.1f} seconds in all" in top
+    assert f"{seconds_text(report.wall_seconds)} in all" in top
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "fold-1")
     (tmp_path / "run" / "report.json").unlink()

@@ -38,7 +38,7 @@ class _Account:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """Losses step by step, a row of metrics an epoch, the pace after the warm-up, and the most memory in use.
+    """Losses and learning rates step by step, a row of metrics an epoch, the pace, and the most memory in use.
 
     The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
     `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
@@ -77,6 +77,7 @@ class TrainReport:
     rates: str = ""
     precision: str = ""
     network: Mapping[str, float] = field(default_factory=dict)
+    learning_rates: Sequence[float] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -203,6 +204,7 @@ def _merged_report(
         rates=learner.rates,
         precision=learner.precision,
         network={} if use is None else dict(use._asdict()),
+        learning_rates=[plan.schedule(step).lr for step in range(len(state.losses))],
     )
 
 
