@@ -149,7 +149,7 @@ def test_runs_count_by_their_validation_scores(cache, runs, tmp_path):
 def test_predictions_of_views_are_their_mean(cache, runs, tmp_path, capsys):
     arguments = ["predict", runs[1], cache, "-o", tmp_path / "out.csv", "--backend", "torch", "--trust", *TRUST]
     assert main([*map(str, arguments), "--crops", "five", "--sizes", "16,24", "--flip-tta"]) == 0
-    assert "1 x 1 x 20 predictions of each averaged" in capsys.readouterr().out
+    assert "averaged over five crops and 2 sizes and the mirrored images, too" in capsys.readouterr().out
     dataset = CachedDataset(cache).select(range(150))
     best = torch.load(runs[1] / "best.pt", weights_only=True)
     model = tiny_models.tiny(best["outputs"])

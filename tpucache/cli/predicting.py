@@ -19,12 +19,15 @@ from tpucache.cli.arguments import (
     positive,
     staged,
 )
-from tpucache.cli.terminal import note, show
+from tpucache.cli.terminal import announce_torch, note, show
 from tpucache.training.predict_options import PredictOptions
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
+    if launched(options):
+        return 0
+    announce_torch("predict", options.backend)
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import open_cache
     from tpucache.loading.split import fold_positions
@@ -34,8 +37,6 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.training.predictor import Predictor
     from tpucache.training.run.folds import read_folds
 
-    if launched(options):
-        return 0
     device = open_device(options.backend, options.cores, options.device, compile=options.compile)
     wanted = from_options(PredictOptions, options, sizes=options.sizes)
     predictor = Predictor(options.runs, device, trust=options.trust, options=wanted)

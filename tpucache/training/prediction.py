@@ -65,9 +65,14 @@ class PredictReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines for people."""
-        each = f"{self.runs} x {len(self.variants)}{f' x {self.views}' if self.views > 1 else ''}"
+        parts = [f"{self.runs} models"] if self.runs > 1 else []
+        parts += [f"{len(self.variants)} variants"] if len(self.variants) > 1 else []
+        parts += ["five crops"] if self.crops == "five" else []
+        parts += [f"{len(self.sizes)} sizes"] if len(self.sizes) > 1 else []
+        parts += ["the mirrored images, too"] if self.flip_tta else []
         how = " by rank" if self.average == "rank" else ""
-        summary = f"{self.samples:,} samples, {each} predictions of each averaged{how}: {self.output}"
+        averaged = f", averaged over {' and '.join(parts)}{how}" if parts else ""
+        summary = f"{self.samples:,} samples predicted{averaged}: {self.output}"
         return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
