@@ -5,6 +5,9 @@ everyone reads in a new process with an empty folder: an epoch, a second epoch, 
 device that takes five sixths of what the link brings. Of the cache with bands of frequencies, `1/2` reads what images
 of half the side need. The peers get the records of our dct-zstd cache as plain bytes and decode nothing; `ranges` asks
 for parts of a file and throws them away: that is the link.
+
+With --picture only first epochs are read, over links of several bandwidths and latencies, by those whose records are
+the same bytes; the peers' files are of 16 MB then.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ import numpy as np
 
 from scripts.bench.peers.listed_source import ListedSource
 from scripts.bench.photos import BANDED, BANDS, KINDS, SIZE, make_once, make_up_photographs
-from scripts.bench.race import Contender, LeftOut, Track, race
+from scripts.bench.picture import draw_stream
+from scripts.bench.race import Contender, LeftOut, Track, race, ratio
 from scripts.bench.shaper import COUNTS
 from scripts.bench.table import (
     add_race_options,
@@ -38,6 +42,7 @@ from scripts.bench.table import (
     machine,
     machine_line,
     parse_options,
+    replace_part,
     write_files,
 )
 from scripts.commands import ROOT, CommandError, say
@@ -48,9 +53,10 @@ from tpucache.store.cache import Cache
 
 #: MB/s and milliseconds an answer.
 LINKS: Final = ((150, 20), (1000, 5))
+#: Those of the picture: several bandwidths at one latency, and several latencies at one bandwidth.
+PICTURED: Final = ((50, 20), (150, 20), (500, 20), (150, 5), (150, 100))
 
 _SPARE: Final = 1.2  # of the link's rate over that of the device
-_GIGABYTES: Final = 2.0  # of each kind of cache, about
 _IMAGES: Final = "*.jp*g"
 _RECORDS: Final = "dct-zstd"  # whose records the peers get
 _BANDED: Final = "dct-lz4-bands"
@@ -78,6 +84,16 @@ class Entry(Contender):
 
     place: str
     is_local: bool = False
+
+    @property
+    def reader(self) -> str:
+        """Its name without the size of its files, as tables show it."""
+        return self.name if self.name.startswith(("tpucache", "local")) else self.name.split()[0]
+
+    @property
+    def is_pictured(self) -> bool:
+        """Whether it is in the picture, too."""
+        return self.name in ("ranges", f"tpucache {_RECORDS}") or self.name.endswith(f" {_SHARDS[0]}")
 
 
 CONTENDERS: Final = (
@@ -108,35 +124,46 @@ CONTENDERS: Final = (
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    data = prepare(options.work, options.source)
+    data = prepare(options.work, options.source, options.gigabytes)
     report: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "links": []}
     left_out: LeftOut = []
     track = Track(options.work)
-    chosen = [each for each in CONTENDERS if not options.only or each.name.split()[0] in {*options.only, "ranges"}]
+    chosen = [
+        each for each in CONTENDERS if _is_chosen(each, options.only) and (each.is_pictured or not options.picture)
+    ]
     contenders = [_write(each, track, data) for each in track.admit(chosen, left_out)]
-    for rate, latency in options.links:
-        rows = _race_on_a_link(track, data, contenders, rate, latency, options.rounds, left_out)
+    for rate, latency in options.links or (PICTURED if options.picture else LINKS):
+        rows = _race_on_a_link(track, data, contenders, rate, latency, options, left_out)
         report["links"].append({"rate": rate, "latency": latency, "rows": rows})
         say(f"{rate} MB/s, {latency} ms")
         print(as_text(to_rows(rows)), end="", flush=True)
     report |= {"versions": track.versions, "left_out": left_out}
-    write_files(options, report, to_markdown(report))
+    if options.picture:
+        draw_stream(report, options.picture)
+    markdown = to_markdown(report, is_picture=options.picture is not None)
+    write_files(options, report, markdown)
+    if options.page:
+        replace_part(options.page, "stream picture" if options.picture else "stream", markdown)
 
 
-def prepare(work: Path, source: Path | None) -> Path:
-    """Make the caches and the peers' records, unless they are there; return their folder."""
+def _is_chosen(entry: Entry, only: list[str] | None) -> bool:
+    return not only or entry.name == "ranges" or bool({entry.name, entry.name.split()[0]} & {*only})
+
+
+def prepare(work: Path, source: Path | None, gigabytes: float) -> Path:
+    """Make the caches, each of about so many GB, and the peers' records, unless they are there; return their folder."""
     source = source or make_up_photographs(work / "photos")
-    data = work / f"stream-{source.name}"
+    data = work / f"stream-{source.name}-{gigabytes:g}"
     files = sorted(str(path.resolve()) for path in source.rglob(_IMAGES))
     for kind in _OURS:
-        make_once(data / f"cache-{kind}", functools.partial(_build, files, kind))
+        make_once(data / f"cache-{kind}", functools.partial(_build, files, kind, gigabytes))
     if not (data / "labels.npy").exists():
         _export(data)
     return data
 
 
-def _build(files: list[str], kind: str, folder: Path) -> None:
-    """Build a cache of about _GIGABYTES out of some photographs, each as often as that takes."""
+def _build(files: list[str], kind: str, gigabytes: float, folder: Path) -> None:
+    """Build a cache of about so many GB out of some photographs, each as often as that takes."""
     codec, quality = KINDS[BANDED.get(kind, kind)]
     recipe = Recipe(size=SIZE, codec=codec, quality=quality, bands=BANDS if kind in BANDED else None)
     say(f"tpucache: building the {kind} cache")
@@ -144,7 +171,7 @@ def _build(files: list[str], kind: str, folder: Path) -> None:
     shutil.rmtree(few, ignore_errors=True)
     listed.write_text(json.dumps(files[:256]))
     one = build_cache(ListedSource(listed), few, recipe, on_error="skip")
-    times = max(1, round(_GIGABYTES * 1e9 * one.samples / one.total_bytes / len(files)))
+    times = max(1, round(gigabytes * 1e9 * one.samples / one.total_bytes / len(files)))
     listed.write_text(json.dumps(files * times))
     folder.rmdir()
     build_cache(ListedSource(listed), folder, recipe, on_error="skip")
@@ -179,21 +206,28 @@ def _write(entry: Entry, track: Track, data: Path) -> Entry:
 
 
 def _race_on_a_link(
-    track: Track, data: Path, entries: list[Entry], rate: float, latency: float, rounds: int, left_out: LeftOut
+    track: Track,
+    data: Path,
+    entries: list[Entry],
+    rate: float,
+    latency: float,
+    options: argparse.Namespace,
+    left_out: LeftOut,
 ) -> list[dict[str, Any]]:
     """Return a row for each contender; of a peer's sizes of files the one with the faster first epoch."""
     turns: dict[str, Callable[[], dict[str, Any]]] = {}
     with _serving(data, rate, latency) as url:
         for entry in entries:
-            turns[entry.name] = _Turn(track, data, entry, url, rate)
-        results = race(turns, rounds, left_out)
-    link = statistics.median(turn["first"]["rate"] for turn in results["ranges"])
-    rows = [_summarise(name, found, link, results) for name, found in results.items() if not name.startswith("local")]
+            turns[entry.name] = _Turn(track, data, entry, url, rate, is_first_only=options.picture is not None)
+        results = race(turns, options.rounds, left_out)
+    if not results.get("ranges"):
+        raise CommandError("the link itself was not measured: see the log")
     best: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        peer = row["name"] if row["name"].startswith("tpucache") else row["name"].split()[0]
-        if peer not in best or row["first"]["rate"] > best[peer]["first"]["rate"]:
-            best[peer] = row
+    for entry in entries:
+        if not entry.is_local and results.get(entry.name):
+            row = _summarise(entry.name, results)
+            if entry.reader not in best or row["first"]["rate"] > best[entry.reader]["first"]["rate"]:
+                best[entry.reader] = row
     return list(best.values())
 
 
@@ -211,7 +245,10 @@ def _serving(folder: Path, rate: float, latency: float) -> Iterator[str]:
 class _Turn:
     """What a contender does in a round."""
 
-    def __init__(self, track: Track, data: Path, entry: Entry, url: str, rate: float) -> None:
+    def __init__(
+        self, track: Track, data: Path, entry: Entry, url: str, rate: float, *, is_first_only: bool = False
+    ) -> None:
+        self._is_first_only = is_first_only
         self._track, self._data, self._entry, self._url = track, data, entry, url
         self._kept = data / "kept"
         starts = np.load(data / "starts.npy")
@@ -228,12 +265,14 @@ class _Turn:
             self._needed = int(lengths[:read].sum())
         elif (shards := data / entry.place / "shards").exists():
             setting["shards"] = int(shards.read_text())
-        self._setting = setting
+        self._setting, self._samples = setting, samples
         self._device = rate * 1e6 / _SPARE / self._needed * samples
 
     def __call__(self) -> dict[str, Any]:
         with self._opened() as ask:
             first = ask("epoch")
+            if self._is_first_only:
+                return {"first": first}
             second = ask("epoch") if self._entry.name != "ranges" else first
         if self._entry.name == "ranges" or self._entry.is_local:
             return {"first": first, "second": second, "paced": first}
@@ -257,7 +296,8 @@ class _Turn:
                 read = _sent(self._url) - before
                 answer |= {"bytes": read, "needed": read / self._needed, "rate": read / answer["seconds"] / 1e6}
                 answer |= {"cpu_seconds": worker.cpu_seconds() - used}
-                return answer | {"images_per_second": answer["images"] / answer["seconds"]}
+                images = self._samples if self._entry.name == "ranges" else answer["images"]
+                return answer | {"images_per_second": images / answer["seconds"]}
 
             yield ask
         shutil.rmtree(self._kept, ignore_errors=True)
@@ -268,29 +308,25 @@ def _sent(url: str) -> int:
         return int(json.load(answer)["bytes"])
 
 
-def _summarise(
-    name: str, turns: list[dict[str, Any]], link: float, results: dict[str, list[dict[str, Any]]]
-) -> dict[str, Any]:
-    """Return the medians of a contender's rounds."""
-
-    def middle(epoch: str, figure: str) -> float:
-        return float(statistics.median(turn[epoch][figure] for turn in turns))
-
+def _summarise(name: str, results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return the medians of a contender's rounds; shares are those within a round."""
+    turns, links, local = results[name], results["ranges"], results.get(name.replace("tpucache", "local"))
     row: dict[str, Any] = {"name": name}
-    for epoch in ("first", "second", "paced"):
-        row[epoch] = {figure: middle(epoch, figure) for figure in turns[0][epoch]}
-    row["share"] = row["first"]["rate"] / link
-    row["waited"] = statistics.median(turn["paced"]["waited_seconds"] / turn["paced"]["seconds"] for turn in turns)
-    local = results.get(name.replace("tpucache", "local")) if name.startswith("tpucache") else None
-    row["of_local"] = (
-        statistics.median(
-            turn["second"]["images_per_second"] / other["second"]["images_per_second"]
-            for turn, other in zip(turns, local, strict=True)
+    for epoch, figures in turns[0].items():
+        row[epoch] = {figure: float(statistics.median(turn[epoch][figure] for turn in turns)) for figure in figures}
+    row["share"] = ratio(_figures(turns, "first", "rate"), _figures(links, "first", "rate"))
+    row["waited"] = row["of_local"] = None
+    if "paced" in row:
+        row["waited"] = statistics.median(turn["paced"]["waited_seconds"] / turn["paced"]["seconds"] for turn in turns)
+    if name.startswith("tpucache") and local and "second" in row:
+        row["of_local"] = ratio(
+            _figures(turns, "second", "images_per_second"), _figures(local, "second", "images_per_second")
         )
-        if local
-        else None
-    )
     return row
+
+
+def _figures(turns: list[dict[str, Any]], epoch: str, figure: str) -> list[float]:
+    return [turn[epoch][figure] for turn in turns]
 
 
 def to_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -310,7 +346,7 @@ def to_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
         ]
     ]
     for row in rows:
-        first, second = row["first"], row["second"]
+        first, second = row["first"], row.get("second")
         if row["name"] == "ranges":
             table.append(["ranges (the link)", "", f"{first['rate']:,.0f} MB/s", "", "", "", "", "", "", _cpu(first)])
             continue
@@ -321,13 +357,28 @@ def to_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
                 f"{row['share']:.2f}",
                 f"{first['needed']:.2f}",
                 f"{first['images_per_second']:,.0f}",
-                f"{second['images_per_second']:,.0f}",
+                f"{second['images_per_second']:,.0f}" if second else "",
                 f"{row['of_local']:.2f}" if row["of_local"] else "",
-                f"{second['needed']:.2f}",
-                f"{row['waited']:.1%}",
+                f"{second['needed']:.2f}" if second else "",
+                f"{row['waited']:.1%}" if row["waited"] is not None else "",
                 _cpu(first),
             ]
         )
+    return table
+
+
+def to_pictured_rows(links: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the picture's table, its heading first: images/s, and seconds to the first batch."""
+    table = [["reader", *(f"{link['rate']} MB/s, {link['latency']} ms" for link in links)]]
+    names = dict.fromkeys(row["name"] for link in links for row in link["rows"])
+    for name in names:
+        cells = []
+        for link in links:
+            found = next((row["first"] for row in link["rows"] if row["name"] == name), None)
+            cells.append("" if found is None else f"{found['images_per_second']:,.0f}")
+            if found is not None and name != "ranges":
+                cells[-1] += f" ({found['first_seconds']:.2f} s)"
+        table.append(["the link" if name == "ranges" else name, *cells])
     return table
 
 
@@ -335,13 +386,21 @@ def _cpu(epoch: dict[str, Any]) -> str:
     return f"{epoch['cpu_seconds'] / max(1, epoch['bytes']) * 1e9:.2f}"
 
 
-def to_markdown(report: dict[str, Any]) -> str:
+def to_markdown(report: dict[str, Any], *, is_picture: bool = False) -> str:
     """Return the tables in Markdown, what was measured and how, and the versions."""
     parts = []
-    for link in report["links"]:
-        table = as_markdown(to_rows(link["rows"]), is_bold=lambda name: name.startswith("tpucache"))
+
+    def is_ours(name: str) -> bool:
+        return name.startswith("tpucache")
+
+    if is_picture:
+        parts += [as_markdown(to_pictured_rows(report["links"]), is_bold=is_ours)]
+    for link in report["links"] if not is_picture else ():
+        table = as_markdown(to_rows(link["rows"]), is_bold=is_ours)
         parts += [f"{link['rate']} MB/s, {link['latency']} ms an answer:", "", table]
-    parts += [f"Medians of {report['rounds']} rounds. {machine_line(report['machine'])}.", "", *as_notes(report)]
+    rounds = report["rounds"]
+    medians = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
+    parts += [f"{medians}. {machine_line(report['machine'])}.", "", *as_notes(report)]
     return "\n".join(parts) + "\n"
 
 
@@ -354,12 +413,19 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, help="a folder of photographs; else some are made up")
     add_race_options(parser, "build/bench")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="of each cache, about (%(default)s)")
     parser.add_argument(
-        "--links", type=_link, nargs="+", default=LINKS, metavar="MBPS,MS", help="links, as 150,20 (that and 1000,5)"
+        "--links",
+        type=_link,
+        nargs="+",
+        metavar="MBPS,MS",
+        help="links, as 150,20 (that and 1000,5; of the picture, five)",
     )
-    names = sorted({entry.name.split()[0] for entry in CONTENDERS})
+    names = sorted({word for entry in CONTENDERS for word in (entry.name, entry.name.split()[0])})
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help=f"of: {', '.join(names)}")
-    return parse_options(parser)
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="read first epochs only, and draw their rates")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="put the tables into a page, between their marks")
+    return parse_options(parser, {"gigabytes": 0.05})
 
 
 if __name__ == "__main__":

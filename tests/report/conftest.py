@@ -173,7 +173,7 @@ def hostile() -> str:
 _TAGS = {
     "html", "head", "meta", "title", "style", "body", "main", "section", "header", "footer", "div", "span",
     "h1", "h2", "p", "dl", "dt", "dd", "ul", "li", "code", "pre", "figure", "figcaption", "img", "details",
-    "summary", "svg", "g", "rect", "polygon", "table", "thead", "tbody", "tr", "th", "td",
+    "summary", "svg", "g", "rect", "line", "polygon", "table", "thead", "tbody", "tr", "th", "td", "input", "label",
 }  # fmt: skip
 _LOADING = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction"}
 

@@ -86,6 +86,19 @@ def test_it_is_dark_by_night_and_light_by_day(browser, pages):
     assert brightness[1] < 150
 
 
+def test_the_switch_chooses_light_and_dark_and_back_without_a_script(browser, pages):
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+    page.goto(pages["rich"].as_uri())
+    colours = []
+    for name in ("system", "light", "dark", "system"):
+        page.locator(f"label[for=scheme-{name}]").click()
+        colours.append(page.evaluate("() => getComputedStyle(document.body).backgroundColor"))
+    assert colours[0] == colours[2] == colours[3]
+    assert colours[1] != colours[0]
+    context.close()
+
+
 def test_a_notebook_frame_shows_it_too(browser, pages, plain, tmp_path):
     outer = tmp_path / "notebook.html"
     outer.write_text(f"<!DOCTYPE html><body>{report_cache(plain, 2)._repr_html_()}</body>", encoding="utf-8")

@@ -279,6 +279,16 @@ def size(text: str) -> int | tuple[int, int]:
     return sides[0] if len(sides) == 1 else (sides[0], sides[1])
 
 
+def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return what reads several values with commas between them."""
+
+    def values(text: str) -> list[Any]:
+        return [read(part.strip()) for part in text.split(",")]
+
+    values.__name__ = f"list of {read.__name__}"  # as argparse names it in an error
+    return values
+
+
 def bands(text: str) -> tuple[int, ...]:
     """Read whole numbers with commas between them."""
     return tuple(map(int, text.split(",")))

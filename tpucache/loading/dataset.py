@@ -191,7 +191,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def network(self) -> NetworkUse | None:
         """What this process has read of a cache at a URL so far; None for a cache in a folder."""
-        return None if self._reader is None else self._reader.cache.reader.network
+        return None if self._reader is None else self._reader.network
 
     @property
     def mean_record_bytes(self) -> int:
@@ -358,7 +358,8 @@ class CachedDataset(Dataset[Item]):
         cache = reader.cache
 
         def rows(asked: Windows) -> Iterator[Rows]:
-            return (cache.index[reader.in_all_bands(self._rows(*window))] for window in asked())
+            needed = (reader.not_in_memory(self._rows(*window)) for window in asked())
+            return (cache.index[reader.in_all_bands(each)] for each in needed)
 
         cache.reader.expect(owner, rows(windows), functools.partial(rows, further) if further else None)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import ShardEntry
@@ -80,10 +81,16 @@ class ShardReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_directory"], state["_shards"])  # type: ignore[misc]  # a fresh lock, no open files
 
-    #: What was read over the network; None for files of this machine.
-    network: NetworkUse | None = None
     #: Whether a shard's file holds all of its records, so that it may be mapped.
     is_whole: bool = True
+
+    def network(self, bands: int) -> NetworkUse | None:
+        """Return what was read over the network of the first bands of frequencies; None for files of this machine."""
+        return None
+
+    def is_arriving(self, bands: int) -> bool:
+        """Return whether records of the first bands of frequencies may still be fetched onto the disk."""
+        return False
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
@@ -156,7 +163,7 @@ class ShardReader:
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
         """Read records one by one. Raises DamageError."""
-        preadv = os.preadv
+        preadv = system.preadv
         shard = -1
         try:
             places = rows["shard"].tolist(), rows["offset"].tolist(), rows["length"].tolist()
@@ -201,6 +208,9 @@ class ShardReader:
     ) -> None:
         """Take note of what an owner will read, far ahead, in its order: for records that are not here yet."""
 
+    def fetch_first(self, rows: Rows) -> None:
+        """Fetch records that are read now before all else, if they are the first of what was expected."""
+
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.
 
@@ -213,7 +223,7 @@ class ShardReader:
                 descriptor = self.file(shard)
                 for piece in range(start, stop, _HINT_BYTES):
                     length = min(_HINT_BYTES, stop - piece)
-                    os.posix_fadvise(descriptor.number, piece, length, os.POSIX_FADV_WILLNEED)
+                    system.read_ahead(descriptor.number, piece, length)
             except (OSError, OverflowError, StoreError):
                 return  # reading the record itself will say what is wrong with it
 
@@ -224,8 +234,8 @@ class ShardReader:
     def is_in_memory(self, shard: int, offset: int) -> bool:
         """Return whether a byte of a shard is in the page cache; False where that cannot be learnt."""
         try:
-            return os.preadv(self.file(shard).number, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except (OSError, OverflowError, StoreError):  # BlockingIOError: it would have to be read
+            return system.is_in_page_cache(self.file(shard).number, offset)
+        except (OSError, OverflowError, StoreError):
             return False
 
     def file(self, shard: int) -> OpenFile:

@@ -21,7 +21,8 @@ _POINTS: Final = (BOXES, KEYPOINTS)
 
 def find_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
     """Return the task that the settings name, or the one that fits the cache's labels. Raises UsageError."""
-    return tasks.find_task(settings.task, dataset, settings.mask_classes)
+    task = tasks.find_task(settings.task, dataset, settings.mask_classes)
+    return task if settings.own_loss else task.with_loss(settings.loss)
 
 
 def check_fit(
@@ -92,7 +93,7 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
     """Raise UsageError when one setting would disable another, or the device would make the data wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
-    if settings.class_weights != "none" and (settings.loss or settings.train_step):
+    if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")
     if settings.balance and settings.class_weights != "none":
         raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
@@ -117,9 +118,10 @@ def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDatase
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:
         raise UsageError(f"{given[0]} is about validation samples, and there are none: add --valid")
-    if settings.metric and task.form != "values":
+    own = [metric for metric in settings.metric if ":" in metric]
+    if own and task.form != "values":
         raise UsageError(
-            f"--metric {settings.metric[0]} needs a row of predictions for each sample, and the task {task.name!r} has "
+            f"--metric {own[0]} needs a row of predictions for each sample, and the task {task.name!r} has "
             "maps: leave it out, and compute it from what `predict` writes"
         )
 

@@ -129,7 +129,7 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
     if dataset is None:
         return
     batch = learner.part_size
-    rows = 1 if learner.settings.loss is None else min(len(dataset), batch + len(dataset) % batch)
+    rows = 1 if learner.settings.own_loss is None else min(len(dataset), batch + len(dataset) % batch)
     for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
         pass
 

@@ -78,7 +78,7 @@ class Predictor:
             _check_flip(self.fields)
         self.device, self.runs, self.flip = device, len(folders), flip
         self.settings = all_settings[0]
-        self.task: Task = make_task(first["task"], first["outputs"])
+        self.task = _task(folders[0], first)
         self.classes = self.task.class_names(first["classes"])
         #: Of each run the columns of the samples table that its model takes, as its training samples have them.
         self._columns = [columns_from(content.get("columns", [])) for content in contents]
@@ -223,9 +223,13 @@ def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns:
 
 
 def _task(run: Path, content: Mapping[str, Any]) -> Task:
-    """Return a run's task with what it took from its training labels. Raises TrainingError for what does not fit."""
+    """Return a run's task with its loss and what it took from its training labels.
+
+    Raises TrainingError for what does not fit.
+    """
+    settings, task = settings_from(content["settings"]), make_task(content["task"], content["outputs"])
     try:
-        return make_task(content["task"], content["outputs"]).with_constants(content.get("labels", {}))
+        return (task if settings.own_loss else task.with_loss(settings.loss)).with_constants(content.get("labels", {}))
     except UsageError as error:
         raise TrainingError(f"{run / BEST_NAME} cannot be used: {error}. Copy it again, or train again") from error
 
@@ -255,8 +259,11 @@ class PredictReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines for people."""
-        each = f"{self.runs} x {len(self.variants)}{' x 2' * self.flip_tta}"
-        summary = f"{self.samples:,} samples, {each} predictions of each averaged: {self.output}"
+        parts = [f"{self.runs} models"] if self.runs > 1 else []
+        parts += [f"{len(self.variants)} variants"] if len(self.variants) > 1 else []
+        parts += ["the mirrored images, too"] if self.flip_tta else []
+        averaged = f", averaged over {' and '.join(parts)}" if parts else ""
+        summary = f"{self.samples:,} samples predicted{averaged}: {self.output}"
         return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
@@ -323,7 +330,7 @@ def predict_parts(
 ) -> dict[str, float]:
     """Write the CSV of a whole cache, a part of it by each predictor; return the metrics over all samples.
 
-    The rows are as `predict` writes them. Metrics are those of the task and `metric`, names of the user's. `check` is
+    The rows are as `predict` writes them. Metrics are those of the task and those that `metric` names. `check` is
     called between batches, and what it raises ends this before the CSV is written. Raises as `predict` does.
     """
     check_no_cache_file(output)
@@ -340,7 +347,7 @@ def predict_parts(
     # The counts of maps are added up, in any order.
     scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
     labels = dataset.labels.numpy()
-    own = compute_metrics(load_metrics(metric, task.metric_names), scores, labels)
+    own = compute_metrics(load_metrics(metric, task.metric_names, task), scores, labels)
     joined = _Predictions([texts[index] for index in order], found[0].names, values, scores)
     _write(output, dataset, _labels(dataset, task), joined)
     return {**task.metrics(scores, labels), **own}

@@ -50,8 +50,8 @@ class TrainSettings:
     the model normalises with, and by whether `weights` are given; `precision` by the device. The run's files have what
     was decided. `bf16` is short for the precision of that name.
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
-    place of the model's. `weights` are read when a run begins, not when it is resumed. `loss`, `train_step` and
-    `eval_step` name a `module:callable` each. Raises UsageError.
+    place of the model's. `weights` are read when a run begins, not when it is resumed. `train_step` and `eval_step`
+    name a `module:callable` each; `loss` and `metric` may do so, too, or name one of the task's. Raises UsageError.
     """
 
     model: str = option(
@@ -138,14 +138,16 @@ class TrainSettings:
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     loss: str | None = option(
         None,
-        "your loss, a function of (outputs, labels), in training and validation; labels are float targets where they "
-        "are smoothed or mixed",
-        metavar="module:name",
+        "focal; bce for classes; dice or dice-cross-entropy for masks; l1 or huber for a regression; or your own, "
+        "module:name, a function of (outputs, labels), which are float targets where they are smoothed or mixed",
+        metavar="NAME",
     )
     metric: tuple[str, ...] = option(
         (),
-        "your metric, a function of (predictions, labels), arrays of all validation samples, that returns a number",
-        metavar="module:name",
+        "compute this one, too: quadratic_kappa, log_loss, mean_average_precision, f2 (or another beta, f2_samples, "
+        "f2_micro), dice; or your own, module:name, a function of (predictions, labels), arrays of all validation "
+        "samples, that returns a number",
+        metavar="NAME",
     )
     watch: str | None = option(
         None,
@@ -200,6 +202,11 @@ class TrainSettings:
     def sizes(self) -> Sizes:
         """The size of the images in each epoch. Raises UsageError."""
         return plan_sizes(self.epochs, self.size, self.grow, self.valid_size, self.fix_res)
+
+    @property
+    def own_loss(self) -> str | None:
+        """The `module:callable` of a loss of the user's own, None where it is one of the task's."""
+        return self.loss if self.loss is not None and ":" in self.loss else None
 
     @property
     def peak_lr(self) -> float:

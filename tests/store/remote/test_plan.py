@@ -17,6 +17,7 @@ from servers import Server
 from tpucache import CachedDataset, CachedLoader
 from tpucache.loading import loader
 from tpucache.store.remote import fetching, local
+from tpucache.store.remote.fetching import Flight
 from tpucache.store.remote.plan import NEVER, Forecast, Plan
 
 Opened = Callable[..., CachedDataset]
@@ -274,3 +275,42 @@ def test_what_is_here_of_a_piece_is_not_asked_for_again(opened: Opened) -> None:
     assert rest.start == middle
     assert rest.stop == run.stop
     assert sorted([*rest.numbers.tolist(), *part.numbers.tolist()]) == sorted(run.numbers.tolist())
+
+
+def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cache: Path) -> None:
+    """Another thread waits for the same piece already, which is not fetched before the first batch is here."""
+    dataset = opened()
+    fetcher = dataset.cache.reader.fetcher
+    pieces = fetcher._pieces
+    rows = pieces.run(0).rows
+    owner = set[int]()
+    fetcher.expect(owner, iter([rows]))
+    numbers, of = pieces.of(rows[:1])
+    with fetcher._changed:  # its threads stand still
+        fetcher._first += 1
+        fetcher._flights[0] = Flight(pieces.run(0), 0)
+        fetcher._wanted.append(0)
+    began = threading.Thread(target=fetcher.fetch_first, args=(numbers, of, rows[:1]))
+    began.start()
+    began.join(30)
+    assert not began.is_alive()
+    assert fetcher._local.has(numbers).all()
+    with fetcher._changed:
+        fetcher._first -= 1
+    fetcher.get(*pieces.of(rows), rows)
+
+
+def test_what_the_disk_has_no_room_for_is_kept_in_memory_and_not_asked_for_again(
+    opened: Opened, cache: Path, server: Server
+) -> None:
+    own, dataset = (
+        CachedLoader(each, 16, shuffle="block", window=32)
+        for each in (CachedDataset(cache), opened(cache_bytes=20 << 10, in_memory="auto"))
+    )
+    expected, found = ([[labels.tolist() for _, labels in each] for _ in range(3)] for each in (own, dataset))
+    assert found == expected
+    fetcher = dataset.dataset.cache.reader.fetcher
+    assert not fetcher._plans[0][1].needed
+    before = len(server.ranges)
+    assert [labels.tolist() for _, labels in dataset] == [labels.tolist() for _, labels in own]
+    assert len(server.ranges) == before

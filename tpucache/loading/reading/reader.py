@@ -26,6 +26,7 @@ from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
+from tpucache.store.reader import NetworkUse
 
 
 class ReadingPlan(NamedTuple):
@@ -128,6 +129,11 @@ class RecordReader:
         self.pools = BufferPools(self.fields)
         self._packed = None
 
+    @property
+    def network(self) -> NetworkUse | None:
+        """What was read of the cache over the network, as far as this reads it; None for a cache in a folder."""
+        return self.cache.reader.network(self._bands)
+
     def packing(self) -> RecordReader:
         """Return the reader of the same files that leaves fields packed, with memory of its own, or this one."""
         if all(field.packed == form for field, form in zip(self._shown, self.fields, strict=True)):
@@ -188,15 +194,22 @@ class RecordReader:
 
         `divide` may let several threads do it. Raises DamageError naming the shard.
         """
-        places = self._find(rows)
-        divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
+        reader = self.cache.reader
+        if not reader.is_whole:
+            reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
+        # The processor has enough to do while records come over a network onto the disk: they are copied to memory in
+        # the epoch after. What does not stay on the disk is kept in memory at once.
+        keep = self.in_memory is True or (keep and not reader.is_arriving(self._bands))
+        divide(functools.partial(self._read_part, buffer, rows, self._find(rows), keep), len(rows))
 
     def hint(self, rows: Numbers) -> None:
         """Ask the kernel to have these records in memory when they are read."""
         is_here = self._maps.is_present(rows)
-        if self.in_memory:
-            is_here |= self._memory.addresses(rows) > 0
-        self.cache.reader.hint(self.cache.index[self.in_all_bands(rows[~is_here])])
+        self.cache.reader.hint(self.cache.index[self.in_all_bands(self.not_in_memory(rows[~is_here]))])
+
+    def not_in_memory(self, rows: Numbers) -> Numbers:
+        """Return those of some records that are not kept in memory."""
+        return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
     def in_all_bands(self, rows: Numbers) -> Numbers:
         """Return the numbers of all rows of the index that are read for records: one of each band that is used."""

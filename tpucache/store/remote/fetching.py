@@ -42,6 +42,7 @@ _FIRST_PAUSE: Final = 0.2
 _CHANCE: Final = random.Random()  # its own: the program's random numbers stay as its seed makes them
 _REFUSED: Final = (401, 403)  # statuses of a web server
 _LAST_SECONDS: Final = 2.0  # for what is being fetched when the interpreter ends
+_FIRST_SECONDS: Final = 0.5  # after which a plan is followed although nobody has asked for its first records
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are asked for
 _POLL: Final = 0.02  # seconds after which what another process fetches is looked at again
 _RING_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not kept
@@ -98,7 +99,9 @@ class Fetcher:
         """Take what is read from and where it is kept; `describe` says which sample a record of the index is of."""
         self.process = os.getpid()
         self._store, self._local, self._pieces, self._describe, self._url = store, local, pieces, describe, url
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # for those who wait for records
+        self._idle = threading.Condition(lock)  # for threads that wait for work
         self._urgent: deque[Flight] = deque()  # few records that somebody waits for
         self._wanted: deque[int] = deque()  # pieces that somebody waits for, or will
         self._elsewhere: deque[tuple[int, Run]] = deque()  # what of pieces that another process fetches is needed
@@ -111,7 +114,8 @@ class Fetcher:
         self._pinned: Counter[int] = Counter()  # reads of pieces that are under way
         self._working = 0  # threads at work at pieces
         self._is_closed = False
-        self._kept = (-1.0, 0)  # when the bytes on the disk are to be counted again, and how many they were
+        self._kept = (-1.0, 0, 0)  # when the bytes on the disk are to be counted again, of which bands, how many
+        self._first = 0  # reads under way that are the first of their plans
         self.statistics = Statistics()
         _living.add(self)
 
@@ -126,7 +130,7 @@ class Fetcher:
         with self._changed:
             self._plans = [(weakref.ref(owner), plan), *(one for one in self._plans if one[0]() not in (None, owner))]
             self._start(_LEAST_THREADS)
-            self._changed.notify_all()
+            self._wake()
 
     @contextlib.contextmanager
     def pinned(self, pieces: Numbers) -> Iterator[None]:
@@ -145,6 +149,14 @@ class Fetcher:
 
         Returns those that are not on the disk, by their place among the numbers. Raises DamageError, StoreError.
         """
+        found = self._wait(numbers, pieces, rows)
+        with self._changed:
+            self._note_read(pieces)
+            self.statistics.needed += int(rows["length"].sum())
+        return found
+
+    def _wait(self, numbers: Numbers, pieces: Numbers, rows: Rows, *, is_first: bool = False) -> dict[int, Flight]:
+        """Wait until records are here; those that are the first of a plan are read before all else."""
         found: dict[int, Flight] = {}
         local = self._local
         began = time.monotonic()
@@ -161,32 +173,67 @@ class Fetcher:
                 continue
             with self._changed:
                 self._collect(found, own, numbers, pieces, missing)
+                missing = missing[~local.has(numbers[missing])]  # what has come meanwhile is not asked for again
                 missing = missing[[at not in found for at in missing.tolist()]]
                 if len(missing):
-                    self._ask(numbers, pieces, rows, missing, own)
+                    self._ask(numbers, pieces, rows, missing, own, is_first=is_first)
                     self._changed.wait(_POLL)
                     is_waiting = True
-        waited = time.monotonic() - began
-        with self._changed:
-            self._note_read(pieces)
-            self.statistics.waited += waited if is_waiting else 0.0
-            self.statistics.needed += int(rows["length"].sum())
+        if is_waiting:
+            with self._changed:
+                self.statistics.waited += time.monotonic() - began
         return found
 
     @property
-    def has_all(self) -> bool:
-        """Whether all records of the cache are here."""
-        return self._local.records == len(self._pieces.cache.index)
+    def is_at_start(self) -> bool:
+        """Whether nobody has asked for the first records of what is expected yet."""
+        return any(not plan.has_begun for _, plan in self._plans)
+
+    def fetch_first(self, numbers: Numbers, pieces: Numbers, rows: Rows) -> None:
+        """Fetch records before all else, each by itself, if they are the first of what is expected.
+
+        Raises DamageError, StoreError.
+        """
+        with self._changed:
+            plan = next((plan for _, plan in self._plans if not plan.has_begun), None)
+            try:
+                if plan is None or not plan.begins_with(rows):
+                    return
+            except Exception as error:  # noqa: BLE001  # whoever waits for something raises it
+                self._give_up(error)
+                return
+            plan.has_begun = True
+            self._first += 1
+        try:
+            # What the disk has no room for would not be here any more when it is read.
+            if all(map(self._local.make_room, dict.fromkeys(pieces.tolist()))):
+                self._wait(numbers, pieces, rows, is_first=True)
+        finally:
+            with self._changed:
+                self._first -= 1
+                self._wake()
 
     @property
-    def use(self) -> NetworkUse:
-        """What was read so far, and what of the cache is on the disk, as it was a moment ago."""
-        total = self._pieces.total_bytes
-        again, kept = self._kept
-        if (now := time.monotonic()) >= again:
-            kept = int(total * self._local.records / max(1, len(self._pieces.cache.index)))
+    def is_disk_full(self) -> bool:
+        """Whether nothing more is kept on the disk, unless something else is given up."""
+        return self._local.is_full
+
+    @property
+    def whole_bands(self) -> int:
+        """How many bands of frequencies are all here, from the lowest on, and will not be given up."""
+        bands, each = self._pieces.bands, self._pieces.cache.rows_a_band
+        whole = next((band for band in range(bands) if self._local.count((band + 1) * each) < (band + 1) * each), bands)
+        return whole if whole == bands or not self._local.is_full else 0
+
+    def use(self, bands: int) -> NetworkUse:
+        """Return what was read so far, and what of the first bands is on the disk, as it was a moment ago."""
+        total = sum(entry.bytes for entry in self._pieces.shards if entry.band < bands)
+        records = bands * self._pieces.cache.rows_a_band
+        until, counted, kept = self._kept
+        if (now := time.monotonic()) >= until or counted != bands:
+            kept = int(total * self._local.count(records) / max(1, records))
             taken = time.monotonic() - now
-            self._kept = now + _COUNT_PAUSE * taken, kept
+            self._kept = now + _COUNT_PAUSE * taken, bands, kept
         return self.statistics.use(kept, total)
 
     def close(self, patience: float = 0.0) -> None:
@@ -195,7 +242,7 @@ class Fetcher:
             return
         with self._changed:
             self._is_closed = True
-            self._changed.notify_all()
+            self._idle.notify_all()
         until = time.monotonic() + patience
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -216,24 +263,27 @@ class Fetcher:
                 places = dict(zip(flight.run.numbers.tolist(), range(len(flight.run.numbers)), strict=True))
                 found.update({at: flight for at in missing.tolist() if int(numbers[at]) in places})
 
-    def _ask(self, numbers: Numbers, pieces: Numbers, rows: Rows, missing: Numbers, own: list[Flight]) -> None:
+    def _ask(
+        self, numbers: Numbers, pieces: Numbers, rows: Rows, missing: Numbers, own: list[Flight], *, is_first: bool
+    ) -> None:
         """Ask for what is missing and was not asked for: single records where few are needed at once, or pieces.
 
         Single records come soon, but whole pieces faster. So the records of a plan's first batch are read by
-        themselves, and those that no plan names.
+        themselves, and few that no plan names.
         """
         asked = {flight.piece for flight in own}
         wanted: list[int] = []
         for piece in dict.fromkeys(pieces[missing].tolist()):  # in the order in which they are needed
             if piece in asked:
                 continue
-            if piece not in self._flights:
+            flying = self._flights.get(piece)
+            # What has not begun comes after all that is first: waiting for it would have no end.
+            if flying is None or (is_first and not flying.has_begun):
                 part = missing[pieces[missing] == piece]
                 is_planned = any(plan.needed.get(piece) for _, plan in self._plans)
-                is_first = any(self._pieces.band(piece) not in plan.begun for _, plan in self._plans)
                 planned = (run for _, plan in self._plans if (run := plan.run_of(piece, numbers[part])) is not None)
                 few, run = int(rows["length"][part].sum()), next(planned, self._pieces.run(piece))
-                if few * _WHOLE_SHARE < run.stop - run.start and (is_first or not is_planned):
+                if is_first or (few * _WHOLE_SHARE < run.stop - run.start and not is_planned):
                     flights = [
                         Flight(part, piece, is_urgent=True) for part in self._pieces.runs(numbers[part], rows[part])
                     ]
@@ -247,20 +297,22 @@ class Fetcher:
             own.append(self._flights[piece])
         self._wanted.extendleft(reversed(wanted))
         self._start(_MOST_THREADS if self._urgent else _LEAST_THREADS)
-        self._changed.notify_all()
+        self._wake()
 
     def _note_read(self, pieces: Numbers) -> None:
         """Count records as read: what a plan needs no more makes room in memory."""
         unique, counts = np.unique(pieces, return_counts=True)
-        if len(unique):
-            for _, plan in self._plans:
-                plan.begun.add(self._pieces.band(int(unique[0])))
         for piece, count in zip(unique.tolist(), counts.tolist(), strict=True):
             for _, plan in self._plans:
                 if plan.needed.get(piece):
                     plan.needed[piece] -= count
                     break
-        self._changed.notify_all()
+        if self._local.is_full:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake as many threads as may begin something: each that is woken in vain takes time from those that work."""
+        self._idle.notify(len(self._urgent) + max(1, self.statistics.width - self._working))
 
     def _start(self, threads: int) -> None:
         """Have at least so many threads."""
@@ -273,8 +325,10 @@ class Fetcher:
         """Return what is to be fetched next; None where there is nothing now."""
         if self._urgent:
             return self._urgent.popleft()
-        if self._working >= self.statistics.width:
-            return None
+        earliest = time.monotonic() - _FIRST_SECONDS
+        is_early = any(not plan.has_begun and plan.made > earliest for _, plan in self._plans)
+        if self._first or is_early or self._working >= self.statistics.width:
+            return None  # what a plan needs first comes before all else
         for _ in range(len(self._elsewhere)):
             if (flight := self._take(*self._elsewhere.popleft())) is not None:
                 return flight
@@ -365,7 +419,7 @@ class Fetcher:
             except Exception as error:  # noqa: BLE001  # whoever waits for something raises it
                 self._give_up(error)
             if flight is None:
-                self._changed.wait(1.0)
+                self._idle.wait(_FIRST_SECONDS if self.is_at_start else 1.0)
                 return not self._is_closed
             flight.has_begun = True
             self._working += not flight.is_urgent

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -33,6 +32,7 @@ from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.pieces import Bools, Pieces, Run
+from tpucache.system import fcntl
 
 STATE_NAME: Final = "state"
 
@@ -102,10 +102,9 @@ class LocalCopy:
         """The pieces that there is room for: int64 (n,)."""
         return np.flatnonzero(self._kept)
 
-    @property
-    def records(self) -> int:
-        """How many records are there, and were compared with their checksum."""
-        return int(np.count_nonzero(self._there == _THERE))
+    def count(self, records: int) -> int:
+        """Return how many of the first so many records are there, and were compared with their checksum."""
+        return int(np.count_nonzero(self._there[:records] == _THERE))
 
     def has(self, numbers: Numbers) -> Bools:
         """Return which records are there and were compared with their checksum: bool (n,)."""

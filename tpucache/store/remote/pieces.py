@@ -53,8 +53,7 @@ class Pieces:
     def __init__(self, cache: Cache) -> None:
         """Take an opened cache; its index is read when pieces are looked up."""
         self.cache = cache
-        self.shards = cache.manifest.shards
-        self.total_bytes = sum(entry.bytes for entry in self.shards)
+        self.shards, self.bands = cache.manifest.shards, len(cache.manifest.layouts)
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
         counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
         self._first = np.cumsum([0, *counts])
@@ -63,10 +62,6 @@ class Pieces:
 
     def __len__(self) -> int:
         return int(self._first[-1])
-
-    def band(self, piece: int) -> int:
-        """Return which band of frequencies a piece is of."""
-        return self.shards[int(np.searchsorted(self._first, piece, "right")) - 1].band
 
     def numbers_at(self, rows: Rows) -> Numbers:
         """Return the numbers of the records in which index rows, or parts of them, lie: int64 (n,).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -36,7 +37,17 @@ class Plan:
         self.further = further
         self.forecast: Forecast | None = None
         self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
-        self.begun: set[int] = set()  # bands of which somebody has read
+        self._first: np.void | None = None  # the index row of what is needed first
+        self.made = time.monotonic()
+        self.has_begun = False  # somebody has asked for what is needed first
+
+    def begins_with(self, rows: Rows) -> bool:
+        """Return whether the first record that is needed is one of these."""
+        self.peek()
+        first = self._first
+        return first is not None and bool(
+            ((rows["shard"] == first["shard"]) & (rows["offset"] == first["offset"])).any()
+        )
 
     def peek(self) -> tuple[int, Run] | None:
         """Return the next piece, and what of it is to be fetched if it is not here; None at the end."""
@@ -44,10 +55,12 @@ class Plan:
             rows = next(self._windows, None)
             if rows is None:
                 return None
-            found = self._pieces.of(rows)[1]
-            unique, first, counts = np.unique(found, return_index=True, return_counts=True)
-            self._next.extend(self._runs(rows, found, unique[np.argsort(first)]))
-            self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
+            if len(rows):  # none where all that is read is kept in memory
+                self._first = rows[0] if self._first is None else self._first
+                found = self._pieces.of(rows)[1]
+                unique, first, counts = np.unique(found, return_index=True, return_counts=True)
+                self._next.extend(self._runs(rows, found, unique[np.argsort(first)]))
+                self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
             self._read += 1
             if self.forecast is not None:
                 self.forecast.go_to(self._read)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache import system
 from tpucache.store.cache import Cache
 from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
@@ -35,7 +36,8 @@ class RemoteReader(ShardReader):
         self._cache, self._pieces, self._make = cache, pieces, make
         self._fetcher: Fetcher | None = None
         self._making = ThreadLock()
-        self._is_complete = False
+        self._band_of = np.array([entry.band for entry in cache.manifest.shards])
+        self._whole_bands = 0  # so many bands of frequencies, from the lowest on, are here
         self._reads = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,10 +51,13 @@ class RemoteReader(ShardReader):
                 self._fetcher = self._make()
             return self._fetcher
 
-    @property
-    def network(self) -> NetworkUse:  # type: ignore[override]  # another reader has none
-        """What this process has read so far."""
-        return self.fetcher.use
+    def network(self, bands: int) -> NetworkUse:
+        """Return what this process has read so far, and what is kept of the first bands of frequencies."""
+        return self.fetcher.use(bands)
+
+    def is_arriving(self, bands: int) -> bool:
+        """Return whether records of the first bands of frequencies may still be fetched onto the disk."""
+        return self._whole_bands < bands and not self.fetcher.is_disk_full
 
     def close(self) -> None:
         """Close the files, and end what fetches."""
@@ -65,8 +70,14 @@ class RemoteReader(ShardReader):
         self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
     ) -> None:
         """Fetch what will be read, in its order, ahead of reading; see `Fetcher.expect`."""
-        if not self._is_complete:
+        if self._whole_bands < self._pieces.bands:
             self.fetcher.expect(owner, windows, further)
+
+    def fetch_first(self, rows: Rows) -> None:
+        """Fetch records that are read now before all else, if they are the first of what was expected."""
+        if not self._are_here(rows) and self.fetcher.is_at_start:
+            numbers, pieces = self._pieces.of(rows)
+            self.fetcher.fetch_first(numbers, pieces, self._cache.index[numbers])
 
     def hint(self, rows: Rows) -> None:
         """Do nothing: what will be read is expected."""
@@ -83,7 +94,7 @@ class RemoteReader(ShardReader):
     @contextlib.contextmanager
     def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
         """Wait until records are here; give each one's descriptor and place, in its shard's file or in memory."""
-        if self._is_complete:
+        if self._are_here(rows):
             with super()._opened(rows) as opened:
                 yield opened
             return
@@ -94,7 +105,7 @@ class RemoteReader(ShardReader):
     @contextlib.contextmanager
     def _fetched(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> Iterator[tuple[Numbers, Rows]]:
         flights = self.fetcher.get(numbers, pieces, self._cache.index[numbers])
-        self._note(is_complete=not flights)
+        self._note(are_here=not flights)
         if not flights:
             with super()._opened(rows) as opened:
                 yield opened
@@ -108,17 +119,21 @@ class RemoteReader(ShardReader):
                 places["offset"][at] = offset
             yield descriptors, places
 
-    def _note(self, *, is_complete: bool) -> None:
-        """Look now and then whether all records are here, so that nothing is looked up any more."""
+    def _are_here(self, rows: Rows) -> bool:
+        """Return whether all records of the bands of frequencies are here that some rows are of."""
+        return bool(self._whole_bands and self._band_of[rows["shard"]].max(initial=0) < self._whole_bands)
+
+    def _note(self, *, are_here: bool) -> None:
+        """Look now and then whether whole bands of frequencies are here, of which nothing is looked up any more."""
         self._reads += 1
-        if is_complete and self._reads % _COUNT_EVERY == 0:
-            self._is_complete = self.fetcher.has_all
+        if are_here and self._reads % _COUNT_EVERY == 0:
+            self._whole_bands = self.fetcher.whole_bands
 
 
 @contextlib.contextmanager
 def _gathered(rows: Rows, flights: dict[int, Flight]) -> Iterator[tuple[int, dict[int, int]]]:
     """Write records that are in memory into a file there; give its descriptor, and where each of them begins."""
-    number = os.memfd_create("tpucache", os.MFD_CLOEXEC)
+    number = system.open_memory_file()
     try:
         parts, offsets, end = [], dict[int, int](), 0
         for at, flight in flights.items():

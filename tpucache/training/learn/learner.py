@@ -90,7 +90,7 @@ class Learner:
         """
         self.device = device
         # A loss or a step of the user's own gets the labels as they are stored.
-        is_own = settings.loss is not None or settings.train_step is not None
+        is_own = settings.own_loss is not None or settings.train_step is not None
         self.task = task if is_own else task.learned_from(dataset.labels.numpy())
         #: What to try where training diverges.
         self.advice = DIVERGED_ADVICE
@@ -118,10 +118,10 @@ class Learner:
         balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
         self._weights = None if balance is None else balance.to(device.torch_device)
         self._steps = 0
-        self._loss = named_callable(settings.loss)
+        self._loss = named_callable(settings.own_loss)
         self.watched = find_watched(task, settings)
-        #: The user's metrics by name.
-        self.metrics = load_metrics(settings.metric, (*MORE_IS_BETTER, "samples"))
+        #: The metrics of `--metric` by name.
+        self.metrics = load_metrics(settings.metric, (*MORE_IS_BETTER, "samples"), task)
         self._train_step, self._eval_step = named_callable(settings.train_step), named_callable(settings.eval_step)
         if self._eval_step is None:
             check_model(model, settings, task, dataset)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,10 @@ Array = npt.NDArray[Any]
 #: Of each metric whether more of it is better.
 MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": True, "rmse": False, "iou": True}
 
+#: Thresholds among which that of F-beta is chosen: hundredths, and thousandths of rare classes.
+THRESHOLDS: Final = np.concatenate([np.arange(1, 10) / 1000, np.arange(1, 100) / 100])
+_F_BETA: Final = re.compile(r"f(\d+(?:\.\d+)?)(?:_(macro|micro|samples))?")
+_LEAST_PROBABILITY: Final = 2.0**-23
 _NAMED_CLASSES: Final = 10  # in a warning, at most
 
 _log = logging.getLogger("tpucache")
@@ -81,6 +87,150 @@ def mask_metrics(confusion: Array) -> dict[str, float]:
     union = counts.sum(0) + counts.sum(1) - right
     present = union > 0
     return {"accuracy": float(right.sum() / total), "iou": float(np.mean(right[present] / union[present]))}
+
+
+#: Called with predictions and labels of all samples, as a task's own metrics are.
+Metric = Callable[[Array, Array], float]
+
+
+class NamedMetric(NamedTuple):
+    """A metric that `--metric` names: what computes it of predictions and labels, and whether more of it is better."""
+
+    compute: Callable[[Array, Array], Mapping[str, float]]
+    more_is_better: bool = True
+
+
+def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) -> NamedMetric | None:
+    """Return the metric of a name: one of those `known`, or F-beta if `has_thresholds`; None for others."""
+    if name in known:
+        metric = known[name]
+        return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name != "log_loss")
+    match = _F_BETA.fullmatch(name) if has_thresholds else None
+    if match is None or not 0 < float(match[1]) < math.inf:
+        return None
+    beta, average = float(match[1]), match[2] or "macro"
+    return NamedMetric(lambda predictions, labels: _best_f_beta(name, predictions, labels, beta, average))
+
+
+def quadratic_kappa(predictions: Array, labels: Array) -> float:
+    """Return Cohen's kappa with quadratic weights of the most probable classes, or of values (n, 1) rounded.
+
+    NaN where all predictions and labels are one class. A label of -1 is none.
+    """
+    if not _is_measurable(predictions):
+        return math.nan
+    if labels.ndim == 2:
+        return float(np.mean([_kappa(*columns) for columns in zip(np.rint(predictions).T, labels.T, strict=True)]))
+    return _kappa(predictions.argmax(1)[labels >= 0], labels[labels >= 0])
+
+
+def log_loss(probabilities: Array, labels: Array) -> float:
+    """Return the mean cross-entropy of (n, classes) against class numbers (n,), or 0 and 1 of that shape.
+
+    Probabilities are at least 2^-23, as scikit-learn has it for float32. A label of -1 is none.
+    """
+    if not _is_measurable(probabilities):
+        return math.nan
+    probabilities = probabilities.astype(np.float64)
+    if labels.ndim == 1:
+        labelled = np.flatnonzero(labels >= 0)
+        rows = probabilities[labelled] / probabilities[labelled].sum(1, keepdims=True)
+        right = rows[np.arange(len(rows)), labels[labelled]]
+    else:
+        right = np.where(labels > 0.5, probabilities, 1 - probabilities)
+    return float(-np.log(np.clip(right, _LEAST_PROBABILITY, 1)).mean()) if right.size else math.nan
+
+
+def mean_average_precision(probabilities: Array, labels: Array) -> float:
+    """Return the mean over classes of the average precision, that of scikit-learn, over those with samples in them."""
+    if not _is_measurable(probabilities):
+        return math.nan
+    if labels.ndim == 1:
+        probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
+    truth = labels[:, None] == np.arange(probabilities.shape[1]) if labels.ndim == 1 else labels > 0.5
+    present = truth.any(0)
+    if not present.all():
+        _say_once(
+            f"mean average precision leaves out class {_listed(np.flatnonzero(~present).tolist())}: no sample has it"
+        )
+    found = [_average_precision(probabilities[:, number], truth[:, number]) for number in np.flatnonzero(present)]
+    return float(np.mean(found)) if found else math.nan
+
+
+def mask_dice(confusion: Array, _labels: Array) -> float:
+    """Return the mean Dice over classes from counts (n, classes, classes), a row a true class.
+
+    It is of all pixels together, over the classes that are in the truth or in the predictions.
+    """
+    counts = confusion.astype(np.float64).sum(0)
+    both = counts.sum(0) + counts.sum(1)
+    present = both > 0
+    if not (np.isfinite(counts).all() and present.any()):
+        return math.nan
+    return float(np.mean(2 * counts.diagonal()[present] / both[present]))
+
+
+def _kappa(predicted: Array, labels: Array) -> float:
+    """Return 1 less the mean squared difference over that of independent draws: the same as from a matrix of counts."""
+    if not len(labels):
+        return math.nan
+    predicted, labels = predicted.astype(np.float64), labels.astype(np.float64)
+    by_chance = predicted.var() + labels.var() + (predicted.mean() - labels.mean()) ** 2
+    return float(1 - np.mean(np.square(predicted - labels)) / by_chance) if by_chance else math.nan
+
+
+def _average_precision(scores: Array, truth: Array) -> float:
+    """Return the sum over thresholds of the gain in recall times the precision."""
+    order = np.argsort(-scores, kind="stable")
+    scores, hits = scores[order], np.cumsum(truth[order])
+    last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # equal scores pass a threshold together
+    return float(np.sum(np.diff(hits[last], prepend=0) * hits[last] / (last + 1)) / hits[-1])
+
+
+def f_beta(probabilities: Array, labels: Array, beta: float, average: str, thresholds: Array) -> Array:
+    """Return F-beta (Van Rijsbergen, 1979) at each threshold, above which a class is predicted: float64 (thresholds,).
+
+    `probabilities` and `labels`, of 0 and 1, are (n, classes). `average` is "macro", over classes, "micro", of all
+    answers together, or "samples", over samples; one of nothing true and nothing predicted has 0, as in scikit-learn.
+    """
+    truth = labels > 0.5
+    if average == "samples":
+        found = []
+        for threshold in thresholds:
+            predicted = probabilities > threshold
+            found.append(_f((predicted & truth).sum(1), predicted.sum(1), truth.sum(1), beta).mean())
+        return np.array(found)
+    counts = []
+    for column, true in zip(probabilities.T, truth.T, strict=True):
+        # Of all scores, and of those of true samples, how many are above each threshold.
+        every, hits = (
+            len(part) - np.searchsorted(np.sort(part), thresholds, "right") for part in (column, column[true])
+        )
+        counts.append((hits, every, np.full(len(thresholds), np.count_nonzero(true))))
+    hit, predicted, true_count = np.array(counts).transpose(1, 2, 0)
+    if average == "micro":
+        return _f(hit.sum(1), predicted.sum(1), true_count.sum(1), beta)
+    mean: Array = _f(hit, predicted, true_count, beta).mean(1)
+    return mean
+
+
+def _f(hit: Array, predicted: Array, true: Array, beta: float) -> Array:
+    below = beta**2 * true + predicted
+    return np.divide((1 + beta**2) * hit, below, out=np.zeros(np.shape(below)), where=below > 0)
+
+
+def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, average: str) -> dict[str, float]:
+    """Return F-beta at the threshold of `THRESHOLDS` where it is highest, and that threshold.
+
+    Of two classes it is that of the second one.
+    """
+    if labels.ndim == 1:
+        predictions, labels = predictions[labels >= 0, 1:], labels[labels >= 0, None]
+    if not _is_measurable(predictions):
+        return {name: math.nan, f"{name}_threshold": math.nan}
+    found = f_beta(predictions, labels, beta, average, THRESHOLDS)
+    best = int(found.argmax())
+    return {name: float(found[best]), f"{name}_threshold": float(THRESHOLDS[best])}
 
 
 def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -13,6 +13,13 @@ import torch
 import tpucache
 from tpucache.errors import TpucacheError, TrainingError, UsageError
 from tpucache.imports import load_callable
+from tpucache.training.learn.metrics import NamedMetric
+
+if TYPE_CHECKING:
+    from tpucache.training.learn.tasks.task import Task
+
+#: One of a task's, or the user's function of (predictions, labels).
+Metric = NamedMetric | Callable[..., Any]
 
 #: Code in these folders is not the user's.
 _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)
@@ -52,31 +59,53 @@ def describe_batch(inputs: Mapping[str, Any]) -> str:
     )
 
 
-def load_metrics(names: Sequence[str], taken: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """Return the user's metrics by the last part of their `module:name`. Raises UsageError for a name given twice."""
-    found: dict[str, Callable[..., Any]] = {}
+def short_name(metric: str) -> str:
+    """Return what a metric is called in a history: the last part of `module:name`, or a name of the task's itself."""
+    return metric.replace(":", ".").rpartition(".")[2] if ":" in metric else metric
+
+
+def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, Metric]:
+    """Return metrics by their short names: those of the task, and the user's.
+
+    Raises UsageError for a name that is given twice, and one that the task does not have.
+    """
+    found: dict[str, Metric] = {}
     for name in names:
-        short = name.replace(":", ".").rpartition(".")[2]
+        short = short_name(name)
         if short in (*taken, *found):
             raise UsageError(f"--metric {name}: there is a metric {short} already. Give the function another name")
-        found[short] = load_callable(name)
+        found[short] = load_callable(name) if ":" in name else task.named_metric(name)
     return found
 
 
-def compute_metrics(metrics: Mapping[str, Callable[..., Any]], predictions: Any, labels: Any) -> dict[str, float]:
-    """Return what the user's metrics say of all samples, given copies of predictions and labels.
+def compute_metrics(metrics: Mapping[str, Metric], predictions: Any, labels: Any) -> dict[str, float]:
+    """Return what metrics say of all samples, given predictions and labels; the user's get copies of them.
 
     Raises TrainingError where one raises anything, UsageError where one returns no number.
     """
-    found = {}
+    found: dict[str, float] = {}
     for name, metric in metrics.items():
+        if isinstance(metric, NamedMetric):
+            found |= metric.compute(predictions, labels)
+            continue
         with user_code(f"the metric {name!r}", {"predictions": predictions, "labels": labels}):
-            value = metric(predictions.copy(), labels.copy())
+            value = _call_metric(metric, predictions, labels)
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
         if array.size != 1 or array.dtype.kind not in "fiub":
             raise UsageError(f"the metric {name!r} returns {value!r:.80}, and a metric is one number")
         found[name] = float(array.reshape(()))
     return found
+
+
+def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> Any:
+    """Call a metric with arrays; one of tensors, which does not take those, with tensors."""
+    try:
+        return metric(predictions.copy(), labels.copy())
+    except (TypeError, AttributeError) as error:
+        try:
+            return metric(torch.from_numpy(predictions.copy()), torch.from_numpy(labels.copy()))
+        except Exception:  # noqa: BLE001  # it takes neither, and what it said of arrays is what counts
+            raise error from None
 
 
 def check_loss(loss: object, name: str, *, learns: bool = True) -> torch.Tensor:

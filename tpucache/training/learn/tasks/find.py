@@ -8,6 +8,7 @@ from tpucache.errors import UsageError
 from tpucache.store.fields import BOXES, KEYPOINTS, MASK
 from tpucache.training.learn.metrics import MORE_IS_BETTER
 from tpucache.training.learn.tasks.task import Task, Watched
+from tpucache.training.learn.user_code import short_name
 from tpucache.training.settings import TASKS, TrainSettings
 
 if TYPE_CHECKING:
@@ -46,12 +47,14 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
     if settings.watch is None:
         return task.watched
     name, _, direction = settings.watch.partition(":")
-    known = ("loss", *task.metric_names, *(each.replace(":", ".").rpartition(".")[2] for each in settings.metric))
+    known = ("loss", *task.metric_names, *map(short_name, settings.metric))
     if name not in known or direction not in ("", "min", "max"):
         raise UsageError(
             f"--watch is one of {', '.join(known)}, with :min or :max for the direction of your own, not "
             f"{settings.watch!r}"
         )
+    if name in settings.metric and not direction:
+        return Watched(name, task.named_metric(name).more_is_better)
     return Watched(name, direction == "max" if direction else MORE_IS_BETTER.get(name, True))
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from tpucache.errors import UsageError
 from tpucache.store.fields import MASK
-from tpucache.training.learn.metrics import mask_metrics
+from tpucache.training.learn.losses import OF_SAMPLES, cross_entropy, dice, dice_cross_entropy, focal
+from tpucache.training.learn.metrics import mask_dice, mask_metrics
 from tpucache.training.learn.tasks.task import (
     Form,
     TaskBase,
@@ -42,14 +42,25 @@ _MOST_IGNORED: Final = 0.99
 
 @dataclass(frozen=True)
 class Mask(TaskBase):
-    """One class for each pixel: labels (batch, height, width), 255 where there is no class; cross-entropy."""
+    """One class for each pixel: labels (batch, height, width), 255 where there is no class.
+
+    The loss is cross-entropy unless another one is named.
+    """
 
     outputs: int
     name: str = "mask"
+    loss_name: str = ""
     form: ClassVar[Form] = "maps"
     least_outputs: ClassVar = 2
     watched: ClassVar = Watched("iou", True)
     metric_names: ClassVar = ("accuracy", "iou")
+    named_losses: ClassVar = {
+        "cross-entropy": cross_entropy,
+        "focal": focal,
+        "dice": dice,
+        "dice-cross-entropy": dice_cross_entropy,
+    }
+    named_metrics: ClassVar = {"dice": mask_dice}
 
     @staticmethod
     def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:
@@ -116,21 +127,21 @@ class Mask(TaskBase):
         return smooth(classes, smoothing, classes.sum(1, keepdim=True) / self.outputs)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean cross-entropy over the pixels that have a class, each class times its weight."""
+        """Return the mean loss over the pixels that have a class, or over samples; each class times its weight."""
         check_shape(outputs, targets.shape)
-        pixels = functional.cross_entropy(outputs.float(), targets, weights, reduction="none")
-        return pixels.sum() / targets.sum().clamp(min=1)
+        each = self._loss(outputs, targets, weights)
+        return each.mean() if self.loss_name in OF_SAMPLES else each.sum() / targets.sum().clamp(min=1)
 
-    def share(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the share of the pixels that have a class."""
-        return targets.sum() / (targets.numel() // targets.shape[1])
+    def share(self, targets: torch.Tensor) -> torch.Tensor | None:
+        """Return the share of the pixels that have a class; None where the loss is the mean over samples."""
+        return None if self.loss_name in OF_SAMPLES else targets.sum() / (targets.numel() // targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's cross-entropy, the mean over its pixels that have a class."""
+        """Return each sample's loss: of a loss of pixels the mean over those that have a class."""
         targets = self.targets(labels)
         check_shape(outputs, targets.shape)
-        pixels = functional.cross_entropy(outputs.float(), targets, reduction="none")
-        return pixels.sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
+        each = self._loss(outputs, targets, None)
+        return each if self.loss_name in OF_SAMPLES else each.sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return probabilities that add up to 1 in each pixel: float32 (batch, outputs, height, width)."""

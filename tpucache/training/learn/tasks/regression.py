@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tpucache.errors import UsageError
-from tpucache.training.learn.metrics import regression_metrics
+from tpucache.training.learn.losses import error
+from tpucache.training.learn.metrics import quadratic_kappa, regression_metrics
 from tpucache.training.learn.tasks.task import (
     SEPARATOR,
     SampleTask,
@@ -31,7 +33,7 @@ _SHOWN: Final = 80  # characters of a value in a message, at most
 
 @dataclass(frozen=True)
 class Regression(SampleTask):
-    """Numbers: labels (batch, outputs), mean squared error.
+    """Numbers: labels (batch, outputs), mean squared error unless another loss is named.
 
     With `mean` and `std`, a number for each column, the model learns labels from which the mean is subtracted and that
     are divided by the deviation, and so are losses; predictions and metrics are in the unit of the labels.
@@ -40,9 +42,16 @@ class Regression(SampleTask):
     name: str = "regression"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    loss_name: str = ""
     least_outputs: ClassVar = 1
     watched: ClassVar = Watched("rmse", False)
     metric_names: ClassVar = ("rmse",)
+    named_losses: ClassVar = {
+        "mse": error(functional.mse_loss),
+        "l1": error(functional.l1_loss),
+        "huber": error(functional.huber_loss),
+    }
+    named_metrics: ClassVar = {"quadratic_kappa": quadratic_kappa}
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are finite (n, outputs)."""
@@ -92,15 +101,14 @@ class Regression(SampleTask):
         return (numbers - _on(self.mean, numbers.device)) / _on(self.std, numbers.device)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean squared error over samples and columns, each column times its weight."""
+        """Return the mean loss over samples and columns, each column times its weight."""
         check_shape(outputs, targets.shape)
-        squares = (outputs.float() - targets).square()
-        return (squares if weights is None else squares * weights).mean()
+        return self._loss(outputs, targets, weights).mean()
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's squared error, the mean over its columns."""
+        """Return each sample's loss, the mean over its columns."""
         check_shape(outputs, labels.shape)
-        return (outputs.float() - self.targets(labels)).square().mean(1)
+        return self._loss(outputs, self.targets(labels), None)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the outputs in the unit of the labels: float32 (batch, outputs)."""

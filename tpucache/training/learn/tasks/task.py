@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
+from tpucache.training.learn.losses import Loss
+from tpucache.training.learn.metrics import Metric, NamedMetric, find_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -164,6 +166,10 @@ class Task(Protocol):
         """The names of the metrics that `metrics` returns, where the labels allow them."""
         ...
 
+    def named_metric(self, name: str) -> NamedMetric:
+        """Return a further metric of the task by its name. Raises UsageError for one that it lacks."""
+        ...
+
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
         """Return those of a record's fields, by name, that a model may be given: all but the labels."""
         ...
@@ -186,6 +192,10 @@ class Task(Protocol):
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
         """Raise UsageError, naming their source, unless outputs fit the labels of this number of samples."""
+        ...
+
+    def with_loss(self, name: str | None) -> Task:
+        """Return the task with its loss of this name, its own for None. Raises UsageError for one that it lacks."""
         ...
 
     def learned_from(self, labels: Array) -> Task:
@@ -268,6 +278,45 @@ class TaskBase:
     """The base of all tasks: one that takes nothing from the training labels, and whose losses are of all of them."""
 
     name: str
+    #: The name of its loss; "" is the task's own.
+    loss_name: str = ""
+    #: Its losses by name, the first one its own. A subclass of a task does not inherit the names: it may have a loss of
+    #: its own.
+    named_losses: ClassVar[Mapping[str, Loss]] = {}
+    #: The metrics that `--metric` names, besides F-beta where probabilities have thresholds.
+    named_metrics: ClassVar[Mapping[str, Metric]] = {}
+    outputs: int
+
+    def with_loss(self: Own, name: str | None) -> Own:
+        """Return the task with its loss of this name, its own for None. Raises UsageError for one that it lacks."""
+        if name is None:
+            return self
+        known = vars(type(self)).get("named_losses", {})
+        if name not in known:
+            has = f"has the losses {', '.join(known)}" if known else "has no loss but its own"
+            raise UsageError(f"the task {self.name!r} {has}, not {name!r}: use one of them, or module:name")
+        return replace(self, loss_name=name)  # type: ignore[type-var]  # all tasks that have losses are dataclasses
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether a class is predicted where its probability is above a threshold."""
+        return False
+
+    def named_metric(self, name: str) -> NamedMetric:
+        """Return the metric of a name. Raises UsageError for one that the task lacks."""
+        metric = find_metric(name, self.named_metrics, self.has_thresholds)
+        if metric is not None:
+            return metric
+        known = [*self.named_metrics, *["f2 (or another beta, and f2_micro, f2_samples)"] * self.has_thresholds]
+        has = f"has the metrics {', '.join(known)}" if known else "has no other metrics"
+        raise UsageError(
+            f"the task {self.name!r} with {self.outputs} outputs {has}, not {name!r}: use one of them, or module:name"
+        )
+
+    @property
+    def _loss(self) -> Loss:
+        """The loss of each sample or pixel."""
+        return self.named_losses[self.loss_name or next(iter(self.named_losses))]
 
     def learned_from(self: Own, _labels: Array) -> Own:
         """Return the task itself."""
