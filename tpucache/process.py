@@ -12,7 +12,6 @@ import io
 import mmap
 import os
 import re
-import resource
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from tpucache.redact import printable_lines
+from tpucache.system import resource
 
 PROG: Final = "python -m tpucache"
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
@@ -131,7 +131,7 @@ def prepare_memory() -> None:
 
     Where they are limited, numpy's OpenBLAS starts one thread: it ends the process when it gets no memory for more.
     """
-    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+    if _limit() is None:
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -151,14 +151,22 @@ def shortage(error: BaseException) -> str | None:
         seen = seen.__cause__ or seen.__context__
     else:
         return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    limited = "" if limit == resource.RLIM_INFINITY else f"this process may use {limit / 1e6:,.0f} MB of addresses: "
-    raised = "end what else runs here" if limit == resource.RLIM_INFINITY else "raise the limit (`ulimit -v unlimited`)"
+    limit = _limit()
+    limited = "" if limit is None else f"this process may use {limit / 1e6:,.0f} MB of addresses: "
+    raised = "end what else runs here" if limit is None else "raise the limit (`ulimit -v unlimited`)"
     reason = " ".join(str(seen).split()) or "no more can be had"
     return (
         f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1, a smaller "
         "--batch-size, --in-memory no; torch alone takes several GB of addresses"
     )
+
+
+def _limit() -> int | None:
+    """Return how many bytes of addresses this process may use, None where they are not limited."""
+    if resource is None:
+        return None
+    limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
     add_cache_or_url,
@@ -26,6 +26,8 @@ from tpucache.cli.terminal import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.process import tell
+
+_BENCH_BATCH: Final = 256
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -55,9 +57,10 @@ def bench(options: argparse.Namespace) -> int:
     dataset = CachedDataset(staged(options), **reading)
     if dataset.network is not None:
         return _bench_network(options, dataset)
+    batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
     result = run_bench(
         dataset,
-        batch_size=options.batch_size,
+        batch_size=batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
@@ -84,7 +87,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
 
     found = bench_network(
         dataset,
-        batch_size=options.batch_size,
+        batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
@@ -252,7 +255,9 @@ def add(commands: Any) -> None:
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500")
     add_cache_or_url(command)
-    command.add_argument("--batch-size", type=positive, default=256, metavar="B", help="images a batch")
+    command.add_argument(
+        "--batch-size", type=positive, metavar="B", help="images a batch (256, or all of a smaller cache)"
+    )
     add_reading(command)
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command.add_argument(

@@ -16,11 +16,12 @@ from tpucache.cli.arguments import (
     positive,
     staged,
 )
-from tpucache.cli.terminal import note, show
+from tpucache.cli.terminal import announce_torch, note, show
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
+    announce_torch("predict", options.backend)
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import open_cache
     from tpucache.loading.split import fold_positions

@@ -24,8 +24,9 @@ from tpucache.cli.arguments import (
     seconds,
     staged,
 )
-from tpucache.cli.terminal import note, show
+from tpucache.cli.terminal import announce_torch, note, say_now, show
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.progress import note as show_note
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -56,6 +57,9 @@ def train(options: argparse.Namespace) -> int:
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
+    announce_torch("train", options.backend)
+    from tpucache.training.run import report as of_run
+
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
         report = _run(options, StopRequest(options.time_limit), account)
@@ -67,7 +71,9 @@ def train(options: argparse.Namespace) -> int:
             show(options, report.to_dict(), report.lines())
         raise
     if current().is_main:
-        show(options, report.to_dict(), report.lines())
+        # Each epoch was a line when it ended.
+        lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
+        show(options, report.to_dict(), lines)
     return 0
 
 
@@ -113,7 +119,10 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
         if processes.is_main:
             note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
     watch = _tensorboard if options.tensorboard and processes.is_main else no_watchers
-    run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, curves=True)
+    on_epoch = show_note if options.json else say_now
+    run_options = from_options(
+        RunOptions, options, stop=stop, account=account, time_limit=None, curves=True, on_epoch=on_epoch
+    )
     if folds is not None:
         return train_folds(folds, settings, device, run_options, watch)
     with watch(run) as watchers:

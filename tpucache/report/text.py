@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.progress import duration_text
+
 ELLIPSIS: Final = "\u2026"
 
 _NAMED: Final = 4  # classes of a mask
@@ -78,15 +80,14 @@ def outline(value: Any, depth: int = 0) -> list[str]:
     return lines
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a number and what it counts, such as `1 shard` or `1,200 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def seconds_text(seconds: float) -> str:
     """Return a duration as text with as many digits as matter, such as `0.4 s`, `25 s` or `3 min 20 s`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
 
 
 def size_text(count: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tpucache.errors import UnfinishedError, UsageError
 from tpucache.loading.dataset import CachedDataset
@@ -130,6 +131,7 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
         profile = None if options.profile is None else Path(options.profile) / fold.run.name
         with watch(fold.run) as watchers:
             of_fold = replace(options, resume=True, profile=profile, watchers=watchers)
+            of_fold = replace(of_fold, **_shown(folds, number, None if is_finished else options.on_epoch))
             try:
                 train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
             except (UnfinishedError, KeyboardInterrupt):
@@ -138,6 +140,13 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
         if not is_finished:
             has_trained, options = True, replace(options, account=Account())
     return has_trained
+
+
+def _shown(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) -> dict[str, Any]:
+    """Return how the run of a fold shows its progress: by the fold's name, and with the folds that follow."""
+    name, count = folds.folds[number].name, len(folds.folds)
+    of_fold = None if on_epoch is None else lambda line: on_epoch(f"fold {name:<4} {line}")
+    return {"name": f"fold {name} ({number + 1} of {count})", "following": count - number - 1, "on_epoch": of_fold}
 
 
 def _predict_all(

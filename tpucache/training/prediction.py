@@ -259,8 +259,11 @@ class PredictReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines for people."""
-        each = f"{self.runs} x {len(self.variants)}{' x 2' * self.flip_tta}"
-        summary = f"{self.samples:,} samples, {each} predictions of each averaged: {self.output}"
+        parts = [f"{self.runs} models"] if self.runs > 1 else []
+        parts += [f"{len(self.variants)} variants"] if len(self.variants) > 1 else []
+        parts += ["the mirrored images, too"] if self.flip_tta else []
+        averaged = f", averaged over {' and '.join(parts)}" if parts else ""
+        summary = f"{self.samples:,} samples predicted{averaged}: {self.output}"
         return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
