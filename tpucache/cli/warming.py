@@ -30,7 +30,14 @@ from tpucache.process import tell
 from tpucache.progress import duration_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
+from tpucache.warmup.build_options import (
+    BoxOptions,
+    BuildOptions,
+    LabelKind,
+    SelectionOptions,
+    SoftOptions,
+    WorkerOptions,
+)
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -151,7 +158,10 @@ def relabel(options: argparse.Namespace) -> int:
 
     began = time.monotonic()
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
-    manifest = relabel_cache(options.cache, options.table, table, labels=options.labels, classes=options.classes)
+    soft = from_options(SoftOptions, options)
+    manifest = relabel_cache(
+        options.cache, options.table, table, labels=options.labels, classes=options.classes, soft=soft
+    )
     lines = [
         f"{options.cache}: {manifest.samples:,} samples, {time.monotonic() - began:,.1f} s",
         f"  labels: {label_text(manifest)}",
@@ -272,6 +282,7 @@ def add(commands: Any) -> None:
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
     )
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
+    add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
