@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tpucache import process
-from tpucache.cli import inspecting, predicting, publishing, training, warming
+from tpucache.cli import insight, inspecting, predicting, publishing, training, warming
 from tpucache.cli.terminal import Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import package_of
@@ -91,6 +91,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for group in (warming, inspecting, training, predicting, publishing):
+    for group in (warming, inspecting, insight, training, predicting, publishing):
         group.add(commands)
     return parser
