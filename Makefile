@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast coverage lint format clean
+.PHONY: help install demo test test-fast coverage docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,10 @@ coverage: $(STAMP) ## run the tests, measured, and print how many of the package
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),coverage]'
 	$(PYTEST) $(TESTS) --cov
 
+docs: $(STAMP) ## the documentation as a site in build/docs, with a page for each public name; fails on a warning
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --config-file .mkdocs.yml
+
 lint: $(STAMP) ## linters, formatting, types, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,7 +44,7 @@ format: $(STAMP) ## put the code into shape
 	$(BIN)/ruff format .
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-* build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* .cache build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tpucache needs Python 3.10 or newer")'

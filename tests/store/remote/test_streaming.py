@@ -534,3 +534,12 @@ def test_a_run_from_a_url_is_that_from_a_local_copy(
     described = json.loads((tmp_path / "there" / "run.json").read_text())
     assert described["validation"]["cache"] == server.url
     assert main(["report", str(tmp_path / "there"), "-o", str(tmp_path / "run.html")]) == 0
+
+
+def test_threads_are_woken_for_work_alone(opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them at each change would take more time than what they read."""
+    looks = itertools.count()
+    look = fetching.Fetcher._next_flight
+    monkeypatch.setattr(fetching.Fetcher, "_next_flight", lambda self: (next(looks), look(self))[1])
+    batches(opened(), 2, shuffle="block")
+    assert next(looks) < 20 * sum(server.requests.values())

@@ -99,7 +99,9 @@ class Fetcher:
         """Take what is read from and where it is kept; `describe` says which sample a record of the index is of."""
         self.process = os.getpid()
         self._store, self._local, self._pieces, self._describe, self._url = store, local, pieces, describe, url
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # for those who wait for records
+        self._idle = threading.Condition(lock)  # for threads that wait for work
         self._urgent: deque[Flight] = deque()  # few records that somebody waits for
         self._wanted: deque[int] = deque()  # pieces that somebody waits for, or will
         self._elsewhere: deque[tuple[int, Run]] = deque()  # what of pieces that another process fetches is needed
@@ -128,7 +130,7 @@ class Fetcher:
         with self._changed:
             self._plans = [(weakref.ref(owner), plan), *(one for one in self._plans if one[0]() not in (None, owner))]
             self._start(_LEAST_THREADS)
-            self._changed.notify_all()
+            self._wake()
 
     @contextlib.contextmanager
     def pinned(self, pieces: Numbers) -> Iterator[None]:
@@ -209,7 +211,7 @@ class Fetcher:
         finally:
             with self._changed:
                 self._first -= 1
-                self._changed.notify_all()
+                self._wake()
 
     @property
     def is_disk_full(self) -> bool:
@@ -240,7 +242,7 @@ class Fetcher:
             return
         with self._changed:
             self._is_closed = True
-            self._changed.notify_all()
+            self._idle.notify_all()
         until = time.monotonic() + patience
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -295,7 +297,7 @@ class Fetcher:
             own.append(self._flights[piece])
         self._wanted.extendleft(reversed(wanted))
         self._start(_MOST_THREADS if self._urgent else _LEAST_THREADS)
-        self._changed.notify_all()
+        self._wake()
 
     def _note_read(self, pieces: Numbers) -> None:
         """Count records as read: what a plan needs no more makes room in memory."""
@@ -305,7 +307,12 @@ class Fetcher:
                 if plan.needed.get(piece):
                     plan.needed[piece] -= count
                     break
-        self._changed.notify_all()
+        if self._local.is_full:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake as many threads as may begin something: each that is woken in vain takes time from those that work."""
+        self._idle.notify(len(self._urgent) + max(1, self.statistics.width - self._working))
 
     def _start(self, threads: int) -> None:
         """Have at least so many threads."""
@@ -412,7 +419,7 @@ class Fetcher:
             except Exception as error:  # noqa: BLE001  # whoever waits for something raises it
                 self._give_up(error)
             if flight is None:
-                self._changed.wait(_FIRST_SECONDS if self.is_at_start else 1.0)
+                self._idle.wait(_FIRST_SECONDS if self.is_at_start else 1.0)
                 return not self._is_closed
             flight.has_begun = True
             self._working += not flight.is_urgent
