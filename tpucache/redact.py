@@ -50,3 +50,32 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return the same of a text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+#: What makes a cell of a table a formula, in programs that show tables.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_TEXT_MARK: Final = "'"
+
+
+def to_cell(text: str) -> str:
+    """Return a text as the cell of a CSV: with a `'` in front where a spreadsheet would take it for a formula.
+
+    Numbers stay as they are. `from_cell` returns the text again.
+    """
+    return f"{_TEXT_MARK}{text}" if _is_formula(text.lstrip(_TEXT_MARK)) else text
+
+
+def from_cell(text: str) -> str:
+    """Return the text of a cell that `to_cell` made."""
+    rest = text.removeprefix(_TEXT_MARK)
+    return rest if rest != text and _is_formula(rest.lstrip(_TEXT_MARK)) else text
+
+
+def _is_formula(text: str) -> bool:
+    if not text.startswith(_FORMULA):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return text.startswith(("\t", "\r"))

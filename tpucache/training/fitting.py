@@ -13,6 +13,7 @@ from torch import nn
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import stratified_split
+from tpucache.progress import note
 from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device
@@ -62,8 +63,8 @@ def train(
     callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
     `device` is an opened one, or the name of a backend or of a device, as `open_device` takes them.
     `run` is the folder that the run writes to; without it nothing is kept but the result. In a notebook the curves are
-    shown while it trains, where matplotlib is installed. A run that is resumed has to
-    be given the same model and optimizer.
+    shown while it trains, where matplotlib is installed. Each epoch is a line on standard error when it ends, unless
+    `options.on_epoch` takes these lines. A run that is resumed has to be given the same model and optimizer.
 
     Raises UsageError when these do not fit together, and as `tpucache.training.loop.train` does.
     """
@@ -84,7 +85,8 @@ def train(
         settings, maker = replace(settings, optimizer=cast("OptimizerName", maker)), None
     device = _open_device(device) if isinstance(device, str) else device
     options = options or RunOptions()
-    options = replace(options, watchers=[*options.watchers, *notebook_watchers()])
+    watchers = [*options.watchers, *notebook_watchers()]
+    options = replace(options, watchers=watchers, on_epoch=options.on_epoch or note)
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(run or folder)
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))

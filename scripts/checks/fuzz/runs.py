@@ -19,7 +19,8 @@ from tpucache.report.run_page import report_run
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import read_weights
 from tpucache.training.run.contents import load_last
 from tpucache.training.run.report import read_report

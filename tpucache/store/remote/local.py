@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -33,6 +32,7 @@ from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.pieces import Bools, Pieces, Run
+from tpucache.system import fcntl
 
 STATE_NAME: Final = "state"
 

@@ -1,0 +1,213 @@
+"""hashes: of each clean image, the same everywhere, kept in the cache's folder and never trusted."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pictures import picture
+
+from tpucache import CachedDataset, build_cache
+from tpucache.errors import UsageError
+from tpucache.insight import hashes, pairs
+from tpucache.insight.hashing import grey_grids, hashes_name, kept_hashes, phash
+from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.store.samples import encode_columns
+from tpucache.warmup.sources.source import Item, Listing, Sample
+
+GOLDEN = "fb6f5554e2ef558c"
+
+
+class Arrays:
+    """A source of arrays."""
+
+    def __init__(self, arrays: list[np.ndarray], name: str = "image") -> None:
+        self.arrays, self.name = arrays, name
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, f"{number}") for number in range(len(self.arrays))])
+
+    def load(self, sample: Sample) -> Item:
+        return Item({self.name: self.arrays[sample.number]})
+
+
+def copied(cache: Path, folder: Path) -> Path:
+    """Return a copy of a cache that may be written to, without hashes."""
+    return Path(shutil.copytree(cache, folder / "copy", ignore=shutil.ignore_patterns("hashes-*")))
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([1, 3, 4]), st.integers(0, 9))
+def test_a_grid_has_the_means_of_its_parts(height: int, width: int, channels: int, seed: int) -> None:
+    images = np.random.default_rng(seed).integers(0, 256, (2, height, width, channels), np.uint8)
+    weights = np.array([77, 150, 29]) / 256 if channels == 3 else np.full(channels, 1 / channels)
+    exact = np.repeat(np.repeat(images @ weights, 32, 1), 32, 2).reshape(2, 32, height, 32, width).mean((2, 4))
+    assert np.abs(grey_grids(images) - exact).max() < 0.05
+
+
+def test_a_grid_of_a_large_image_is_that_of_the_image_itself() -> None:
+    small = picture(1, side=200)
+    for side in (333, 224, 1000):
+        place = np.arange(side) * 200 // side
+        assert np.abs(grey_grids(small[None]) - grey_grids(small[place][:, place][None])).max() < 12
+
+
+def test_a_mirrored_hash_is_that_of_the_mirrored_image() -> None:
+    images = np.stack([picture(seed) for seed in range(8)])
+    words, mirrored = phash(grey_grids(images))
+    turned, back = phash(grey_grids(images[:, :, ::-1]))
+    assert np.array_equal(mirrored, turned)
+    assert np.array_equal(words, back)
+
+
+def test_a_hash_stays_the_same_from_version_to_version() -> None:
+    ramp = (np.arange(96)[:, None] * 3 + np.arange(96)[None] ** 2 // 29) % 251
+    images = np.stack([ramp, ramp[::-1], ramp.T], -1).astype(np.uint8)[None]
+    assert f"{int(np.bitwise_xor.reduce(phash(grey_grids(images))[0][0])):016x}" == GOLDEN
+
+
+def test_brightness_and_contrast_leave_a_hash_as_it_is() -> None:
+    image = picture(3)[None].astype(np.float64)
+    plain, other = (phash(grey_grids(np.rint(each).astype(np.uint8))) for each in (image / 2, image / 4 + 60))
+    assert pairs_of_bits(plain[0], other[0]) < 12
+
+
+def pairs_of_bits(one: np.ndarray, two: np.ndarray) -> int:
+    return int(np.unpackbits((one ^ two).view(np.uint8)).sum())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_images_of_any_depth_and_channels_have_hashes(tmp_path: Path, dtype: str, channels: int) -> None:
+    grey = [picture(seed).mean(2, keepdims=True) for seed in (1, 1, 2)]
+    grey[1] = grey[1][:, ::-1]
+    scale, base = {"uint8": (1, 0), "uint16": (16, 0), "int16": (10, -1000), "float32": (1e-3, -0.2)}[dtype]
+    arrays = [np.repeat(image * scale + base, channels, 2).astype(dtype) for image in grey]
+    arrays.append(np.full_like(arrays[0], base))
+    build_cache(Arrays(arrays), tmp_path / "cache", Recipe(size=64, mode="keep"), jobs=1)
+    found = hashes(tmp_path / "cache")
+    assert found.is_blank.tolist() == [False, False, False, True]
+    near = pairs(found)
+    assert (near.first.tolist(), near.second.tolist(), near.is_mirrored.tolist()) == ([0], [1], [True])
+    assert near.blank == 1
+
+
+def test_values_that_are_not_finite_do_no_harm() -> None:
+    images = np.full((2, 40, 40, 1), np.nan, np.float32)
+    images[1, :20] = np.inf
+    assert np.isfinite(grey_grids(images)).all()
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "yuv420", "dct-zstd", "dct-lz4", "zstd"])
+def test_a_codec_changes_few_bits(tmp_path: Path, codec: str) -> None:
+    arrays = [picture(seed) for seed in range(3)]
+    for name, folder in (("raw", "raw"), (codec, "other")):
+        build_cache(Arrays(arrays), tmp_path / folder, Recipe(size=64, codec=name), jobs=1)
+    one, two = hashes(tmp_path / "raw"), hashes(tmp_path / "other")
+    assert all(pairs_of_bits(one.words[at], two.words[at]) < 16 for at in range(3))
+
+
+def test_bands_of_frequencies_are_all_read(tmp_path: Path) -> None:
+    arrays = [picture(seed) for seed in range(3)]
+    for bands, folder in ((None, "whole"), ((2, 4, 8), "bands")):
+        build_cache(Arrays(arrays), tmp_path / folder, Recipe(size=64, codec="dct-zstd", bands=bands), jobs=1)
+    assert np.array_equal(hashes(tmp_path / "whole").words, hashes(tmp_path / "bands").words)
+
+
+def test_records_without_images_are_refused(tmp_path: Path) -> None:
+    tokens = [np.arange(8, dtype=np.int32)] * 3
+    build_cache(Arrays(tokens, "tokens"), tmp_path / "cache", Recipe(size=16), jobs=1)
+    with pytest.raises(UsageError, match="no images to hash: its records have tokens"):
+        hashes(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_hashes_are_the_same_for_any_number_of_threads_and_any_batch(
+    copies: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = hashes(copies, keep=False)
+    monkeypatch.setattr("tpucache.insight.hashing._BATCH_BYTES", 64 * 64 * 3 * 5)
+    seen: list[tuple[int, int]] = []
+    parts = hashes(copies, threads=threads, keep=False, on_progress=lambda done, total: seen.append((done, total)))
+    assert np.array_equal(whole.words, parts.words)
+    assert np.array_equal(whole.numbers, parts.numbers)
+    assert seen == [(5, 24), (10, 24), (15, 24), (20, 24), (24, 24)]
+
+
+def test_a_selection_has_the_hashes_of_its_samples(copies: Path, tmp_path: Path) -> None:
+    cache = copied(copies, tmp_path)
+    dataset, whole = CachedDataset(cache), hashes(cache, keep=False)
+    part = dataset.select([7, 3, 3])
+    assert np.array_equal(hashes(part).words, whole.words[[7, 3, 3]])
+    assert kept_hashes(Cache.open(cache)) is None, "only those of all samples are kept"
+    hashes(dataset)
+    assert np.array_equal(hashes(part).words, whole.words[[7, 3, 3]])
+
+
+def test_hashes_are_kept_once_and_read_again(copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = copied(copies, tmp_path)
+    (cache / f"hashes-{'0' * 64}.npz").write_bytes(b"of other records")
+    first = hashes(cache)
+    assert [path.name for path in cache.glob("hashes-*")] == [hashes_name(Cache.open(cache).manifest)]
+    monkeypatch.setattr("tpucache.insight.hashing._compute", lambda *_: pytest.fail("computed again"))
+    again = hashes(cache)
+    for name in ("numbers", "words", "mirrored", "is_blank"):
+        assert np.array_equal(getattr(first, name), getattr(again, name))
+
+
+def test_a_folder_that_cannot_be_written_is_left_as_it_is(
+    copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = copied(copies, tmp_path)
+    names = sorted(path.name for path in cache.iterdir())
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tpucache.insight.hashing.write_atomically", fail)
+    with caplog.at_level(logging.WARNING):
+        assert len(hashes(cache)) == 24
+    assert "No space left" in caplog.text
+    monkeypatch.setattr("tpucache.insight.hashing.os.access", lambda *_: False)
+    assert len(hashes(cache)) == 24
+    assert sorted(path.name for path in cache.iterdir()) == names
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data, columns: data[: len(data) // 2],
+        lambda data, columns: b"PK\x03\x04 no archive",
+        lambda data, columns: data[:400] + bytes([data[400] ^ 1]) + data[401:],
+        lambda data, columns: encode_columns({**columns, "number": columns["number"] + np.uint64(1)}),
+        lambda data, columns: encode_columns({**columns, "phash256": columns["phash256"][:, :2]}),
+        lambda data, columns: encode_columns({**columns, "phash256": columns["phash256"].astype(np.float64)}),
+        lambda data, columns: encode_columns({**columns, "is_blank": columns["is_blank"].astype(np.uint8)}),
+        lambda data, columns: encode_columns({name: each for name, each in columns.items() if name != "is_blank"}),
+        lambda data, columns: encode_columns({name: each[:5] for name, each in columns.items()}),
+    ],
+)
+def test_a_damaged_file_of_hashes_is_not_used_and_written_anew(
+    copies: Path, tmp_path: Path, damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = copied(copies, tmp_path)
+    whole = hashes(cache)
+    path = cache / hashes_name(Cache.open(cache).manifest)
+    columns = {
+        "number": whole.numbers,
+        "phash256": whole.words,
+        "phash256_mirrored": whole.mirrored,
+        "is_blank": whole.is_blank,
+    }
+    path.write_bytes(damage(path.read_bytes(), columns))
+    with caplog.at_level(logging.WARNING):
+        found = hashes(cache)
+    assert "is not used, and its hashes are computed again" in caplog.text
+    assert np.array_equal(found.words, whole.words)
+    assert kept_hashes(Cache.open(cache)) is not None

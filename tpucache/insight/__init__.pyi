@@ -1,0 +1,11 @@
+"""The public names of the package; its `__init__.py` reads them here, and imports each when it is first used."""
+
+from tpucache.insight.hashing import Hashes as Hashes, hashes as hashes
+from tpucache.insight.labels import (
+    Predictions as Predictions,
+    Suspects as Suspects,
+    read_predictions as read_predictions,
+    suspects as suspects,
+)
+from tpucache.insight.matching import Pairs as Pairs, groups as groups, pairs as pairs
+from tpucache.insight.splitting import folds as folds

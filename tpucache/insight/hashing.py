@@ -1,0 +1,312 @@
+"""hashes: a perceptual hash of each clean image, by which copies of a picture are found."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import StoreError, UsageError
+from tpucache.loading.find import open_cache
+from tpucache.machine import count_cores
+from tpucache.store.cache import Cache, read_field
+from tpucache.store.fields import IMAGE
+from tpucache.store.files import write_atomically
+from tpucache.store.manifest import Manifest
+from tpucache.store.samples import Column, SampleTable, encode_columns
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
+    #: What is asked about: a dataset, an opened cache, or what `CachedDataset` opens.
+    Samples: TypeAlias = CachedDataset | Cache | str | Path
+
+Array = npt.NDArray[Any]
+Positions = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+#: Bits of a hash.
+BITS: Final = 256
+_GRID: Final = 32  # the image is averaged to so many rows and columns
+_SIDE: Final = 16  # of whose frequencies the lowest so many squared give a bit each
+
+# All is computed in whole numbers below 2^53, which float64 holds exactly: every machine finds the same bits.
+_GRID_STEPS: Final = (1 << 14) - 1
+_COSINE_STEPS: Final = 1 << 12
+_LUMA: Final = (77, 150, 29)  # of 256: ITU-R BT.601
+
+_FINE: Final = 256  # parts of a step that averages are rounded to
+
+_BLANK_STD: Final = 2.0  # of 0 to 255
+_USUAL_STD: Final = 64.0  # of photographs
+_BATCH_BYTES: Final = 4 << 20
+_AHEAD: Final = 2  # batches for each thread
+
+_log: Final = logging.getLogger("tpucache")
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """Perceptual hashes of n images, of 256 bits each.
+
+    `words` are those of the images and `mirrored` those of the images with left and right exchanged: uint64 (n, 4).
+    `is_blank`, bool (n,), marks images with next to no contrast: they all look alike, and `pairs` leaves them out.
+    `numbers` are the samples' numbers, uint64 (n,).
+    """
+
+    numbers: Words
+    words: Words
+    mirrored: Words
+    is_blank: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def select(self, positions: Positions) -> Hashes:
+        """Return the hashes of these of the images, by their positions, in this order."""
+        return Hashes(
+            self.numbers[positions], self.words[positions], self.mirrored[positions], self.is_blank[positions]
+        )
+
+
+def hashes(
+    dataset: Samples,
+    *,
+    threads: int | None = None,
+    keep: bool = True,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Hashes:
+    """Return a perceptual hash of each clean image of a dataset, an opened cache, or a cache's folder or URL.
+
+    Hashes that were kept in the cache's folder are read; others are computed from the records, by `threads` threads
+    (one a core if not given), and kept there with `keep`, where the folder can be written and all samples were
+    asked for. `on_progress` is called with the images done and all images.
+
+    The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with 256
+    bits: the image as 32x32 grey averages, their cosine transform, and of the lowest 16x16 frequencies whether each is
+    above the median. It changes by a few bits with the decoder and the codec, so it compares pictures and identifies
+    nothing. Images of any channels and depth have one; a cache without the clean variant is hashed by its first one.
+
+    Raises UsageError for records without images, DamageError or FormatError for damaged ones, and what opening a cache
+    raises.
+    """
+    cache, positions = opened(dataset)
+    kept = kept_hashes(cache)
+    if kept is not None:
+        return kept if positions is None else kept.select(positions)
+    wanted = np.arange(cache.manifest.samples) if positions is None else positions
+    found = _compute(cache, wanted, threads or count_cores().usable, on_progress)
+    if keep and positions is None:
+        _keep(cache, found)
+    return found
+
+
+def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
+    """Return the cache of a dataset, and the positions of its samples in it; None where these are all, in order."""
+    if isinstance(dataset, (str, Path)):
+        return open_cache(dataset), None
+    if isinstance(dataset, Cache):
+        return dataset, None
+    cache, positions = dataset.cache, dataset.positions
+    is_whole = len(positions) == cache.manifest.samples and np.array_equal(positions, np.arange(len(positions)))
+    return cache, None if is_whole else positions
+
+
+def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Callable[[int, int], None]) -> Hashes:
+    """Hash the clean images at some positions, several batches at once."""
+    manifest = cache.manifest
+    image = manifest.fields[0]
+    if image.name != IMAGE:
+        raise UsageError(
+            f"{cache.place} has no images to hash: its records have {', '.join(each.name for each in manifest.fields)}"
+        )
+    rows, numbers = cache.rows(manifest.variants[0], positions), cache.samples.numbers[positions]
+    least_std = _BLANK_STD
+    if image.is_deep:  # what their numbers reach to, only the cache itself shows
+        least_std *= float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
+    step = max(1, _BATCH_BYTES // max(1, image.nbytes))
+    bands = [band * cache.rows_a_band for band in range(len(manifest.layouts))]
+    windows = (np.concatenate([rows[at : at + step] + band for band in bands]) for at in range(0, len(rows), step))
+    found = Hashes(numbers, *_empty(len(positions)))
+
+    def work(start: int) -> int:
+        some = rows[start : start + step]
+        grids = grey_grids(read_field(cache, some, IMAGE))
+        part = slice(start, start + len(some))
+        found.words[part], found.mirrored[part] = phash(grids)
+        found.is_blank[part] = grids.std((1, 2)) < least_std
+        return len(some)
+
+    cache.reader.expect(work, (cache.index[window] for window in windows))
+    done = 0
+    for count in _in_threads(work, range(0, len(rows), step), threads):
+        done += count
+        on_progress(done, len(rows))
+    return found
+
+
+def _empty(count: int) -> tuple[Words, Words, npt.NDArray[np.bool_]]:
+    shape = count, BITS // 64
+    return np.empty(shape, np.uint64), np.empty(shape, np.uint64), np.empty(count, np.bool_)
+
+
+def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
+    """Yield what `work` returns for each start, in order; only a few are begun ahead."""
+    with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
+        waiting: deque[Future[int]] = deque()
+        try:
+            for start in starts:
+                waiting.append(pool.submit(work, start))
+                if len(waiting) >= _AHEAD * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def grey_grids(images: Array) -> npt.NDArray[np.float64]:
+    """Return the averages of images (n, height, width, channels) over a grid, in grey: float64 (n, 32, 32).
+
+    Three channels of 8 bits are red, green and blue, of which grey is the luma; of any others it is the mean. The grid
+    is in the numbers of the images, less the lowest that float32 and signed images have.
+    """
+    levels, unit = (images, np.ones(1)) if images.dtype in (np.uint8, np.uint16) else _to_levels(images)
+    count, height, width, channels = levels.shape
+    weights = _LUMA if images.dtype == np.uint8 and channels == len(_LUMA) else (1,) * channels
+    rows = _averages(levels.reshape(count, height, width * channels)).reshape(count, _GRID, width, channels)
+    grey = rows @ np.array(weights, np.float64)
+    grids = _averages(grey.swapaxes(1, 2)).swapaxes(1, 2)
+    scale = unit / (sum(weights) * _FINE * _FINE)
+    scaled: npt.NDArray[np.float64] = grids * scale[:, None, None]
+    return scaled
+
+
+def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
+    """Return the hashes of grey grids (n, 32, 32), and of the same mirrored: uint64 (n, 4) each."""
+    low = grids.min((1, 2), keepdims=True)
+    contrast = np.maximum(grids.max((1, 2), keepdims=True) - low, np.finfo(np.float64).tiny)
+    steps = np.rint((grids - low) / contrast * _GRID_STEPS)
+    cosines, count = _cosines(), len(steps)
+    across = (steps.reshape(-1, _GRID) @ cosines.T).reshape(count, _GRID, _SIDE).swapaxes(1, 2)
+    found = (across.reshape(-1, _GRID) @ cosines.T).reshape(count, BITS)  # [horizontal, vertical] frequencies
+    turned = found.reshape(count, _SIDE, _SIDE) * np.where(np.arange(_SIDE) % 2, -1.0, 1.0)[:, None]
+    return _above_median(found), _above_median(turned.reshape(count, BITS))
+
+
+def _averages(values: Array) -> npt.NDArray[np.float64]:
+    """Return the means of (n, length, m) over 32 equal parts of the length, times 256, as whole float64 (n, 32, m).
+
+    A part may begin and end within a value, of which it has a share. To be fast, values are first added up in runs,
+    which are at most a fourth of a part where they do not fit.
+    """
+    count, length, width = values.shape
+    run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
+    whole = length // run * run
+    inner = values[:, :whole].reshape(count, -1, run, width)
+    if values.dtype.kind == "f":
+        sums = inner.sum(2)
+    else:  # of fewer than 257 values of 8 bits, 16 bits hold the sum
+        sums = inner.sum(2, dtype=np.uint16 if values.dtype == np.uint8 and run <= 257 else np.uint32)
+    if sums.shape[1] == _GRID:
+        return _rounded(sums * (_FINE / run))
+    sums = np.concatenate([sums, values[:, whole:]], axis=1, dtype=np.float64)
+    ends = np.concatenate([np.arange(run, whole + 1, run), np.arange(whole + 1, length + 1)])
+    starts = np.concatenate([[0], ends[:-1]])
+    borders = np.arange(_GRID + 1) * length  # of the parts, in 32nds of a value
+    places = np.minimum(np.searchsorted(ends * _GRID, borders, "right"), len(ends) - 1)
+    shares = (borders - starts[places] * _GRID) * np.where(ends - starts == run, 1, run)[places]
+    before = np.cumsum(sums, axis=1) - sums
+    totals = before[:, places] * (_GRID * run) + sums[:, places] * shares[:, None].astype(np.float64)
+    return _rounded(np.diff(totals, axis=1) * (_FINE / (run * length)))
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.rint(values, out=values)
+
+
+@functools.cache
+def _cosines() -> npt.NDArray[np.float64]:
+    angles = np.outer(np.arange(_SIDE), 2 * np.arange(_GRID) + 1) * (np.pi / (2 * _GRID))
+    cosines: npt.NDArray[np.float64] = np.rint(np.cos(angles) * _COSINE_STEPS)
+    return cosines
+
+
+def _above_median(found: npt.NDArray[np.float64]) -> Words:
+    """Return whether each of (n, 256) values is above the row's median, as bits: uint64 (n, 4)."""
+    middle = np.partition(found, (BITS // 2 - 1, BITS // 2), axis=1)[:, BITS // 2 - 1 : BITS // 2 + 1]
+    packed = np.packbits(2 * found > middle.sum(1, keepdims=True), axis=1)
+    words: Words = packed.view("<u8").astype(np.uint64)
+    return words
+
+
+def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float64]]:
+    """Return images as whole numbers from each one's lowest value on, and what a step is worth in each (n,)."""
+    values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
+    low = values.min((1, 2, 3), keepdims=True)
+    contrast = values.max((1, 2, 3), keepdims=True) - low
+    unit = np.where(contrast > 0, contrast / 0xFFFF, 1.0) if images.dtype.kind == "f" else np.ones_like(contrast)
+    return np.rint((values - low) / unit).astype(np.uint16), unit.reshape(-1)
+
+
+_PREFIX: Final = "hashes-"
+_COLUMNS: Final = ("number", "phash256", "phash256_mirrored", "is_blank")
+
+
+def hashes_name(manifest: Manifest) -> str:
+    """Return what the file of a cache's hashes is called: by the fingerprint of what is hashed, the clean records."""
+    return f"{_PREFIX}{manifest.fingerprint}.npz"
+
+
+def kept_hashes(cache: Cache) -> Hashes | None:
+    """Return the hashes of all samples that are kept in a cache's folder; None where there are none that can be used.
+
+    A file that is damaged or of other samples is not used, which a warning says.
+    """
+    path = cache.directory / hashes_name(cache.manifest)
+    if not path.exists():
+        return None
+    try:
+        table = SampleTable(path, cache.manifest.samples)
+        numbers, words, mirrored, is_blank = (_column(table, name) for name in _COLUMNS)
+        if not np.array_equal(numbers, cache.samples.numbers):
+            raise StoreError("it is of other samples")
+    except StoreError as error:
+        _log.warning("%s is not used, and its hashes are computed again: %s", path, error)
+        return None
+    return Hashes(numbers, words, mirrored, is_blank)
+
+
+def _column(table: SampleTable, name: str) -> Array:
+    kind, width = (np.bool_, 0) if name == "is_blank" else (np.uint64, BITS // 64 if name.startswith("phash") else 0)
+    column = table.get(name)
+    if not isinstance(column, np.ndarray) or column.dtype != kind or column.shape[1:] != (width,) * bool(width):
+        raise StoreError(f"it has no column {name!r} of hashes")
+    return column
+
+
+def _keep(cache: Cache, found: Hashes) -> None:
+    """Write hashes into the folder of a cache, in place of those of other records; not where it cannot be written."""
+    path = cache.directory / hashes_name(cache.manifest)
+    columns: dict[str, Column] = dict(
+        zip(_COLUMNS, (found.numbers, found.words, found.mirrored, found.is_blank), strict=True)
+    )
+    try:
+        if not os.access(path.parent, os.W_OK):
+            return
+        write_atomically(path, encode_columns(columns))
+        for other in path.parent.glob(f"{_PREFIX}*.npz"):
+            if other != path:
+                other.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("%s cannot be written, so its hashes are computed again next time: %s", path, error)

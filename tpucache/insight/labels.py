@@ -1,0 +1,159 @@
+"""suspects: the samples whose labels are most worth a second look, by what models that have not seen them predict."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.redact import from_cell
+from tpucache.runs import OUT_OF_FOLD_NAME
+from tpucache.store.files import open_text
+
+Array = npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
+
+#: The columns in which a table of predictions begins; a probability for each class follows.
+_COLUMNS: Final = ("sample", "path", "label", "prediction")
+_SEPARATOR: Final = ";"  # between the classes of one sample
+_ONE: Final = 1e-3  # by which probabilities that add up to 1 may miss it, as they are rounded
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Samples by how improbable their labels are, the most improbable first: a list to look through, no verdicts.
+
+    `positions` are rows of the predictions, int64 (m,); samples without a label are left out. `scores`, float64 (m,),
+    are 1 less the probability of the label: of several classes a sample, that of its least probable mark.
+    `classes`, int64 (m,), are the most probable class, or the class of that mark.
+    """
+
+    positions: Integers
+    scores: npt.NDArray[np.float64]
+    classes: Integers
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def suspects(predictions: Array, labels: Array) -> Suspects:
+    """Rank samples by how improbable their labels are to models that were trained without them.
+
+    `predictions` are probabilities (n, classes), such as those of `read_predictions`; `labels` are class numbers (n,),
+    -1 for none, or 0 and 1 for each class (n, classes). Predictions of the samples that a model was trained on tell
+    little: it has learned their labels.
+
+    The score is 1 - p(label), "self-confidence" in Kuan and Mueller, "Model-agnostic label quality scoring to detect
+    real-world label errors" (2022). Raises UsageError for shapes that do not fit, and for values that are no
+    probabilities.
+    """
+    probabilities, labels = np.asarray(predictions, np.float64), np.asarray(labels)
+    if probabilities.ndim != 2 or len(labels) != len(probabilities):
+        raise UsageError(
+            f"predictions have shape {probabilities.shape} and labels {labels.shape}: give a probability for each "
+            "sample and class (n, classes), and a label for each sample"
+        )
+    if not np.all((probabilities >= 0) & (probabilities <= 1)):  # which NaN is not either
+        raise UsageError("predictions are no probabilities, 0 to 1: labels that are numbers have no suspects")
+    count, outputs = probabilities.shape
+    if labels.ndim == 1:
+        if labels.dtype.kind not in "iu" or (len(labels) and not -1 <= labels.min() <= labels.max() < outputs):
+            raise UsageError(f"labels are class numbers, -1 (none) to {outputs - 1}, or 0 and 1 for each class")
+        known = np.flatnonzero(labels >= 0)
+        scores = 1 - probabilities[known, labels[known]]
+        classes = probabilities[known].argmax(1) if len(known) else known
+    else:
+        if labels.shape != probabilities.shape or not np.isin(labels, (0, 1)).all():
+            raise UsageError(f"labels of several classes are 0 or 1 for each of {outputs} classes, (n, classes)")
+        known = np.arange(count)
+        doubt = np.where(labels > 0, 1 - probabilities, probabilities)
+        classes = doubt.argmax(1) if outputs else known
+        scores = doubt[known, classes] if outputs else np.zeros(count)
+    order = np.lexsort((known, -scores))
+    return Suspects(known[order], scores[order], classes[order].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A table of predictions, as `predict` and runs of all folds write it: n rows, one a sample.
+
+    `numbers` are the samples' numbers, uint64 (n,), `labels` and `predictions` what the table says as text, and
+    `probabilities`, float64 (n, classes), those of each class.
+    """
+
+    path: Path
+    numbers: npt.NDArray[np.uint64]
+    paths: Sequence[str]
+    labels: Sequence[str]
+    predictions: Sequence[str]
+    classes: tuple[str, ...]
+    probabilities: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def label_numbers(self) -> Array:
+        """Return the labels as `suspects` takes them: class numbers int64 (n,), or 0 and 1 (n, classes), bool.
+
+        Samples whose probabilities add up to 1 have one class each. Raises UsageError for labels that are no classes.
+        """
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        if np.abs(self.probabilities.sum(1) - 1).max(initial=0.0) < _ONE:
+            found = [numbers.get(label, -1) for label in self.labels]
+            self._check(label for label, number in zip(self.labels, found, strict=True) if label and number < 0)
+            return np.array(found, np.int64)
+        marks = np.zeros(self.probabilities.shape, np.bool_)
+        for row, label in enumerate(self.labels):
+            names = [label] if label in numbers else label.split(_SEPARATOR) if label else []
+            self._check(name for name in names if name not in numbers)
+            marks[row, [numbers[name] for name in names]] = True
+        return marks
+
+    def _check(self, unknown: Iterable[str]) -> None:
+        for name in unknown:
+            raise UsageError(
+                f"{self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: suspects "
+                "are for labels that are classes"
+            )
+
+
+def read_predictions(table: str | Path) -> Predictions:
+    """Read a table of predictions: the CSV itself, or the folder of a run of all folds, whose out-of-fold table it is.
+
+    Raises UsageError for what is no such table, and where it cannot be read.
+    """
+    path = Path(table)
+    path = path / OUT_OF_FOLD_NAME if path.is_dir() else path
+    try:
+        with open_text(path, "utf-8-sig", newline="") as file:
+            rows = list(csv.reader(file, strict=True))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"there is no {path}: give the table of predictions, or a run that `train --folds` has finished"
+        ) from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} cannot be read as a table of predictions: {error!s:.300}") from error
+    if not rows or tuple(rows[0][: len(_COLUMNS)]) != _COLUMNS:
+        raise UsageError(f"{path} is no table of predictions: its columns begin with {','.join(_COLUMNS)}")
+    heading, *rows = rows
+    wrong = next((line for line, row in enumerate(rows, 2) if len(row) != len(heading)), None)
+    if wrong is not None:
+        raise UsageError(f"{path}, row {wrong}: it has not as many cells as the heading, {len(heading)}")
+    texts = list(zip(*rows, strict=True)) or [()] * len(heading)
+    try:
+        numbers = np.array([int(text) for text in texts[0]], np.uint64)
+        values = [[float(text) for text in column] for column in texts[len(_COLUMNS) :]]
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{path} has something other than numbers where numbers belong: {error!s:.200}") from error
+    paths, labels, predictions = ([from_cell(text) for text in column] for column in texts[1 : len(_COLUMNS)])
+    classes = tuple(from_cell(name) for name in heading[len(_COLUMNS) :])
+    if len(set(classes)) < len(classes):
+        raise UsageError(f"{path} has a class twice")
+    probabilities = np.array(values, np.float64).reshape(len(classes), len(rows)).T
+    return Predictions(path, numbers, paths, labels, predictions, classes, probabilities)

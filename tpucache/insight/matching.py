@@ -1,0 +1,337 @@
+"""pairs and groups: which pictures are copies of one another, by their hashes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.insight.hashing import BITS, Hashes
+
+Array = npt.NDArray[Any]
+Positions = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+Search = Literal["auto", "exact", "bands"]
+
+#: Bits by which copies differ at most: re-encoded, resized, brighter and mirrored ones do, and few other pictures.
+THRESHOLD: Final = 48
+
+_LARGEST_THRESHOLD: Final = 96
+_MOST_PAIRS: Final = 20_000_000
+#: Comparisons up to which each image is compared with each other one: about a minute of one core.
+_MOST_COMPARED: Final = 20_000_000_000
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images that look alike, two by two, the closest first.
+
+    `first` and `second` are positions among the hashes, int64 (m,): first < second, or of two sets the position in each
+    of them. `distance` is the number of bits by which the two differ, of 256: int64 (m,). Where `is_mirrored`, bool
+    (m,), it is the distance to the mirror image of the second. `samples` are how many there are in each set.
+
+    Images with equal hashes are paired with the first of them alone: a thousand equal ones are 999 pairs.
+
+    `search` is "exact", where all were compared, or "bands"; then `share` of the pairs at the threshold are found, if
+    bits differ at random, and more of closer ones. `blank` images were left out.
+    """
+
+    first: Positions
+    second: Positions
+    distance: Positions
+    is_mirrored: npt.NDArray[np.bool_]
+    samples: tuple[int, ...]
+    threshold: int
+    search: str
+    share: float
+    blank: int
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def pairs(
+    hashes: Hashes,
+    threshold: int = THRESHOLD,
+    *,
+    other: Hashes | None = None,
+    search: Search = "auto",
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> Pairs:
+    """Return which images of a set look alike, or which of a set look like which of the `other` set.
+
+    Two do where their hashes, or that of one and that of the other's mirror image, differ by at most `threshold` of 256
+    bits, 0 to 96. Blank images are left out. `search` "exact" compares all; "bands" compares those that
+    differ by at most two bits in one of several bands of bits, as most copies do; "auto" is exact up to some 10^5
+    images. `on_progress` is called with the share that is done, 0 to 1.
+
+    Raises UsageError for another threshold, and for more than 20 million pairs.
+    """
+    if not 0 <= threshold <= _LARGEST_THRESHOLD:
+        raise UsageError(f"a threshold is 0 to {_LARGEST_THRESHOLD} bits of {BITS}, not {threshold}")
+    one, two = _Distinct.of(hashes), None if other is None else _Distinct.of(other)
+    compared = len(one) * (len(one) if two is None else 2 * len(two))  # both ways around
+    if search == "auto":
+        search = "exact" if compared <= _MOST_COMPARED else "bands"
+    if search not in _SEARCHES:
+        raise UsageError(f"a search is auto, exact or bands, not {search!r}")
+    against, found = one if two is None else two, _Found()
+    for half, words in enumerate((against.words, against.mirrored)):
+        for done, *near in _SEARCHES[search](one.words, words, threshold, two is None):
+            found.add(*near, is_mirrored=half == 1)
+            on_progress((half + done) / 2)
+    on_progress(1.0)
+    whole = _all_of(found.closest(), one, two)
+    whole = whole[np.lexsort(whole.T[[1, 0, 2]])]
+    share = 1.0 if search == "exact" else found_share(threshold, len(against))
+    sets = [hashes] if other is None else [hashes, other]
+    first, second, distance, is_mirrored = np.ascontiguousarray(whole.T)
+    return Pairs(
+        first,
+        second,
+        distance,
+        is_mirrored.astype(np.bool_),
+        samples=tuple(map(len, sets)),
+        threshold=threshold,
+        search=search,
+        share=share,
+        blank=sum(int(each.is_blank.sum()) for each in sets),
+    )
+
+
+@dataclass(frozen=True)
+class _Distinct:
+    """The images of a set that are not blank, those of equal hashes once, in the order of their first positions.
+
+    `members` are the positions of all, hash by hash, and `starts` where those of each begin, then where the last end.
+    """
+
+    words: Words
+    mirrored: Words
+    members: Positions
+    starts: Positions
+
+    @classmethod
+    def of(cls, hashes: Hashes) -> _Distinct:
+        """Return the distinct images of some hashes."""
+        positions = np.flatnonzero(~hashes.is_blank)
+        both = np.concatenate([hashes.words, hashes.mirrored], axis=1)[positions]
+        order = np.lexsort(both.T)  # stable: equal ones stay in the order of their positions
+        is_new = np.ones(len(order), np.bool_)
+        is_new[1:] = (both[order[1:]] != both[order[:-1]]).any(1)
+        starts = np.append(np.flatnonzero(is_new), len(order))
+        sizes = np.diff(starts)
+        firsts = order[starts[:-1]]
+        by_first = np.argsort(firsts)
+        members = order[_ranges(starts[:-1][by_first], sizes[by_first])]
+        kept = positions[firsts[by_first]]
+        ends = np.concatenate([[0], np.cumsum(sizes[by_first])]).astype(np.int64)
+        return cls(hashes.words[kept], hashes.mirrored[kept], positions[members], ends)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def firsts(self) -> Positions:
+        """The position of the first image of each hash."""
+        return self.members[self.starts[:-1]]
+
+    def others(self, numbers: Positions) -> tuple[Positions, Positions]:
+        """Return the positions of the further images of some hashes, and for each of them its place in `numbers`."""
+        starts, counts = self.starts[numbers] + 1, np.diff(self.starts)[numbers] - 1
+        return self.members[_ranges(starts, counts)], np.repeat(np.arange(len(numbers)), counts)
+
+
+def _ranges(starts: Positions, counts: Positions) -> Positions:
+    """Return the numbers of several ranges, one after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    found: Positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+    return found
+
+
+class _Found:
+    """Pairs of distinct images that are found, each once."""
+
+    def __init__(self) -> None:
+        self._parts: list[Array] = []
+        self._count = 0
+
+    def add(self, rows: Positions, columns: Positions, distances: Array, *, is_mirrored: bool) -> None:
+        """Add pairs, which may be there already. Raises UsageError where they are too many."""
+        part = np.empty((len(rows), 4), np.int64)
+        part[:, 0], part[:, 1], part[:, 2], part[:, 3] = rows, columns, distances, is_mirrored
+        self._parts.append(part)
+        self._count += len(part)
+        if self._count > _MOST_PAIRS:
+            self._count = len(self.closest())
+            if self._count > _MOST_PAIRS // 2:
+                raise UsageError(f"more than {_MOST_PAIRS // 2:,} pairs of images look alike: give a lower threshold")
+
+    def closest(self) -> Array:
+        """Return the pairs as rows of both numbers, distance and whether it is to the mirror image: int64 (m, 4)."""
+        whole = np.concatenate([np.empty((0, 4), np.int64), *self._parts])
+        whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
+        is_new = np.ones(len(whole), np.bool_)
+        is_new[1:] = (whole[1:, :2] != whole[:-1, :2]).any(1)
+        self._parts = [whole[is_new]]
+        return self._parts[0]
+
+
+def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
+    """Return pairs of distinct images as pairs of positions, with those of images that have equal hashes."""
+    rows, columns = found[:, 0], found[:, 1]
+    if two is None:
+        further, places = one.others(np.arange(len(one)))
+        equal = np.stack([one.firsts[places], further, 0 * further, 0 * further], 1)
+        near = np.stack([one.firsts[rows], one.firsts[columns], *found[:, 2:].T], 1)
+        return np.concatenate([near, equal])
+    near = np.stack([one.firsts[rows], two.firsts[columns], *found[:, 2:].T], 1)
+    left, left_places = one.others(rows)
+    right, right_places = two.others(columns)
+    more_left, more_right = near[left_places], near[right_places]
+    more_left[:, 0], more_right[:, 1] = left, right
+    return np.concatenate([near, more_left, more_right])
+
+
+#: The share that is done, and pairs that are found: their numbers in both sets, and their distances.
+Task = tuple[float, Positions, Positions, Array]
+
+_ROWS: Final = 8
+_COLUMNS: Final = 8192  # with these rows, what is worked on stays in a processor's cache
+
+
+def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
+    """Yield the pairs of hashes that differ by at most some bits, and the share that is done.
+
+    Half of the bits are compared first: most pairs differ by too many of them.
+    """
+    turned = np.ascontiguousarray(two.T)
+    bits = np.empty((_ROWS, _COLUMNS), np.uint64)
+    half, rest = np.empty((_ROWS, _COLUMNS), np.uint8), np.empty((_ROWS, _COLUMNS), np.uint8)
+    for first in range(0, len(one), _ROWS):
+        block = one[first : first + _ROWS]
+        for start in range(first + 1 if is_one_set else 0, len(two), _COLUMNS):
+            columns = turned[:, start : start + _COLUMNS]
+            part = (slice(len(block)), slice(columns.shape[1]))
+            for word, counts in ((0, half), (2, rest)):
+                np.bitwise_xor(block[:, word, None], columns[word], out=bits[part])
+                count_bits(bits[part], counts[part])
+            np.add(half[part], rest[part], out=half[part])
+            rows, near = np.nonzero(half[part] <= threshold)
+            if len(rows):
+                yield first / len(one), *_close(one, two, first + rows, start + near, threshold, is_one_set)
+
+
+def _close(
+    one: Words, two: Words, rows: Positions, columns: Positions, threshold: int, is_one_set: bool
+) -> tuple[Positions, Positions, Array]:
+    """Return those of some pairs whose hashes differ by at most some bits; in one set, each pair in one order only."""
+    if is_one_set:
+        is_first = rows < columns
+        rows, columns = rows[is_first], columns[is_first]
+    bits = one[rows] ^ two[columns]
+    counts = np.empty(bits.shape, np.uint8)
+    count_bits(bits, counts)
+    distances = counts.sum(1, dtype=np.int64)
+    is_close = distances <= threshold
+    return rows[is_close], columns[is_close], distances[is_close]
+
+
+def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
+    """Count the bits of each word that are set."""
+    if hasattr(np, "bitwise_count"):  # numpy 2
+        np.bitwise_count(words, out=out)
+        return
+    # Sums of neighbouring bits, then of fours, then of eights (Warren, "Hacker's Delight", 5-1).
+    twos = words - ((words >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    low = np.uint64(0x3333333333333333)
+    fours = (twos & low) + ((twos >> np.uint64(2)) & low)
+    eights = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    out[...] = ((eights * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
+
+
+_FLIPS: Final = 2
+_MOST_CANDIDATES: Final = 1 << 22  # looked at together
+
+
+def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
+    """Yield the pairs of hashes that differ by at most some bits, and by at most two in one of several bands of bits.
+
+    Each band is a table of the images by the values of its bits. Looked up is each value, with none, one and two of its
+    bits changed (multi-index hashing: Norouzi, Punjani and Fleet, 2012).
+    """
+    width, bands = _band_bits(len(two))
+    order = np.random.RandomState(np.random.MT19937(0)).permutation(BITS)  # neighbours in frequency are alike
+    flips = [sum(1 << bit for bit in each) for count in range(_FLIPS + 1) for each in combinations(range(width), count)]
+    for band in range(bands):
+        places = order[band * width : (band + 1) * width]
+        keys, asked = _values(two, places), _values(one, places)
+        by_key, by_asked = np.argsort(keys, kind="stable"), np.argsort(asked, kind="stable")
+        ends = np.cumsum(np.bincount(keys, minlength=1 << width))
+        asked = asked[by_asked]  # in order, as neighbours in the table are then looked up one after the other
+        for number, flip in enumerate(flips):
+            values = asked ^ flip
+            counts = ends[values] - np.where(values > 0, ends[values - 1], 0)
+            hits = np.flatnonzero(counts)
+            if not len(hits):
+                continue
+            starts, counts = (ends[values] - counts)[hits], counts[hits]
+            parts = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum(), _MOST_CANDIDATES), "left")
+            for begin, end in zip(parts, [*parts[1:], len(hits)], strict=True):
+                columns = by_key[_ranges(starts[begin:end], counts[begin:end])]
+                rows = np.repeat(by_asked[hits[begin:end]], counts[begin:end])
+                done = (band + number / len(flips)) / bands
+                yield done, *_close(one, two, rows, columns, threshold, is_one_set)
+
+
+def _band_bits(images: int) -> tuple[int, int]:
+    """Return how many bits a band has, so that few others share its value by chance, and how many bands there are."""
+    width = min(max(int(images).bit_length() + 2, 16), 24)
+    return width, BITS // width
+
+
+def _values(words: Words, places: Positions) -> Positions:
+    """Return the bits of hashes at some places as numbers: int64 (n,)."""
+    values = np.zeros(len(words), np.int64)
+    for bit, place in enumerate(places.tolist()):
+        values |= ((words[:, place // 64] >> np.uint64(place % 64)) & np.uint64(1)).astype(np.int64) << bit
+    return values
+
+
+_SEARCHES: Final[dict[str, Callable[[Words, Words, int, bool], Iterator[Task]]]] = {"exact": _exact, "bands": _bands}
+
+
+def found_share(threshold: int, images: int) -> float:
+    """Return which share of the pairs that differ by so many bits, at random ones, a search by bands finds."""
+    width, bands = _band_bits(images)
+    ways = sum(math.comb(threshold, flips) * math.comb(BITS - threshold, width - flips) for flips in range(_FLIPS + 1))
+    return 1 - (1 - ways / math.comb(BITS, width)) ** bands
+
+
+def groups(pairs: Pairs) -> Positions:
+    """Return the group of each image, which is the position of its first member: int64 (n,).
+
+    Images are of one group where pairs connect them, also by way of others. Of pairs between two sets, the positions
+    of the second set follow those of the first.
+    """
+    first, second = pairs.first, pairs.second + (pairs.samples[0] if len(pairs.samples) > 1 else 0)
+    found = np.arange(sum(pairs.samples))
+    while True:
+        lowest = np.minimum(found[first], found[second])
+        joined = found.copy()
+        for ends in (first, second):
+            np.minimum.at(joined, ends, lowest)
+            np.minimum.at(joined, found[ends], lowest)  # and all that is behind them, by way of their first member
+        while not np.array_equal(joined, joined[joined]):
+            joined = joined[joined]
+        if np.array_equal(joined, found):
+            return found
+        found = joined

@@ -1,0 +1,185 @@
+"""folds: parts of a cache for a cross-validation, alike in their classes, which never divide a group of samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.insight.hashing import opened
+from tpucache.store.cache import Cache
+from tpucache.store.fields import LABEL
+
+if TYPE_CHECKING:
+    from tpucache.insight.hashing import Samples
+
+Array = npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
+
+_BINS: Final = 10  # of values that are numbers, with about equally many samples each
+_WHOLE: Final = 1 << 32  # what all samples of a class weigh, in whole numbers: every machine adds them up alike
+
+
+def folds(
+    dataset: Samples,
+    count: int = 5,
+    groups: str | Array | None = None,
+    stratify: str | Array | None = LABEL,
+    *,
+    seed: int = 0,
+) -> Integers:
+    """Return the fold of each sample of a dataset, an opened cache, or a cache's folder or URL: int64 (n,), from 0.
+
+    All samples of a group come into one fold. `groups` is a column of the samples table, or an array (n,) of a value
+    for each sample, such as `tpucache.insight.groups` returns; a sample whose value is missing (empty, or NaN) is a
+    group of its own.
+
+    The folds have equally many samples of each value of `stratify`, a column or an array (n,), as far as groups allow:
+    without groups, counts differ by one at most. Labels of several classes a sample, (n, m), are balanced class by
+    class, and numbers that are no classes by ten bins. None balances the sizes alone, as does "label" where there are
+    no labels.
+
+    The same samples, groups, values and seed give the same folds on every machine.
+
+    Raises UsageError for fewer than two folds, more folds than groups, columns that are not there, and arrays that are
+    not of the samples.
+    """
+    cache, positions = opened(dataset)
+    total = cache.manifest.samples if positions is None else len(positions)
+    units = np.arange(total)
+    if groups is not None:
+        units = _units(_values(cache, positions, total, groups, "groups"))
+    marks = _Marks(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+    if stratify is not None and not (isinstance(stratify, str) and stratify == LABEL and LABEL not in cache.samples):
+        has_classes = isinstance(stratify, str) and stratify == LABEL and bool(cache.manifest.classes)
+        marks = _marks(_values(cache, positions, total, stratify, "stratify"), has_classes)
+    most = int(units.max()) + 1 if total else 0
+    if not 2 <= count <= most:
+        what = "samples" if groups is None else "groups of samples"
+        raise UsageError(f"{total:,} samples are {most:,} {what}: they make 2 to {most:,} folds, not {count}")
+    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(total)
+    return _divide(units, marks, count, order)
+
+
+def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
+    """Return a column or an array as a value for each sample. Raises UsageError."""
+    if not isinstance(given, str):
+        values = np.asarray(given)
+        if not values.ndim or len(values) != total:
+            raise UsageError(f"{what} has shape {values.shape}, and needs a value for each of {total:,} samples")
+        return values
+    if given not in cache.samples:
+        raise UsageError(f"{cache.place} has no column {given!r} for {what}: it has {', '.join(cache.samples)}")
+    column = cache.samples[given]
+    values = column if isinstance(column, np.ndarray) else np.array(list(column), np.str_)
+    return values if positions is None else values[positions]
+
+
+def _units(values: Array) -> Integers:
+    """Return the number of each sample's group, from 0, in the order of their first samples: int64 (n,)."""
+    if values.ndim != 1:
+        raise UsageError(f"groups have shape {values.shape}: they need one value a sample")
+    is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # NaN alone is not
+    _, found = np.unique(values, return_inverse=True)
+    found = np.where(is_missing, len(values) + np.arange(len(values)), found.reshape(-1))
+    _, firsts, found = np.unique(found, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(firsts))[found.reshape(-1)].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Which samples have which classes: a sample and a class for each mark, and how many classes there are."""
+
+    samples: Integers
+    classes: Integers
+    count: int
+
+
+def _marks(values: Array, has_classes: bool) -> _Marks:
+    """Return the classes of samples by their values: (n,), or (n, m) with a class or several bins for each column."""
+    if values.ndim == 1 and values.dtype.kind != "f":
+        names, found = np.unique(values, return_inverse=True)
+        return _Marks(np.arange(len(values)), found.reshape(-1).astype(np.int64), len(names))
+    columns = values.reshape(len(values), -1).astype(np.float64)
+    if has_classes or (values.ndim > 1 and np.isin(columns, (0, 1)).all()):
+        samples, classes = np.nonzero(columns > 0)
+        return _Marks(samples, classes, columns.shape[1])
+    parts = []
+    for number, column in enumerate(columns.T):
+        known = np.sort(column[~np.isnan(column)])
+        bins = np.searchsorted(known, column, "left") * _BINS // max(1, len(known))
+        bins[np.isnan(column)] = _BINS
+        parts.append(number * (_BINS + 1) + bins)
+    samples = np.tile(np.arange(len(values)), len(parts))
+    return _Marks(samples, np.concatenate(parts).astype(np.int64), len(parts) * (_BINS + 1))
+
+
+def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
+    """Return the fold of each sample, given its group and the order in which equals come."""
+    sizes = np.bincount(units)
+    rank = np.empty(len(units), np.int64)
+    rank[order] = np.arange(len(units))
+    rank = rank[np.unique(units, return_index=True)[1]]  # of each group, that of its first sample
+    of_class = np.bincount(marks.classes, minlength=marks.count)
+    has_one = np.bincount(marks.samples, minlength=len(units)) <= 1
+    is_single = (sizes[units] == 1) & has_one  # these can be dealt out class by class
+    content = _contents(units, marks, len(sizes))
+    rarest = np.array([of_class[classes].min() if len(classes) else len(units) for classes, _ in content], np.int64)
+
+    fold_of = np.full(len(sizes), -1, np.int64)
+    placed, filled = np.zeros((count, marks.count), np.int64), np.zeros(count, np.int64)
+    weights = _WHOLE // np.maximum(of_class, 1)
+    whole = np.setdiff1d(np.arange(len(sizes)), units[is_single])
+    for unit in whole[np.lexsort((rank[whole], rarest[whole], -sizes[whole]))].tolist():
+        classes, counts = content[unit]
+        cost = placed[:, classes] @ (counts * weights[classes])
+        fold = int(np.lexsort((filled, cost))[0])
+        placed[fold, classes] += counts
+        filled[fold] += sizes[unit]
+        fold_of[unit] = fold
+
+    singles = order[is_single[order]]
+    class_of = np.full(len(units), marks.count, np.int64)
+    class_of[marks.samples] = marks.classes
+    by_class = singles[np.argsort(class_of[singles], kind="stable")]
+    for number, samples in _runs(class_of[by_class], by_class):
+        levels = placed[:, number] if number < marks.count else filled
+        shares = _level(levels, filled, len(samples))
+        fold_of[units[samples]] = np.repeat(np.arange(count), shares)
+        filled += shares
+        if number < marks.count:
+            placed[:, number] += shares
+    return fold_of[units]
+
+
+def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
+    """Return the classes of each group, and how many of its samples have them."""
+    keys, counts = np.unique(units[marks.samples] * max(1, marks.count) + marks.classes, return_counts=True)
+    owners, classes = np.divmod(keys, max(1, marks.count))
+    ends = np.searchsorted(owners, np.arange(count + 1))
+    bounds = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    return [(classes[start:end], counts[start:end]) for start, end in bounds]
+
+
+def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
+    """Return each key with its values; equal keys are next to one another."""
+    if not len(keys):
+        return []
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return list(zip(keys[starts].tolist(), np.split(values, starts[1:]), strict=True))
+
+
+def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
+    """Return how many of `more` samples each fold gets so that levels come out equal; the smallest get what is left."""
+    low, high = int(levels.min()), int(levels.max()) + more
+    while low < high:  # the highest level to which all can be filled
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if np.maximum(middle - levels, 0).sum() <= more else (low, middle - 1)
+    shares = np.maximum(low - levels, 0)
+    candidates = np.flatnonzero(levels <= low)
+    rest = more - int(shares.sum())
+    shares[candidates[np.lexsort((candidates, sizes[candidates] + shares[candidates]))][:rest]] += 1
+    return shares
