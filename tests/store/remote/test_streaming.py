@@ -589,7 +589,7 @@ def test_a_server_that_never_answers_is_given_up_when_opening(
     monkeypatch.setattr("tpucache.store.remote.cache.SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
     monkeypatch.setattr("tpucache.store.remote.folder._PATIENT_SECONDS", 0.25)
-    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"):
-        with pytest.raises(StoreError, match="Check the URL and the network"):
-            CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)
+    error = pytest.raises(StoreError, match="Check the URL and the network")
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"), error:
+        CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)
     assert sum("trying again" in message for message in caplog.messages) <= 3
