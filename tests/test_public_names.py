@@ -14,18 +14,22 @@ from tpucache import errors
 from tpucache.plugins import Table
 
 NAMES = [
+    "CachePlan",
     "CachedDataset",
     "CachedLoader",
     "Damage",
     "Manifest",
     "MixedLoader",
+    "PlanRow",
     "Recipe",
     "__version__",
     "build_cache",
     "find_cache",
+    "plan_cache",
     "preview_cache",
     "repair_cache",
     "report_cache",
+    "report_findings",
     "report_run",
     "stage_cache",
     "verify_cache",

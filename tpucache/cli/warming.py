@@ -28,6 +28,7 @@ from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
+from tpucache.progress import duration_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
@@ -51,7 +52,8 @@ def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
     from tpucache.redact import shown
-    from tpucache.report.inspect import annotation_texts, describe, label_text, left_out
+    from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
+    from tpucache.report.text import size_text
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
@@ -63,18 +65,18 @@ def warmup(options: argparse.Namespace) -> int:
     if isinstance(options.cache, Path):
         check_source(options.source, options.cache)
     if options.dry_run:
-        return run_dry(options, _source(options), recipe, labels, classes)
+        return run_dry(options, selected_source(options), recipe, labels, classes)
     progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
         tell(
-            f"to do: {expected.records:,} records, about {expected.bytes / 1e6:,.0f} MB, and "
-            f"{expected.free / 1e6:,.0f} MB are free; {expected.process_seconds:,.0f} s of one process"
+            f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
+            f"free), about {duration_text(expected.process_seconds)} of one core's work"
         )
 
     try:
         manifest = build_cache(
-            _source(options),
+            selected_source(options),
             options.cache,
             recipe,
             on_error=options.on_error,
@@ -95,13 +97,14 @@ def warmup(options: argparse.Namespace) -> int:
     except SampleError as error:
         if options.on_error == "skip":
             raise
-        raise SampleError(error.path, f"{error.reason}; or leave such samples out with --on-error skip") from error
+        reason = f"{error.reason}; or leave such samples out with --on-error skip"
+        raise SampleError(error.path, reason, error.file) from error
     finally:
         progress.close()
     lines = [
-        f"{shown(str(options.cache))}: {manifest.samples:,} samples x {len(manifest.variants)} variants = "
-        f"{manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, {len(manifest.skipped):,} skipped, "
-        f"{time.monotonic() - began:,.0f} s",
+        f"{shown(str(options.cache))}: {manifest.samples:,} samples, {records_text(manifest)}, "
+        f"{size_text(manifest.total_bytes)}, {len(manifest.skipped):,} skipped, "
+        f"{duration_text(time.monotonic() - began)}",
         f"  labels: {label_text(manifest)}",
         *(f"  {name}: {text}" for name, text in annotation_texts(manifest).items()),
         *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
@@ -124,7 +127,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tupl
     return Recipe.like(options.like, **chosen), *labels_like(options.like, options.labels, options.classes)
 
 
-def _source(options: argparse.Namespace) -> Source:
+def selected_source(options: argparse.Namespace) -> Source:
     """Return the source to warm up, or the part of it that the options choose."""
     from tpucache.warmup.sources import select_source
 
@@ -277,7 +280,7 @@ def add(commands: Any) -> None:
     add_json(command)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
-    _add_table(command)
+    add_table(command)
     command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
     add_cache(command)
     table = command.add_argument(
@@ -288,7 +291,7 @@ def add(commands: Any) -> None:
     )
     add_folds(command, table)
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
-    _add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
+    add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
@@ -299,10 +302,10 @@ def add(commands: Any) -> None:
     )
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BoxOptions)
-    _add_table(command)
+    add_table(command)
 
 
-def _add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
     add_options(table, TableOptions, without=without)
@@ -317,11 +320,12 @@ class _Progress:
 
     def show(self, progress: BuildProgress) -> None:
         from tpucache.progress import Progress
+        from tpucache.report.text import size_text
 
         if self._shown is None:
             self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
         skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
-        self._shown.advance_to(progress.samples, f"{progress.bytes / 1e6:,.0f} MB{skipped}")
+        self._shown.advance_to(progress.samples, f"{size_text(progress.bytes)}{skipped}")
 
     def close(self) -> None:
         if self._shown is not None:
@@ -363,6 +367,7 @@ def run_dry(
 
 def _lines(found: DryRun, sheet: Path | None) -> list[str]:
     from tpucache.report.inspect import describe_labels
+    from tpucache.report.text import size_text
 
     expected = found.estimate
     lines = [
@@ -382,8 +387,8 @@ def _lines(found: DryRun, sheet: Path | None) -> list[str]:
             f"{_counts(found.kinds)}"
         )
     lines.append(
-        f"estimate  {expected.records:,} records, {expected.bytes / 1e6:,.1f} MB and {expected.spooled / 1e6:,.1f} MB "
-        f"of working space, of {expected.free / 1e6:,.0f} MB that are free; {found.seconds:,.0f} s"
+        f"estimate  {expected.records:,} records, {size_text(expected.bytes)} and {size_text(expected.spooled)} of "
+        f"working space ({size_text(expected.free)} are free), {duration_text(found.seconds)}"
     )
     if sheet is not None:
         lines.append(f"sheet     {sheet}")

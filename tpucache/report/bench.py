@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,19 +68,14 @@ def run_bench(
     accelerator takes that many images a second from a queue of two batches; the share of time that it finds the queue
     empty is its idleness. Raises UsageError when the cache is smaller than a batch, or the rate is not above 0.
     """
-    if device_rate is not None and not 0 < device_rate < math.inf:
-        raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
+    check_device_rate(device_rate)
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
-    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
+    loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     dataset = loader.dataset
     batch_bytes = sum(field.nbytes for field in dataset.record_fields)
     reference = _Gather(batch_bytes, batch_size, threads)
     plan = dataset.reading
-    if plan.planned_bytes:
-        for _ in CachedLoader(dataset, batch_size, threads=threads):
-            pass  # every record is there then
-    _rate(_batches(loader), batch_size, seconds)  # fills the page cache and the buffer pool
     read, limit, idle = [], [], []
     for _ in range(rounds):
         read.append(_rate(_batches(loader), batch_size, seconds))
@@ -101,6 +96,49 @@ def run_bench(
         reading=plan.way,
         planned_bytes=plan.planned_bytes,
     )
+
+
+def check_device_rate(device_rate: float | None) -> None:
+    """Raise UsageError for what is not a number of images a second."""
+    if device_rate is not None and not 0 < device_rate < math.inf:
+        raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
+
+
+class ReadingRate(NamedTuple):
+    """Images a second, and the share of its time that a simulated accelerator waits, None without its rate."""
+
+    images_per_second: float
+    idle: float | None
+
+
+def measure_reading(
+    dataset: CachedDataset,
+    *,
+    batch_size: int = 256,
+    threads: int = 2,
+    rounds: int = 3,
+    seconds: float = 0.5,
+    device_rate: float | None = None,
+    finish: Finish = "device",
+) -> ReadingRate:
+    """Measure reading as `run_bench` does, without the limit: the medians of rounds of `seconds`."""
+    loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
+    read, idle = [], []
+    for _ in range(rounds):
+        read.append(_rate(_batches(loader), batch_size, seconds))
+        if device_rate is not None:
+            idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
+    return ReadingRate(statistics.median(read), statistics.median(idle) if idle else None)
+
+
+def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish) -> CachedLoader:
+    """Return a loader of shuffled batches, after the page cache, the records kept and the buffers are filled."""
+    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
+    if loader.dataset.reading.planned_bytes:
+        for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
+            pass  # every record is there then
+    _rate(_batches(loader), batch_size, seconds)
+    return loader
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from tpucache.errors import UsageError
 from tpucache.options import check_options, option
@@ -14,6 +14,9 @@ LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
 Backend = Literal["loky", "dask", "ray", "spark"]
 OnError = Literal["fail", "skip"]
 Target = Literal["kaggle"] | None
+
+#: The codecs that a plan compares where none are named: those that feed a device fastest, and JPEG.
+CODECS_COMPARED: Final = ("raw", "yuv420", "dct-lz4", "dct-zstd", "jpeg")
 
 
 @dataclass(frozen=True)

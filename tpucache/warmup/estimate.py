@@ -16,8 +16,9 @@ from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
 from tpucache.store.codecs.dct.coefficients import BLOCK
-from tpucache.store.fields import RecordLayout
+from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import Part
+from tpucache.store.manifest import value_bytes_of
 from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
@@ -99,7 +100,7 @@ def estimate(
     sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
     if not done:  # from the chunks on disk, or as large as records can be
         mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
-        sizes, on_disk = [mean], [_on_disk(round(mean))]
+        sizes, on_disk = [mean], [on_disk_bytes(round(mean), encoder.fields)]
     return Estimate(
         records=to_build,
         bytes=round(_upper(on_disk, trials.margin) * to_write),
@@ -115,7 +116,7 @@ def _try_samples(
 ) -> list[_Trial]:
     done: list[_Trial] = []
     began = time.monotonic()
-    for sample, parts in _spread(samples, trials.samples):
+    for sample, parts in spread(samples, trials.samples):
         start = time.monotonic()
         if deadline.is_past or start - began > trials.seconds:
             break
@@ -126,26 +127,29 @@ def _try_samples(
             continue
         seconds = time.monotonic() - start
         lengths = [len(record) for record in encoded.records]
-        done.append(_Trial(statistics.mean(lengths), statistics.mean(map(_on_disk, lengths)), seconds))
+        on_disk = statistics.mean(on_disk_bytes(length, encoder.fields) for length in lengths)
+        done.append(_Trial(statistics.mean(lengths), on_disk, seconds))
         trials.look(sample, encoded)
     return done
 
 
-def _spread(samples: Sequence[_Item], count: int) -> list[_Item]:
-    """Return as many samples, in equal distances."""
+def spread(samples: Sequence[_Item], count: int) -> list[_Item]:
+    """Return as many samples, in equal distances; all where there are fewer."""
     count = min(count, len(samples))
     return [samples[number * len(samples) // count] for number in range(count)]
 
 
 def _upper(sizes: Sequence[float], margin: float) -> float:
     """Return what the mean of all sizes will hardly exceed, judged by a few of them."""
-    spread: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
-    return statistics.fmean(sizes) + margin * spread / math.sqrt(len(sizes))
+    deviation: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
+    return statistics.fmean(sizes) + margin * deviation / math.sqrt(len(sizes))
 
 
-def _on_disk(length: int) -> float:
-    """Return what LMDB takes for a record of this length: pages of its own, or its share of a leaf."""
+def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
+    """Return what a record of this length takes in a shard: pages of its own, or its share of those that it is in."""
     page: int = os.sysconf("SC_PAGE_SIZE")
+    if value_bytes := value_bytes_of(fields):  # records together, until they are as many bytes
+        return length * (1 + page / 2 / value_bytes)
     in_leaf = page - PAGE_HEADER_BYTES
     node = length + length % 2 + _NODE_BYTES
     if node <= in_leaf // 2:

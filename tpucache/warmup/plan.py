@@ -5,6 +5,7 @@ It says in full what the augmentation means and where labels come from, as they 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -93,7 +94,7 @@ class Plan:
 def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
     """Plan a new cache. Raises RecipeError, SourceError."""
     check_labels(listing)
-    first, fields = _first_item(source, listing, recipe)
+    first, fields = first_item(source, listing, recipe)
     if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
         check_masks(source, listing, recipe)
     unused = find_unused_labels(listing, first)
@@ -111,6 +112,16 @@ def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKi
         label_rule=label_rule(listing, first.label),
         unused_labels=unused,
     )
+
+
+def with_recipe(plan: Plan, source: Source, recipe: Recipe) -> Plan:
+    """Return the plan of a new cache of the same samples by another recipe. Raises RecipeError, SourceError."""
+    _, fields = first_item(source, plan.listing, recipe)
+    _check_variants(source, recipe, fields)
+    _check_codec(source, recipe, fields)
+    blocks = plan_blocks(plan.listing.samples, fields, recipe)
+    augmentation = full_augmentation(recipe, fields)
+    return dataclasses.replace(plan, recipe=recipe, augmentation=augmentation, fields=fields, blocks=blocks)
 
 
 def plan_addition(
@@ -173,8 +184,11 @@ def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, An
     return {**recipe.to_dict(), "augmentation": dict(augmentation)}
 
 
-def _first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
-    """Return the first sample that can be used, and its fields: it decides what all records and labels are like."""
+def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
+    """Return the first sample that can be used, and its fields: it decides what all records and labels are like.
+
+    Raises SourceError where none can be.
+    """
     errors: list[SampleError] = []
     for sample in listing.samples:
         try:

@@ -50,21 +50,29 @@ class SampleEncoder:
 
     def encode(self, sample: Sample, parts: Sequence[Part]) -> EncodedSample:
         """Load and decode a sample once, and encode these parts of it. Raises SampleError, RecipeError."""
+        item = self.load(sample)
+        clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
+        made: dict[Part, bytes] = {}
+        counts = [given]
+        for variant in dict.fromkeys(part.variant for part in parts):
+            arrays = self.augment(clean, sample, variant) if variant else clean
+            made |= {Part(variant, band): record for band, record in enumerate(self.to_records(arrays))}
+            counts.append(count_annotations(arrays))
+        return EncodedSample(item, clean, [made[part] for part in parts], counts, facts)
+
+    def load(self, sample: Sample) -> Item:
+        """Return a sample as its source returns it, with a label that it may have. Raises SampleError."""
         item = self.source.load(sample)
         if self.labels is not None:
             self.labels.check(item.label, sample.path)
         elif self.is_labelled and sample.label is None:
             raise SampleError(sample.path, "has no label, as other samples have")
-        clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
-        made: dict[Part, bytes] = {}
-        counts = [given]
-        for variant in dict.fromkeys(part.variant for part in parts):
-            arrays = self._augment(clean, sample, variant) if variant else clean
-            made |= {Part(variant, band): record for band, record in enumerate(self.to_records(arrays))}
-            counts.append(count_annotations(arrays))
-        return EncodedSample(item, clean, [made[part] for part in parts], counts, facts)
+        return item
 
-    def _augment(self, clean: dict[str, npt.NDArray[Any]], sample: Sample, variant: int) -> dict[str, npt.NDArray[Any]]:
+    def augment(
+        self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a variant of a sample, out of its clean ones. Raises SampleError, RecipeError."""
         try:
             return augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
         except AugmentationError as error:

@@ -336,7 +336,7 @@ def _add_images(totals: Moments, images: list[Array], info: ChunkInfo) -> Moment
         found = moments(image)
         totals = add_moments(totals, found)
         for name, value in zip((MEAN, STD), mean_and_std(found, image), strict=True):
-            if info.columns[name][place] is None:  # else the source has a column of this name
+            if name in info.columns and info.columns[name][place] is None:  # else the source has one of this name
                 info.columns[name][place] = value
     images.clear()
     return totals

@@ -150,7 +150,7 @@ class TableSource:
             try:
                 fields[MASK] = self._read(sample, 1, mask)
             except SampleError as error:
-                raise SampleError(sample.path, f"its mask {mask!r} {error.reason}") from error
+                raise SampleError(sample.path, f"its mask {mask!r} {error.reason}", error.file) from error
         if files.runs is None:
             return Item(fields)
         runs = read_runs(files.runs.runs[number], self._options.rle_relative, sample.path)

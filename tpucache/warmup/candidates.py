@@ -1,0 +1,372 @@
+"""Candidates: what caches of several recipes would take, and a small cache of each to read, made of a few samples.
+
+A sample is loaded once, decoded and resized once for each size, and encoded for each recipe, by as many workers as the
+build would have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DependencyError, RecipeError, SampleError, SourceError, TpucacheError
+from tpucache.recipe import Recipe
+from tpucache.store.codecs.dct.coefficients import BLOCK
+from tpucache.store.fields import IMAGE, Field, part_layouts
+from tpucache.store.format import INDEX_DTYPE, WORK_NAME, Part
+from tpucache.warmup.blocks import parts_of, plan_blocks
+from tpucache.warmup.build_options import BuildOptions, LabelKind
+from tpucache.warmup.estimate import on_disk_bytes, spread
+from tpucache.warmup.plan import Plan, plan_build, with_recipe
+from tpucache.warmup.records.arrays import clean_and_count
+from tpucache.warmup.records.encode import EncodedSample, LabelRule, SampleEncoder
+from tpucache.warmup.run.executors import Executor
+from tpucache.warmup.run.folder import hold
+from tpucache.warmup.run.scheduler import Scheduler
+from tpucache.warmup.run.tasks import BuildContext
+from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
+from tpucache.warmup.tables import finish_cache
+
+Array = npt.NDArray[Any]
+
+_SAMPLES: Final = 96
+_LEAST: Final = 3  # of each worker
+#: Samples whose arrays and records are kept, to be compared and to be read over and over.
+_KEPT: Final = 24
+#: Of a small cache: more than a processor's cache holds, so that reading is not faster than it will be.
+_CACHE_BYTES: Final = 128 << 20
+_CACHE_RECORDS: Final = 1024
+#: Bytes of the samples table for each sample beside its path.
+_SAMPLE_BYTES: Final = 16
+#: Of a shard beside its records: two pages of its head, one of its tree, and half of a leaf.
+_SHARD_BYTES: Final = 3.5 * 4096
+#: In what recipes differ whose clean arrays are the same.
+_OF_CODEC: Final = ("codec", "quality", "chroma", "bands", "variants")
+
+
+class Cost(NamedTuple):
+    """What one record takes: bytes on disk in all its bands, and seconds of a worker to make it."""
+
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a recipe would cost for so many `samples` in so many `blocks`, and a small cache of it.
+
+    `clean` and `augmented` are the costs of a record, those of loading, decoding and resizing left out: they are
+    `sample_seconds`. `write_seconds` are those of a record's way into a shard and the tables, `start_seconds` those
+    until workers have begun, `augment_seconds` what it takes them longer where there are variants. The first records of
+    the variant 0 in `cache` are those of `images`, uint8 (height, width, channels).
+    """
+
+    recipe: Recipe
+    samples: int
+    blocks: int
+    workers: int
+    start_seconds: float
+    augment_seconds: float
+    sample_seconds: float
+    write_seconds: float
+    sample_bytes: float
+    clean: Cost
+    augmented: Cost
+    cache: Path
+    images: Sequence[Array]
+
+    def bytes(self, variants: int) -> int:
+        """Return how large the cache of all samples would be with so many augmented variants."""
+        parts = len(self.recipe.bands or (BLOCK,)) * (1 + variants)
+        one = self.clean.bytes + variants * self.augmented.bytes + parts * INDEX_DTYPE.itemsize + self.sample_bytes
+        return round(self.samples * one + self.blocks * parts * _SHARD_BYTES)
+
+    def seconds(self, variants: int) -> float:
+        """Return how long its build would take here."""
+        made = self.sample_seconds + self.clean.seconds + variants * self.augmented.seconds
+        one = made + (1 + variants) * self.write_seconds
+        start = self.start_seconds + (self.augment_seconds if variants else 0.0)
+        return start + self.samples * one / self.workers
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The recipes that were tried on `tried` samples of `samples`, and why others cannot be used, by their number.
+
+    `failed` has the path of each sample that cannot be used, and the reason.
+    """
+
+    found: Mapping[int, Candidate]
+    left_out: Mapping[int, str]
+    samples: int
+    tried: int
+    failed: Sequence[tuple[str, str]]
+
+
+def try_recipes(
+    source: Source,
+    recipes: Sequence[Recipe],
+    folder: Path,
+    *,
+    seconds: float = 10.0,
+    jobs: int | None = None,
+    labels: LabelKind = BuildOptions.labels,
+) -> Candidates:
+    """Try recipes on a few samples of a source, spread over it, for so many seconds; write small caches into a folder.
+
+    `variants` of a recipe are not counted, but whether there are any. A recipe that cannot be used here, for want of a
+    package, is left out. Raises SourceError where no sample can be used, RecipeError or DependencyError where no recipe
+    can be.
+    """
+    began = time.monotonic()
+    listing = source.list()
+    if not listing.samples:
+        raise SourceError(f"{source_name(source)} has no samples")
+    first, left_out = _first_plan(source, listing, recipes, labels)
+    start_seconds = time.monotonic() - began
+    plans = _plans(source, first, recipes, left_out)
+    encoders = {number: _encoder(source, plan) for number, plan in plans.items()}
+    chosen = spread(listing.samples, _SAMPLES)
+    executor = Executor(jobs=jobs)
+    began = time.monotonic()
+    starts = [*executor.run(iter([(_start, (encoders, chosen[0]))] * executor.workers))]
+    augment_seconds = max(starts)
+    start_seconds += time.monotonic() - began - augment_seconds
+    portions = [chosen[first :: executor.workers] for first in range(min(executor.workers, len(chosen)))]
+    kept = -(-_KEPT // len(portions))
+    arguments = [(encoders, portion, seconds, kept) for portion in portions]
+    results = [*executor.run(iter([(_try_portion, each) for each in arguments]))]
+    failed = [failure for result in results for failure in result.failed]
+    tried = [each for result in results for each in result.tried]
+    if not tried:
+        path, reason = failed[0]
+        raise SourceError(f"none of the {len(failed)} samples that were tried could be used; {path!r}: {reason}")
+    paths = statistics.mean(len(sample.path) for sample in chosen) + _SAMPLE_BYTES
+    found = {}
+    for number, plan in plans.items():
+        known = [result.kept[at][number] for result in results for at in range(len(result.kept))]
+        cache, write_seconds = _write_cache(plan, known, folder / f"{number}", len(listing.samples))
+        found[number] = Candidate(
+            recipe=plan.recipe,
+            samples=len(listing.samples),
+            blocks=len(plan.blocks),
+            workers=executor.workers,
+            start_seconds=start_seconds,
+            augment_seconds=augment_seconds,
+            sample_seconds=statistics.mean(each.load + each.clean[number] for each in tried),
+            write_seconds=write_seconds,
+            sample_bytes=paths,
+            clean=_mean([each.records[number][0] for each in tried]),
+            augmented=_mean([each.records[number][1] for each in tried]),
+            cache=cache,
+            images=[one.clean[IMAGE] for one in known],
+        )
+    return Candidates(found, left_out, len(listing.samples), len(tried) + len(failed), failed)
+
+
+def _first_plan(
+    source: Source, listing: Listing, recipes: Sequence[Recipe], labels: LabelKind
+) -> tuple[Plan, dict[int, str]]:
+    """Return the plan of the first recipe that can be used, without variants, and why those before it cannot be.
+
+    Raises SourceError, and what the first recipe raises where none can be used.
+    """
+    errors: dict[int, TpucacheError] = {}
+    for number, recipe in enumerate(recipes):
+        try:
+            plan = plan_build(source, listing, replace(recipe, variants=0), labels)
+        except (DependencyError, RecipeError) as error:
+            errors[number] = error
+            continue
+        if plan.fields[0].name != IMAGE:
+            raise SourceError(f"{source_name(source)} has no images, whose codecs and sizes could be compared")
+        return plan, {number: str(error) for number, error in errors.items()}
+    raise errors[0]
+
+
+def _plans(source: Source, first: Plan, recipes: Sequence[Recipe], left_out: dict[int, str]) -> dict[int, Plan]:
+    """Return the plan of each recipe by its number, and add to `left_out` why others cannot be used.
+
+    Raises DependencyError or RecipeError where none can be.
+    """
+    plans: dict[int, Plan] = {}
+    errors: list[TpucacheError] = []
+    for number, recipe in enumerate(recipes):
+        if number in left_out:
+            continue
+        try:
+            plan = with_recipe(first, source, recipe)
+            blank = {each.name: np.zeros(each.shape, each.dtype) for each in plan.fields}
+            _encoder(source, plan).to_records(blank)  # needs the library that encodes
+        except (DependencyError, RecipeError) as error:
+            left_out[number] = str(error)
+            errors.append(error)
+        else:
+            plans[number] = plan
+    if not plans:
+        raise errors[0]
+    return plans
+
+
+def _encoder(source: Source, plan: Plan) -> SampleEncoder:
+    rule = plan.label_rule
+    return SampleEncoder(source, plan.recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
+
+
+def _start(encoders: dict[int, SampleEncoder], sample: Sample) -> float:
+    """Make a sample's records once, so that libraries are imported; return the seconds of the augmentation."""
+    with contextlib.suppress(SampleError):
+        tried, _ = _try_sample(encoders, sample)
+        return tried.augment
+    return 0.0
+
+
+class _Tried(NamedTuple):
+    """A sample that was tried: seconds of loading it, and of augmenting it once in each size.
+
+    By the number of the recipe: seconds of its clean arrays, and the costs of a clean and an augmented record.
+    """
+
+    load: float
+    augment: float
+    clean: dict[int, float]
+    records: dict[int, tuple[Cost, Cost]]
+
+
+class _Kept(NamedTuple):
+    """A sample's clean arrays, and its records of all bands: of the clean variant, then of an augmented one."""
+
+    clean: dict[str, Array]
+    records: list[bytes]
+
+
+class _Portion(NamedTuple):
+    """What a worker found out of its samples."""
+
+    tried: list[_Tried]
+    kept: list[dict[int, _Kept]]
+    failed: list[tuple[str, str]]
+
+
+def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], seconds: float, keep: int) -> _Portion:
+    """Try samples until the time is up, but a few at least; return the records of the first ones."""
+    end = time.monotonic() + seconds
+    portion = _Portion([], [], [])
+    for sample in samples:
+        if len(portion.tried) >= _LEAST and time.monotonic() > end:
+            break
+        try:
+            tried, kept = _try_sample(encoders, sample)
+        except SampleError as error:
+            portion.failed.append((sample.path, error.reason))
+            continue
+        portion.tried.append(tried)
+        if len(portion.kept) < keep:
+            portion.kept.append(kept)
+    return portion
+
+
+def _try_sample(encoders: dict[int, SampleEncoder], sample: Sample) -> tuple[_Tried, dict[int, _Kept]]:
+    """Make the records of a sample by each recipe. Raises SampleError."""
+    item, load = _timed(next(iter(encoders.values())).load, sample)
+    shared: dict[str, tuple[tuple[dict[str, Array], float], tuple[dict[str, Array], float]]] = {}
+    clean_seconds, costs, kept = {}, {}, {}
+    for number, encoder in encoders.items():
+        recipe = encoder.recipe
+        key = _without_codec(recipe)
+        if key not in shared:
+            (clean, *_), seconds = _timed(clean_and_count, item, encoder.fields, recipe, sample.path)
+            augmented = _timed(encoder.augment, clean, sample, 1) if recipe.variants else (clean, 0.0)
+            shared[key] = (clean, seconds), augmented
+        (clean, clean_seconds[number]), (augmented_arrays, augment_seconds) = shared[key]
+        records, encode_seconds = _timed(encoder.to_records, clean)
+        made = [Cost(_bytes(records, encoder.fields), encode_seconds)] * 2
+        if recipe.variants:
+            further, encode_seconds = _timed(encoder.to_records, augmented_arrays)
+            made[1] = Cost(_bytes(further, encoder.fields), augment_seconds + encode_seconds)
+            records = [*records, *further]
+        costs[number] = made[0], made[1]
+        kept[number] = _Kept(clean, records)
+    return _Tried(load, sum(seconds for _, (_, seconds) in shared.values()), clean_seconds, costs), kept
+
+
+def _timed(function: Any, *arguments: Any) -> tuple[Any, float]:
+    """Return what a function returns, and the seconds that it took."""
+    began = time.perf_counter()
+    result = function(*arguments)
+    return result, time.perf_counter() - began
+
+
+def _without_codec(recipe: Recipe) -> str:
+    """Return a text that is equal for recipes of the same clean arrays."""
+    whole = {**recipe.to_dict(), "has_variants": bool(recipe.variants)}
+    return json.dumps({name: value for name, value in whole.items() if name not in _OF_CODEC}, sort_keys=True)
+
+
+def _bytes(records: Sequence[bytes], fields: Sequence[Field]) -> float:
+    return sum(on_disk_bytes(len(record), fields) for record in records)
+
+
+def _mean(costs: Sequence[Cost]) -> Cost:
+    return Cost(statistics.mean(each.bytes for each in costs), statistics.mean(each.seconds for each in costs))
+
+
+@dataclass(frozen=True)
+class _KnownRecords(SampleEncoder):
+    """Gives records that are made already, over and over."""
+
+    known: Sequence[_Kept] = field(default=())
+
+    def encode(self, sample: Sample, parts: Sequence[Part]) -> EncodedSample:
+        """Return the records of one of the known samples."""
+        one = self.known[sample.number % len(self.known)]
+        variants = len(one.records) // len(part_layouts(self.fields))
+        made = dict(zip(parts_of(range(variants), self.fields), one.records, strict=True))
+        return EncodedSample(Item({}), one.clean, [made[part] for part in parts], [{}] * (1 + variants), {})
+
+
+def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float]:
+    """Write a cache of known records, repeated up to `most` times in all; return it, and the seconds of a record."""
+    mean = statistics.mean(len(b"".join(one.records)) for one in known)
+    count = min(most, _CACHE_RECORDS, max(2 * len(known), int(_CACHE_BYTES / mean)))
+    samples = [Sample(number, f"{number}", bytes=1) for number in range(count)]
+    recipe = replace(plan.recipe, variants=min(1, plan.recipe.variants))
+    plan = replace(
+        plan,
+        recipe=recipe,
+        listing=Listing(samples),
+        blocks=plan_blocks(samples, plan.fields, recipe),
+        label_rule=LabelRule(None),
+    )
+    encoder = _KnownRecords(
+        _NoSource(), recipe, plan.augmentation, plan.fields, plan.label_rule, is_labelled=False, known=known
+    )
+    work = folder / WORK_NAME
+    work.mkdir(parents=True)
+    began = time.monotonic()
+    with hold(work) as run:
+        context = BuildContext(encoder, work, folder, skip_errors=False, run=run)
+        finish_cache(folder, plan, Scheduler(context, plan.blocks).build(Executor(jobs=1)))
+    taken = time.monotonic() - began
+    shutil.rmtree(work)
+    return folder, taken / (count * (1 + recipe.variants))
+
+
+class _NoSource:
+    """The source of records that are made already."""
+
+    def list(self) -> Listing:
+        return Listing([])
+
+    def load(self, sample: Sample) -> Item:
+        raise SampleError(sample.path, "is of no source")
