@@ -86,7 +86,7 @@ def try_in(name: str, python: Path, cache: Path, place: Path) -> None:
         run(python, "-c", FEED, cache)
     if name in ("torch", "all"):
         run(*command, "train", cache, "--run", place / f"run-{name}", *TRAIN)
-        run(*command, "predict", place / f"run-{name}", cache, "-o", place / f"{name}.csv")
+        run(*command, "predict", place / f"run-{name}", cache, "-o", place / f"{name}.csv", "--backend", "torch")
     if name == "all":
         run(*command, "warmup", place / "photos", place / "again", "--size", "32", "--jobs", "1")
         run(*command, "publish", place / "again", *PUBLISH, "--out", place / "published")
