@@ -84,9 +84,9 @@ def try_in(name: str, python: Path, cache: Path, place: Path) -> None:
     run(*command, "verify", cache)
     if name in ("jax", "all"):
         run(python, "-c", FEED, cache)
-    if name in ("torch", "all"):
-        run(*command, "train", cache, "--run", place / f"run-{name}", *TRAIN)
-        run(*command, "predict", place / f"run-{name}", cache, "-o", place / f"{name}.csv", "--backend", "torch")
+    if name == "torch":
+        run(*command, "train", cache, "--run", place / "run", *TRAIN)
+        run(*command, "predict", place / "run", cache, "-o", place / "predictions.csv", "--backend", "torch")
     if name == "all":
         run(*command, "warmup", place / "photos", place / "again", "--size", "32", "--jobs", "1")
         run(*command, "publish", place / "again", *PUBLISH, "--out", place / "published")
