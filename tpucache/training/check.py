@@ -50,6 +50,11 @@ def check_fit(
             f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
         )
     _check_combination(settings, train_set)
+    if settings.grad_checkpointing and device.name == "xla":
+        raise UsageError(
+            "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
+            "batches by --accumulate to save memory"
+        )
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch_size, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:
@@ -107,7 +112,8 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
             f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
-            "--shift, --rotate, --tilt and --crop out, or move them in warmup's variants"
+            "--shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or move them in warmup's "
+            "variants"
         )
 
 
