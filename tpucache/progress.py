@@ -53,6 +53,14 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def size_text(count: float) -> str:
+    """Return a number of bytes as text, such as `491.7 MB`."""
+    for scale, name in _SCALES:
+        if count >= scale:
+            return f"{count / scale:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
 def rate_text(value: float) -> str:
     """Return a number that was measured as text: with one decimal where it is below 10."""
     return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
