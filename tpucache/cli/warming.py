@@ -24,6 +24,7 @@ from tpucache.cli.arguments import (
     seconds,
     size,
 )
+from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
@@ -145,18 +146,32 @@ def _truncated(cache: str | Path, pad: int) -> int:
 
 
 def relabel(options: argparse.Namespace) -> int:
-    """Give a finished cache the labels, folds and columns of a .csv, without touching a record."""
+    """Give a finished cache the labels, folds and columns of a .csv, or folds of its own, without touching a record."""
+    from tpucache.errors import UsageError
     from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
 
     began = time.monotonic()
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
-    manifest = relabel_cache(options.cache, options.table, table, labels=options.labels, classes=options.classes)
+    if options.table is None and (table != TableOptions() or options.corrections or options.classes is not None):
+        raise UsageError("what a table's columns mean is for a .csv: give it after the cache, too")
+    if options.make_folds is None and (options.groups is not None or "stratify" in explicit(options)):
+        raise UsageError("--groups and --stratify are for --make-folds N: give it, too")
+    if options.make_folds is not None and options.fold_col is not None:
+        raise UsageError("--fold-col takes the folds of the table and --make-folds makes others: leave one of them out")
+    found: dict[str, Any] = {}
+    lines: list[str] = []
+    if options.table is not None:
+        chosen = {"labels": options.labels, "classes": options.classes, "corrections": options.corrections}
+        manifest = relabel_cache(options.cache, options.table, table, **chosen)
+    if options.make_folds is not None:
+        manifest, found, lines = make_folds(options)
     lines = [
         f"{options.cache}: {manifest.samples:,} samples, {time.monotonic() - began:,.1f} s",
         f"  labels: {label_text(manifest)}",
+        *lines,
     ]
-    show(options, describe(manifest), lines)
+    show(options, {**describe(manifest), **found}, lines)
     return 0
 
 
@@ -268,9 +283,13 @@ def add(commands: Any) -> None:
     add_table(command)
     command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
     add_cache(command)
-    command.add_argument(
+    table = command.add_argument(
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
     )
+    command.add_argument(
+        "--corrections", action="store_true", help="the table has rows of some samples: all others keep their labels"
+    )
+    add_folds(command, table)
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
