@@ -28,7 +28,7 @@ from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
-from tpucache.progress import duration_text
+from tpucache.progress import duration_text, size_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.build_options import (
@@ -60,7 +60,7 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.errors import SampleError
     from tpucache.redact import shown
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
-    from tpucache.report.text import size_text
+    from tpucache.report.text import seconds_text
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
@@ -78,7 +78,7 @@ def warmup(options: argparse.Namespace) -> int:
     def announce(expected: Estimate) -> None:
         tell(
             f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
-            f"free), about {duration_text(expected.process_seconds)} of one core's work"
+            f"free), about {seconds_text(expected.process_seconds)} of one core's work"
         )
 
     try:
@@ -336,7 +336,6 @@ class _Progress:
 
     def show(self, progress: BuildProgress) -> None:
         from tpucache.progress import Progress
-        from tpucache.report.text import size_text
 
         if self._shown is None:
             self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
@@ -383,7 +382,6 @@ def run_dry(
 
 def _lines(found: DryRun, sheet: Path | None) -> list[str]:
     from tpucache.report.inspect import describe_labels
-    from tpucache.report.text import size_text
 
     expected = found.estimate
     lines = [

@@ -24,7 +24,6 @@ from tpucache.training.run.files import BackgroundWriter, RunData, open_run, sna
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
-    describe_device,
     epoch_line,
     finished_report,
     make_report,
@@ -142,7 +141,8 @@ class _Run:
 def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
     """Return in one line what is about to be trained, on what, and how long."""
     device, valid = learner.device, data.valid_set
-    where = describe_device(device.name, device.torch_device.type, device.cores)
+    where = device.torch_device.type if device.name == "torch" else device.name
+    where += f", {device.cores} cores" if device.cores > 1 else ""
     validation = "" if valid is None else f", {len(valid):,} to validate on"
     epochs, steps = (
         f"{count:,} {name}{'s' * (count != 1)}" for name, count in (("epoch", plan.epochs), ("step", plan.per_epoch))
