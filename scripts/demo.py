@@ -68,7 +68,7 @@ def main() -> None:
         (f"trained on {trained['backend']}", f"{pace['images_per_second']:,.0f} images/s"),
         ("idle: waited for data", f"{pace['waited']:.1%} of the time"),
         ("idle: by the device", f"{pace['device_idle']:.1%}"),
-        ("idle: against a replay", f"{pace['ceiling_idle']:.1%}"),
+        ("idle: against a replay", "not measured" if pace["ceiling_idle"] is None else f"{pace['ceiling_idle']:.1%}"),
         ("compiles after warm-up", f"{pace['compiles']}"),
         ("validation accuracy", f"{trained['epochs'][-1]['valid_accuracy']:.3f}"),
         ("all of it took", f"{time.perf_counter() - started:.0f} s"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,15 @@ def write(cgroup: Path, **files: str) -> None:
     cgroup.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (cgroup / name.replace("memory_", "memory.", 1)).write_text(text)
+
+
+def test_a_system_that_does_not_say_what_is_free_has_half_of_its_memory(tmp_path, monkeypatch):
+    nothing = tmp_path / "meminfo"
+    assert available_memory(nothing) == 0
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert available_memory(nothing) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    monkeypatch.delattr(os, "sysconf")
+    assert available_memory(nothing) == 0
 
 
 def test_without_a_container_it_is_the_machines(kernel):

@@ -48,16 +48,20 @@ class SourceError(TpucacheError):
 
 
 class SampleError(SourceError):
-    """One sample cannot be used; `path` names it and `reason` says why."""
+    """One sample cannot be used; `path` names it and `reason` says why.
 
-    def __init__(self, path: str, reason: str) -> None:
+    `file` is where its file was looked for on this machine, which is no part of the reason: caches keep reasons.
+    """
+
+    def __init__(self, path: str, reason: str, file: str = "") -> None:
         reason = " ".join(reason.split("\n")).strip()  # of libraries' errors, some have several lines
-        super().__init__(path, reason)
+        super().__init__(path, reason, file)
         self.path = path
         self.reason = reason
+        self.file = file
 
     def __str__(self) -> str:
-        return f"{self.path!r}: {self.reason}"
+        return f"{self.path!r}: {self.reason}" + (f" (looked for {self.file})" if self.file else "")
 
 
 class StoreError(TpucacheError):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
+
+from tpucache.system import usable_cores
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
@@ -95,7 +98,7 @@ class Tpu:
 
 def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
     """Count the cores, by the affinity and by the container's quota of processor time."""
-    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _core_quota(cgroup, own))
+    return Cores(os.cpu_count() or 1, usable_cores(), _core_quota(cgroup, own))
 
 
 def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
@@ -171,12 +174,13 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path
     """Return the bytes a process may still take without pushing others out: the machine's, or its container's.
 
     Of a container in a container, the fewest of all. The page cache counts as free, because the kernel gives it up;
-    files in /dev/shm do not. Returns 0 where nothing can be learnt.
+    files in /dev/shm do not. Where the system does not say what is free, as on macOS, it is half of the memory. Returns
+    0 where nothing can be learnt.
     """
     try:
         free = _lines(meminfo)["MemAvailable:"] << 10
     except (OSError, KeyError, ValueError):
-        return 0
+        return 0 if sys.platform == "linux" else _physical_memory() // 2
     for version, group in _memory_groups(cgroup, own):
         used = _read(group / version.usage)
         if used.isdecimal():
@@ -184,6 +188,14 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path
             cached = statistics.get(version.cached, 0) - statistics.get(version.shared, 0)
             free = min(free, _memory_limit(group, version) - int(used) + cached)
     return max(0, free)
+
+
+def _physical_memory() -> int:
+    """Return the bytes of memory that POSIX knows of; 0 on systems that do not say, such as Windows."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def _memory_groups(cgroup: Path, own: Path) -> list[tuple[_Version, Path]]:

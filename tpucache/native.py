@@ -30,8 +30,18 @@ _FREE_PART: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 
 _log: Final = logging.getLogger("tpucache")
 
-libc: Final = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
+
+def _find_libc() -> Any:
+    """Return the C library, None on Windows, where none is found without a name."""
+    try:
+        library = ctypes.CDLL(None)
+    except (TypeError, OSError):
+        return None
+    library.mmap.restype = ctypes.c_void_p
+    return library
+
+
+libc: Final = _find_libc()
 
 
 class LoopWork(NamedTuple):
@@ -102,6 +112,8 @@ def populate(start: int, length: int) -> bool:
 
     Pages that cannot be read are an answer here, and end the process when they are first touched otherwise.
     """
+    if libc is None:
+        return False
     done: int = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_READ)
     return done == 0
 
@@ -204,6 +216,8 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
         found.engine = engine  # type: ignore[attr-defined]  # it owns the memory of the compiled code
         return found
 
+    if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
+        raise OSError("the system's C library has no preadv")
     read = function("read", ctypes.c_int64, 7)
     preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
     unpack = function("unpack", ctypes.c_int64, len(LoopWork._fields) + 1)

@@ -1,16 +1,22 @@
-"""Progress for people: a bar on a terminal, plain lines in a log."""
+"""Progress for people: a bar on a terminal, plain lines in a log, and lines that say what is being done."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, TextIO
 
 from tpucache.redact import printable
 
 _LINE_SECONDS: Final = 10.0
+_COLUMNS: Final = 80  # of a terminal that does not say how many it has, or that it has none
+_ROWS: Final = 20  # for bars, one below the other
+_LEAST_BAR: Final = 8  # columns of a bar
+_SCALES: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 #: Whether another process shows the progress of the work that this one takes part in.
 _hidden: list[bool] = []
@@ -19,6 +25,53 @@ _hidden: list[bool] = []
 def hide() -> None:
     """Show no progress of this process from now on."""
     _hidden.append(True)
+
+
+def note(text: str) -> None:
+    """Print a line about what is being done on standard error, above any bar; what cannot be printed is dropped."""
+    if _hidden or sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError), above_bars():
+        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def above_bars() -> Iterator[None]:
+    """Give a context in which lines can be printed to the terminal: bars are taken away, and drawn again below them."""
+    module = sys.modules.get("tqdm")
+    with contextlib.nullcontext() if module is None else module.tqdm.external_write_mode():
+        yield
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as text with at most two units, such as `45 s`, `3 min 20 s` or `2 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes as text, such as `491.7 MB`."""
+    for scale, name in _SCALES:
+        if count >= scale:
+            return f"{count / scale:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
+def rate_text(value: float) -> str:
+    """Return a number that was measured as text: with one decimal where it is below 10."""
+    return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
+
+
+def _columns(stream: TextIO | None) -> int:
+    """Return how many columns a terminal has now."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream is not None else _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
 
 
 class Progress:
@@ -40,13 +93,14 @@ class Progress:
     ) -> None:
         """Begin at `initial` of `total` units (None: not known); what was there before does not count for the rate.
 
-        Of work that `is_brief`, nothing is left on a terminal, nor in a log if it took less than ten seconds.
+        The unit `bytes` is shown as kB, MB, GB or TB. Of work that `is_brief`, nothing is left on a terminal, nor in a
+        log if it took less than ten seconds.
         """
         self._is_brief = is_brief
         self._stream = stream or sys.stderr  # None: standard error is closed
-        self._total, self._label, self._unit = total, label, unit
-        self._done = self._initial = initial
-        self._start = self._shown = time.monotonic()
+        self._total, self._label, self._unit = total, printable(label), unit
+        self._done = self._initial = self._printed = initial
+        self._start = self._began = self._shown = time.monotonic()
         self._note = ""
         self._bar = self._make_bar()
 
@@ -66,7 +120,7 @@ class Progress:
         if self._bar is not None:
             with contextlib.suppress(OSError):
                 self._bar.close()
-        elif not _hidden and self._done > self._initial and not (self._is_brief and self._shown == self._start):
+        elif not _hidden and self._done > self._printed and not (self._is_brief and self._shown == self._began):
             self._print()
 
     def advance_to(self, done: int, note: str = "") -> None:
@@ -74,44 +128,82 @@ class Progress:
         self.advance(done - self._done, note)
 
     def advance(self, units: int, note: str = "") -> None:
-        """Count `units` more; `note` is shown beside the rate."""
+        """Count `units` more; `note` is shown after the rate."""
         self._done += units
-        self._note = note
+        self._note = printable(note)
         if self._bar is not None:
             with contextlib.suppress(OSError):
-                self._bar.set_postfix_str(printable(note), refresh=False)
                 self._bar.update(units)
         elif not _hidden and time.monotonic() - self._shown >= _LINE_SECONDS:
             self._print()
 
+    def restart_clock(self) -> None:
+        """Leave what was done until now out of the rate: it was slower, because something was compiled, say."""
+        self._initial, self._start = self._done, time.monotonic()
+
+    @property
+    def rate(self) -> float:
+        """Units a second so far; 0 where that is not known."""
+        seconds = time.monotonic() - self._start
+        return (self._done - self._initial) / seconds if seconds > 0 else 0.0
+
+    def _parts(self) -> list[str]:
+        """Return how much is done, the rate, the time left and the note, as texts; empty ones where not known."""
+        whole, rate = self._total if self._total is not None else self._done, self.rate
+        scale, unit, rate_unit = 1.0, self._unit, ""
+        if unit == "bytes":
+            scale, unit = next(((size, name) for size, name in _SCALES if whole >= size), (1.0, unit))
+            rate_unit = f" {unit}"
+        done, total = (rate_text(count / scale) if scale != 1.0 else f"{count:,}" for count in (self._done, whole))
+        left = (whole - self._done) / rate if rate else 0.0
+        return [
+            f"{done} {unit}" if self._total is None else f"{done} of {total} {unit}",
+            f"{rate_text(rate / scale)}{rate_unit}/s",
+            f"{duration_text(left)} left" if left > 0 else "",
+            self._note,
+        ]
+
+    def _text(self, width: int) -> str:
+        """Return the state in so many columns at most: what the bar shows is left out first, then the note's end."""
+        done, rate, left, note = self._parts()
+        pieces = note.split(", ")
+        shorter = ((left, *pieces[:count]) for count in range(len(pieces), -1, -1))
+        for parts in ((done, rate, left, note), (rate, left, note), *shorter):
+            text = ", ".join(filter(None, parts))
+            if len(text) <= width:
+                return text
+        return ""
+
     def _make_bar(self) -> Any:
-        if _hidden or self._stream is None or not self._stream.isatty():
+        # A terminal that cannot return to the beginning of a line is a log.
+        if _hidden or self._stream is None or not self._stream.isatty() or os.environ.get("TERM") == "dumb":
             return None
         try:
-            from tqdm.auto import tqdm
+            from tqdm import tqdm
         except ImportError:
             return None
-        return tqdm(
+        progress = self
+
+        class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+            @property
+            def format_dict(self) -> dict[str, Any]:
+                columns = _columns(progress._stream) - 1
+                head = len(progress._label) + (len(": 100% ") + _LEAST_BAR + 1 if progress._total else len(": "))
+                return {**super().format_dict, "ncols": columns, "text": progress._text(columns - head - 1)}
+
+        bar = "{percentage:3.0f}% {bar} " if self._total else ""
+        return Bar(
             total=self._total,
             initial=self._done,
-            desc=printable(self._label),
-            unit=f" {self._unit}",
+            bar_format=f"{self._label.replace('{', '{{').replace('}', '}}')}: {bar}{{text}}",
+            ncols=_COLUMNS,  # format_dict has those of the moment
+            nrows=_ROWS,
             leave=not self._is_brief,
             file=self._stream,
         )
 
     def _print(self) -> None:
-        self._shown = time.monotonic()
-        seconds = self._shown - self._start
-        rate = (self._done - self._initial) / seconds if seconds else 0.0
-        whole = self._done if self._total is None else self._total
-        left = f", {(whole - self._done) / rate:,.0f} s left" if rate and self._done < whole else ""
-        total = "" if self._total is None else f" of {self._total:,}"
-        note = f", {self._note}" if self._note else ""
+        self._shown, self._printed = time.monotonic(), self._done
         if self._stream is not None:
             with contextlib.suppress(OSError):
-                print(
-                    printable(f"{self._label}: {self._done:,}{total} {self._unit}, {rate:,.0f} a second{left}{note}"),
-                    file=self._stream,
-                    flush=True,
-                )
+                print(f"{self._label}: {', '.join(filter(None, self._parts()))}", file=self._stream, flush=True)

@@ -41,8 +41,10 @@ def test_a_log_tells_how_much_there_is_to_do_how_fast_it_goes_and_what_was_skipp
     command = ["warmup", str(source), str(tmp_path / "cache"), "--size", "16", "--jobs", "1", "--on-error", "skip"]
     assert main(command) == 0
     first, last = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"to do: 151 records, about [\d,]+ MB, and [\d,]+ MB are free; [\d,]+ s of one process", first)
-    assert re.fullmatch(r"warmup: 151 of 151 samples, [\d,]+ a second, 0 MB, 1 skipped", last)
+    assert re.fullmatch(
+        r"to do: 151 records, about [\d.]+ [kM]B \([\d,.]+ [GT]B are free\), about [\d.]+ s of one core's work", first
+    )
+    assert re.fullmatch(r"warmup: 151 of 151 samples, [\d,.]+/s, [\d.]+ kB, 1 skipped", last)
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ def test_the_card_tells_what_it_is_and_how_to_read_it(stored):
     card = (folder / "README.md").read_text()
     for part in (
         "# Noise at 16",
-        "150 samples, each in 3 augmented variants",
+        "150 samples, each clean and in 3 augmented variants",
         "| ant | 38 |",
         "| image | 16 x 16 x 3 | uint8 | raw |",
-        "| size | 16 x 16 |",
+        "| size | 16x16 |",
         "CC-BY-4.0",
         "(sheet.png)",
         "Mean ",

@@ -11,7 +11,7 @@ from tpucache import CachedDataset, TrainingError, report_run
 from tpucache.redact import printable
 
 #: What the page of a run has besides what a cache's page has.
-MORE_TAGS = {"a", "article", "polyline"}
+MORE_TAGS = {"a", "article", "i", "polyline"}
 
 
 def write_run(folder, dataset, *, text="plain", variant=0, **arrays):
@@ -78,7 +78,7 @@ def test_hostile_texts_are_shown_as_text_and_never_as_markup(dataset, tmp_path, 
         f"predicted {shown} 1",
         f"{shown}, cores: 1",
         f"9 {shown}/s",
-        f"{shown} 3 (3)",
+        f"true {shown} 0",
     ):
         assert place in found.text
     page.html.encode()
@@ -101,7 +101,7 @@ def test_hostile_names_of_folds_are_shown_as_text_and_lead_to_places_on_the_page
     assert found.foreign_tags <= MORE_TAGS
     assert not found.scripts
     assert found.loaded == ["#part-1", "#part-2"]
-    assert [value for name, value in found.attributes if name == "id"] == ["part-1", "part-2"]
+    assert [value for name, value in found.attributes if name == "id" and "scheme" not in value] == ["part-1", "part-2"]
     assert f"fold {printable(hostile)}" in found.text
     assert page.html.count("<img ") == 4
 
@@ -139,3 +139,27 @@ def test_an_error_that_no_run_writes_is_refused_before_it_is_added_up(dataset, t
     run = write_run(tmp_path / "run", dataset, errors=np.full(len(dataset), 1e39))
     with pytest.raises(TrainingError, match=r"errors is float64, or has numbers that are too large"):
         report_run(run)
+
+
+def test_the_rate_of_each_step_is_drawn_and_that_of_epochs_where_no_other_is_known(dataset, tmp_path):
+    run = write_run(tmp_path / "run", dataset)
+    assert ">0.1<" in report_run(run).html  # one value, of an epoch
+    summary = json.loads((run / "report.json").read_text())
+    (run / "report.json").write_text(json.dumps({**summary, "learning_rates": [0.1, 0.3, 0.2]}))
+    assert 'points="0.0,147.0 320.0,3.0 640.0,75.0"' in report_run(run).html
+
+
+def test_seconds_have_no_hundredths(dataset, tmp_path, parse):
+    text = parse(report_run(write_run(tmp_path / "run", dataset)).html).text
+    assert "4.0 s in all" in text
+    assert "2.5 s 62.5" in text
+
+
+def test_the_matrix_is_green_where_classes_are_right_and_red_where_they_are_not(dataset, tmp_path):
+    labels = np.arange(12) % 4
+    predictions = np.where(labels == 0, 1, labels)
+    page = report_run(write_run(tmp_path / "run", dataset, predictions=predictions)).html
+    assert page.count('class="n hit" style="--share:100"') == 3
+    assert page.count('class="n miss" style="--share:100"') == 1
+    assert page.count('miss" style="--share:0"') == 11
+    assert page.count('hit" style="--share:0"') == 1

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpucache.progress import size_text
 from tpucache.redact import printable
-from tpucache.report.text import ELLIPSIS, cut, describe_label, outline, size_text
+from tpucache.report.text import ELLIPSIS, cut, describe_label, describe_mask, outline, seconds_text
 
 CLASSES = ("ant", "bee", "cat")
 ANY_TEXT = st.text(st.characters(codec=None))
@@ -83,3 +84,25 @@ def test_nested_values_are_outlined_with_plain_lists_in_one_line():
         "none: {}",
         'text: "\u65e5"',
     ]
+
+
+def test_a_mask_is_its_classes_but_the_background_the_largest_first():
+    mask = np.array([[0, 0, 2, 2], [2, 1, 7, 7]], np.uint8)[..., None]
+    assert describe_mask(mask, CLASSES) == "cat 37.5%, class 7 25.0%, bee 12.5%"
+    assert describe_mask(np.arange(8, dtype=np.uint8), ()).endswith("class 4 12.5% and 3 more")
+    assert describe_mask(np.zeros((2, 2), np.uint8), CLASSES) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.44, "9.4 s"),
+        (59.4, "59 s"),
+        (200.2, "3 min 20 s"),
+        (3599.9, "1 h 00 min"),
+        (9000, "2 h 30 min"),
+    ],
+)
+def test_durations_have_as_many_digits_as_matter(seconds, text):
+    assert seconds_text(seconds) == text

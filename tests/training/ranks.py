@@ -114,7 +114,7 @@ def error_of(call: Callable[[], object]) -> str:
 
 def two(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
     """Learn with both optimizers; fail to save; diverge; stop by a signal to one process; lose that process."""
-    idle._REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
+    idle.REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     keep(sgd=learn(cache, folder / "sgd", SETTINGS["sgd"], replay=True))
     keep(adamw=learn(cache, folder / "adamw", SETTINGS["adamw"]))
     with counted_broadcasts() as sizes:

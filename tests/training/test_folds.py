@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,17 +16,28 @@ import torch
 from PIL import Image
 from stopping import Killed, Moment, differences
 
-from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache, report_run
+from tpucache import (
+    CachedDataset,
+    Recipe,
+    TrainingError,
+    UnfinishedError,
+    UsageError,
+    build_cache,
+    progress,
+    report_run,
+)
 from tpucache.cli import main
 from tpucache.loading.split import fold_split
+from tpucache.report.text import seconds_text
 from tpucache.runs import fold_folder
-from tpucache.training.device import CpuDevice, Processes
+from tpucache.training.device import CpuDevice
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -70,6 +83,24 @@ def whole(folded, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "whole"
     moment = Moment(device := CpuDevice())
     return run, run_all(folded, run, device), moment.count
+
+
+def test_progress_names_the_fold_and_the_time_left_for_all(folded, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
+    lines = []
+    settings = replace(SETTINGS, epochs=4)
+    run_all(folded, tmp_path / "run", settings=settings, on_epoch=lines.append)
+    assert [line[:15] for line in lines] == [f"fold {name}    epoch" for name in NAMES for _ in range(4)]
+    shown = capsys.readouterr().err.splitlines()
+    first = [line for line in shown if line.startswith("fold 0 (1 of 2): ")]
+    assert first[0].startswith("fold 0 (1 of 2): tiny_models:tiny on cpu; 14 samples")
+    assert any(re.search(r"epoch 4 of 4, .*\d s for all folds", line) for line in first)
+    last = [line for line in shown if line.startswith("fold 1 (2 of 2): ")]
+    assert last
+    assert not any("for all folds" in line for line in last)  # its own time is all
+    lines.clear()
+    run_all(folded, tmp_path / "run", settings=settings, on_epoch=lines.append)
+    assert lines == []  # finished folds are not shown again
 
 
 def read(path):
@@ -197,7 +228,7 @@ def test_one_page_shows_all_folds_and_leads_to_the_part_of_each(folded, whole, t
     top = page.partition("<article")[0]
     for value in (*report.out_of_fold.values(), *report.mean.values(), *report.deviation.values()):
         assert f"{value:.4f}" in top
-    assert f"{report.wall_seconds:,.1f} seconds in all" in top
+    assert f"{seconds_text(report.wall_seconds)} in all" in top
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "fold-1")
     (tmp_path / "run" / "report.json").unlink()
@@ -253,18 +284,6 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
     assert main([*map(str, arguments)]) == 2
     assert "leave --valid out" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-def test_all_folds_in_one_of_several_processes_are_refused_before_anything_is_written(folded, tmp_path):
-    device = CpuDevice()
-    device.processes = Processes()
-    device.processes.world_size = 2
-    dataset = CachedDataset(folded)
-    folds = open_all_folds(tmp_path / "run", dataset, dataset, False)
-    before = sorted(folds.run.rglob("*"))
-    with pytest.raises(UsageError, match="without torchrun"):
-        train_folds(folds, SETTINGS, device)
-    assert sorted(folds.run.rglob("*")) == before
 
 
 @pytest.mark.slow

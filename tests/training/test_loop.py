@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training import loop
 from tpucache.training.device import CpuDevice, open_device
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
@@ -219,3 +221,22 @@ def test_a_model_that_does_not_fit_is_refused_in_words(cache, tmp_path, monkeypa
 def test_eager_has_one_core():
     with pytest.raises(UsageError, match="torch backend runs on 1 core"):
         open_device("eager", 8)
+
+
+@pytest.mark.parametrize(("seconds", "is_measured"), [(0.01, True), (1e6, False)])
+def test_a_replay_takes_two_percent_of_the_run_and_is_left_out_where_that_is_too_short(
+    cache, tmp_path, monkeypatch, seconds, is_measured
+):
+    """`seconds` is how long a step seems to take."""
+    given = []
+    monkeypatch.setattr(loop, "ceiling", lambda _execute, _device, _images, budget: given.append(budget) or 1000.0)
+    pace = loop.PaceMeter.pace
+    monkeypatch.setattr(loop.PaceMeter, "pace", lambda meter: replace(pace(meter), step_seconds=seconds))
+    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
+    report = train(tmp_path, settings, CachedDataset(cache), None, CpuDevice())
+    assert (report.pace.ceiling_images_per_second is not None) == is_measured
+    if is_measured:
+        assert 0 < given[0] <= 0.02 * report.wall_seconds
+    else:
+        assert given == []
+        assert any("not measured" in line for line in report.lines())

@@ -16,7 +16,8 @@ from tpucache.cli import main
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import PredictReport, predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
 from tpucache.training.run_options import RunOptions
@@ -84,7 +85,7 @@ from tpucache import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.device import open_device
 from tpucache.training.prediction import predict_values
-from tpucache.training.prediction import Predictor
+from tpucache.training.predictor import Predictor
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))
@@ -249,3 +250,15 @@ def test_code_that_a_run_names_is_called_only_if_it_is_named_too(cache, folds, t
         Predictor([run], CpuDevice(), trust=f"tiny_models:tiny {code}")
     assert main([*words, "--trust", code]) == 0
     assert (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "variants", "flip", "text"),
+    [
+        (1, [0], False, "9 samples predicted: out.csv"),
+        (5, [0], False, "9 samples predicted, averaged over 5 models: out.csv"),
+        (2, [0, 1], True, "averaged over 2 models and 2 variants and the mirrored images, too: out.csv"),
+    ],
+)
+def test_what_predictions_are_averaged_over_is_said_in_words(runs, variants, flip, text):
+    assert PredictReport("out.csv", 9, "classes", runs, variants, {}, flip).lines()[0].endswith(text)

@@ -24,7 +24,7 @@ def learner_for(dataset, **settings):
     return Learner(settings, dataset, find_task(settings, dataset), CpuDevice())
 
 
-def run(cache, folder, values, stop_after=None, **settings):
+def run(cache, folder, values, stop_after=None, on_epoch=None, **settings):
     """Train two steps an epoch, where the metric `scripted` gives these values; return the report."""
     dataset = CachedDataset(cache)
     parts = dataset.select(range(32)), dataset.select(range(100, 110))
@@ -39,7 +39,7 @@ def run(cache, folder, values, stop_after=None, **settings):
 
     tiny_metrics.STEPS[:] = values
     settings = TrainSettings(**{**TINY, "epochs": 6, "metric": ["tiny_metrics:scripted"], **settings})
-    options = RunOptions(replay=False, resume=True, checkpoint_every=1, watchers=[Stopping()])
+    options = RunOptions(replay=False, resume=True, checkpoint_every=1, watchers=[Stopping()], on_epoch=on_epoch)
     return train(folder, settings, *parts, CpuDevice(), options)
 
 
@@ -113,6 +113,28 @@ def test_patience_ends_a_run_the_same_way_when_it_was_stopped_between(cache, tmp
     best = [torch.load(tmp_path / name / "best.pt", weights_only=True)["model"] for name in ("whole", "parts")]
     assert all(torch.equal(best[0][name], best[1][name]) for name in best[0])
     assert run(cache, tmp_path / "parts", [], **settings).stopped_early  # finished: nothing is computed again
+
+
+def test_each_epoch_is_a_line_when_it_ends_and_a_resumed_run_begins_with_those_before(cache, tmp_path):
+    lines, at = [], []
+
+    def on_epoch(line):
+        lines.append(line)
+        at.append(len(tiny_metrics.STEPS))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(cache, tmp_path / "run", [1.0, 2.0], stop_after=2, on_epoch=on_epoch, epochs=3)
+    assert [line[:10] for line in lines] == ["epoch   1 "]  # the second one was not over
+    first = lines.pop()
+    report = run(cache, tmp_path / "run", [2.0, 3.0], on_epoch=on_epoch, epochs=3)
+    assert lines[0] == first
+    assert lines == [line for line in report.lines() if line.startswith("epoch ")]
+    assert "scripted 3.0000" in lines[-1]
+    assert at[-2:] == [1, 0]  # values that are left: the second epoch's line came before the third was evaluated
+    assert not any(line.startswith("epoch ") for line in report.lines(epochs=False))
+    lines.clear()
+    run(cache, tmp_path / "run", [], on_epoch=on_epoch, epochs=3)  # nothing is left to do
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_same_labels_again_change_nothing(copy: Path, table: Path, digests: 
     ("options", "labels", "text"),
     [
         ({"label_cols": ("age",)}, "auto", "numbers from 0.5 to 149.5"),
-        ({"label_cols": ("fold",)}, "auto", "5 classes by whole numbers from 0 to 4"),
+        ({"label_cols": ("fold",)}, "auto", "5 classes named 0 to 4"),
         ({"label_cols": ("fold",)}, "numbers", "numbers from 0 to 4"),
         ({"label_cols": ("kind",)}, "classes", "3 classes: x 50, y 50, z 50"),
         ({"label_cols": ("fold", "age")}, "auto", "numbers, 2 a sample, from 0 to 149.5"),

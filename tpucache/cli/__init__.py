@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tpucache import process
-from tpucache.cli import inspecting, planning, predicting, publishing, training, warming
+from tpucache.cli import insight, inspecting, planning, predicting, publishing, training, warming
 from tpucache.cli.terminal import Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import package_of
@@ -61,7 +62,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         flush()  # of --help, too, a full disk may keep nothing
         raise
     # Of the command itself all its time counts, of a call within another program that of the call.
-    options.began = process_began() if arguments is None else time.monotonic()
+    shared = process.launched()
+    options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
+    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
     status = _run(options)
     flush()
     return status
@@ -91,6 +94,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for group in (warming, planning, inspecting, training, predicting, publishing):
+    for group in (warming, planning, inspecting, insight, training, predicting, publishing):
         group.add(commands)
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
     add_cache_or_url,
@@ -27,8 +27,12 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.process import tell
 
+_BENCH_BATCH: Final = 256
+
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.progress import Progress
+    from tpucache.report.page import Page
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -53,9 +57,10 @@ def bench(options: argparse.Namespace) -> int:
     dataset = CachedDataset(staged(options), **reading)
     if dataset.network is not None:
         return _bench_network(options, dataset)
+    batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
     result = run_bench(
         dataset,
-        batch_size=options.batch_size,
+        batch_size=batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
@@ -82,7 +87,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
 
     found = bench_network(
         dataset,
-        batch_size=options.batch_size,
+        batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
@@ -124,9 +129,13 @@ def preview(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write one HTML page about a cache (samples, classes, sizes, recipe) or a run (curves, seconds, mistakes)."""
+    """Write one HTML page about a cache (samples, classes, recipe), its findings, or a run (curves, mistakes)."""
     from tpucache.runs import is_run
 
+    if options.findings:
+        return _report_findings(options)
+    if options.against is not None or options.predictions is not None:
+        raise UsageError("--against and --predictions are about the findings in a cache: give --findings, too")
     if isinstance(options.cache, Path) and is_run(options.cache):
         from tpucache.report.run_page import report_run
 
@@ -137,6 +146,49 @@ def report(options: argparse.Namespace) -> int:
         from tpucache.report.cache_page import report_cache
 
         page = report_cache(_opened(options), options.samples, seed=options.seed, variants=options.variants)
+    return _saved(options, page)
+
+
+def _report_findings(options: argparse.Namespace) -> int:
+    """Write the page of copies, leaks, suspects and extremes, with pictures to tick."""
+    from tpucache.report.findings_page import report_findings
+
+    if options.valid is not None:
+        raise UsageError("--valid is about a run, and --findings about a cache: give one of them")
+    stages = _Stages()
+    try:
+        page = report_findings(
+            _opened(options), against=options.against, predictions=options.predictions, on_progress=stages.show
+        )
+    finally:
+        stages.close()
+    return _saved(options, page)
+
+
+class _Stages:
+    """Shows the progress of work that has several parts, one after the other."""
+
+    def __init__(self) -> None:
+        self._part = ""
+        self._progress: Progress | None = None
+
+    def show(self, part: str, done: int, total: int) -> None:
+        """Show how many samples of a part are done."""
+        from tpucache.progress import Progress
+
+        if self._progress is None or part != self._part:
+            self.close()
+            self._part, self._progress = part, Progress(total, part, "samples")
+        self._progress.advance_to(done)
+
+    def close(self) -> None:
+        """End what is shown."""
+        if self._progress is not None:
+            self._progress.close()
+        self._progress = None
+
+
+def _saved(options: argparse.Namespace, page: Page) -> int:
     path = page.save(options.output)
     size = path.stat().st_size
     show(options, {"path": str(path), "bytes": size}, [f"{path}: {size:,} bytes, open it in any browser"])
@@ -185,10 +237,27 @@ def add(commands: Any) -> None:
         metavar="CACHE",
         help="where the cache that a run was validated on is now",
     )
+    group = command.add_argument_group("findings", "a page of pictures to look through and tick")
+    group.add_argument(
+        "--findings",
+        action="store_true",
+        help="write the page of near-duplicates, labels that contradict each other, and extremes of a cache instead",
+    )
+    group.add_argument(
+        "--against", type=cache, metavar="CACHE", help="show which pictures are in this cache, too: leaks"
+    )
+    group.add_argument(
+        "--predictions",
+        type=local_path,
+        metavar="FILE|RUN",
+        help="show the samples whose labels are the least probable, by out_of_fold.csv or the run of folds that has it",
+    )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500")
     add_cache_or_url(command)
-    command.add_argument("--batch-size", type=positive, default=256, metavar="B", help="images a batch")
+    command.add_argument(
+        "--batch-size", type=positive, metavar="B", help="images a batch (256, or all of a smaller cache)"
+    )
     add_reading(command)
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command.add_argument(

@@ -7,13 +7,15 @@ import contextlib
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from tpucache import process
+from tpucache import process, progress
 from tpucache.errors import TpucacheError
 from tpucache.process import PROG
+from tpucache.progress import above_bars
 from tpucache.redact import printable, printable_lines, redact
 
 
@@ -70,6 +72,21 @@ def flush() -> None:
     if sys.stdout is not None:
         with _reported():
             sys.stdout.flush()
+
+
+def say_now(line: str) -> None:
+    """Print a line above any bar, while a command is at work, which continues where nobody can read it.
+
+    What standard output does not take is missed at the end, when the report is printed.
+    """
+    with contextlib.suppress(OSError, ValueError), above_bars():
+        print(printable_lines(line), flush=True)
+
+
+def announce_torch(label: str, backend: str) -> None:
+    """Print a line on standard error about the import of torch, which takes seconds, unless it has been imported."""
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":  # which torchrun sets
+        progress.note(f"{label}: loading torch{' and torch_xla' * (backend == 'xla')}")
 
 
 def note(line: str) -> None:

@@ -20,12 +20,14 @@ from tpucache.cli.arguments import (
     from_options,
     in_memory,
     keeping,
+    launched,
     local_path,
     seconds,
     staged,
 )
-from tpucache.cli.terminal import note, show
+from tpucache.cli.terminal import announce_torch, note, say_now, show
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.progress import note as show_note
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -45,17 +47,20 @@ FIND: Final = "find"
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
     from tpucache.errors import UnfinishedError, UsageError
-    from tpucache.training.device.processes import current, is_launched
+    from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
 
     if options.folds and options.valid is not None:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
-    if options.folds and is_launched():
-        raise UsageError("--folds trains in one process: without torchrun, or give --valid fold=N, one fold a command")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
+    if launched(options):
+        return 0
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
+    announce_torch("train", options.backend)
+    from tpucache.training.run import report as of_run
+
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
         report = _run(options, StopRequest(options.time_limit), account)
@@ -67,7 +72,9 @@ def train(options: argparse.Namespace) -> int:
             show(options, report.to_dict(), report.lines())
         raise
     if current().is_main:
-        show(options, report.to_dict(), report.lines())
+        # Each epoch was a line when it ended.
+        lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
+        show(options, report.to_dict(), lines)
     return 0
 
 
@@ -113,7 +120,10 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
         if processes.is_main:
             note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
     watch = _tensorboard if options.tensorboard and processes.is_main else no_watchers
-    run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, curves=True)
+    on_epoch = show_note if options.json else say_now
+    run_options = from_options(
+        RunOptions, options, stop=stop, account=account, time_limit=None, curves=True, on_epoch=on_epoch
+    )
     if folds is not None:
         return train_folds(folds, settings, device, run_options, watch)
     with watch(run) as watchers:
@@ -182,7 +192,13 @@ def add(commands: Any) -> None:
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
     add_cache_or_url(command)
     command.add_argument(
-        "--run", type=local_path, required=True, metavar="RUN", help="the folder that the run writes to"
+        "--run",
+        "--run-dir",  # torchrun takes --run for one of its own
+        dest="run",
+        type=local_path,
+        required=True,
+        metavar="RUN",
+        help="the folder that the run writes to",
     )
     command.add_argument(
         "--valid",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.publish.wheels import PackageWheel, needed_packages, wheel_name
+from tpucache.report.inspect import recipe_texts, version_texts
 from tpucache.report.template import fill
 from tpucache.store.manifest import Manifest
 
@@ -62,8 +63,8 @@ def make_card(
         "fingerprint": manifest.fingerprint,
         "classes": _classes(manifest)[:_CLASSES],
         "more_classes": _more(len(manifest.classes), _CLASSES),
-        "recipe": [(name, _plain(value)) for name, value in manifest.recipe.items() if name != "augmentation"],
-        "made_by": ", ".join(f"{name} {value}" for name, value in manifest.created_by.items()),
+        "recipe": list(recipe_texts(manifest).items()),
+        "made_by": ", ".join(map(" ".join, version_texts(manifest).items())),
         "license": license_name,
         "metadata": METADATA_NAME,
         "wheels": [tuple(wheel.to_dict().values()) for wheel in wheels],
@@ -88,7 +89,3 @@ def _classes(manifest: Manifest) -> list[tuple[str, str]]:
 
 def _more(count: int, shown: int) -> str:
     return f"{count - shown:,}" if count > shown else ""
-
-
-def _plain(value: Any) -> str:
-    return " x ".join(map(str, value)) if isinstance(value, list) else "not given" if value is None else str(value)

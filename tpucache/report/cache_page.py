@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.progress import size_text
 from tpucache.report.page import (
     Figure,
     Page,
     Sheet,
+    Tick,
     areas_chart,
     columns_chart,
     look_of,
@@ -24,7 +26,7 @@ from tpucache.report.page import (
 )
 from tpucache.report.preview import SAMPLES, VARIANTS, variant_name
 from tpucache.report.records import Records
-from tpucache.report.text import describe_label, outline, size_text
+from tpucache.report.text import describe_label, outline
 from tpucache.store.fields import IMAGE, LABEL
 
 if TYPE_CHECKING:
@@ -153,7 +155,7 @@ def _sizes(records: Records) -> dict[str, Any] | None:
     if sizes is None:
         return None
     note = f"Files in the source, {size_text(sizes.median)} the median, {size_text(sizes.total)} in all. The scale is "
-    scale = (size_text(sizes.smallest), size_text(sizes.middle), size_text(sizes.largest))
+    scale = [Tick(0, size_text(sizes.smallest)), Tick(50, size_text(sizes.middle)), Tick(100, size_text(sizes.largest))]
     chart = columns_chart(sizes.counts, f"{sizes.counts.sum():,} files by size", scale)
     return {"note": f"{note}logarithmic.", "chart": chart}
 
@@ -194,7 +196,7 @@ def _channels(records: Records, seed: int) -> dict[str, Any] | None:
     styles = _CHANNELS.get(len(found.counts), ("grey",) * len(found.counts))
     names = styles if len(found.counts) in _CHANNELS else [f"channel {each}" for each in range(len(found.counts))]
     middle = 128 if is_byte else (found.least + found.most) / 2
-    scale = (f"{found.least:.6g}", f"{middle:.6g}", f"{found.most:.6g}")
+    scale = [Tick(0, f"{found.least:.6g}"), Tick(50, f"{middle:.6g}"), Tick(100, f"{found.most:.6g}")]
     which = "all" if found.records == records.manifest.samples else f"{found.records:,} of the"
     rows = [
         (

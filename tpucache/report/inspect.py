@@ -7,12 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache.progress import size_text
+from tpucache.recipe import Recipe
 from tpucache.redact import printable
+from tpucache.report.text import count_text
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.store.manifest import Manifest
 
 _NAMED: Final = 8
+#: What a recipe says of records without an image.
+_OF_ARRAYS: Final = {"codec", "quality", "shard_mb", "seed", "variants", "augment"}
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -53,26 +58,23 @@ def _frequency_lines(manifest: Manifest) -> list[str]:
 
 def _field_text(field: Field) -> str:
     bands = f" in bands {','.join(map(str, field.bands))}" if field.bands else ""
-    return f"{field.name} {'x'.join(map(str, field.shape))} {field.dtype} {field.codec}{bands}"
+    return f"{field.name} {'x'.join(map(str, field.shape))} {np.dtype(field.dtype).name} {field.codec}{bands}"
 
 
 def describe_lines(manifest: Manifest) -> list[str]:
     """Return the same facts as lines for people."""
-    recipe = manifest.recipe
     fields = ", ".join(map(_field_text, manifest.fields))
     lines = [
         f"samples      {manifest.samples:,} in {len(manifest.classes)} classes"
         if manifest.classes
         else f"samples      {manifest.samples:,}",
         f"labels       {label_text(manifest)}",
-        f"variants     {manifest.augmented} augmented beside the clean one: {manifest.records:,} records",
+        f"records      {records_text(manifest)}",
         f"fields       {fields}",
-        f"bytes        {manifest.total_bytes:,} in {len(manifest.shards)} shards",
-        printable(
-            f"recipe       {', '.join(f'{name}={value}' for name, value in recipe.items() if name != 'augmentation')}"
-        ),
-        printable(f"made by      {', '.join(f'{name} {value}' for name, value in manifest.created_by.items())}"),
-        f"mean, std    {_numbers(manifest.statistics.mean)}; {_numbers(manifest.statistics.std)} ({_range(manifest)})",
+        f"bytes        {size_text(manifest.total_bytes)} in {count_text(len(manifest.shards), 'shard')}",
+        printable(f"recipe       {_recipe_line(manifest)}"),
+        printable(f"made by      {', '.join(map(' '.join, version_texts(manifest).items()))}"),
+        *([_statistics_line(manifest)] if manifest.statistics.mean else []),
         *_frequency_lines(manifest),
         f"fingerprint  {manifest.fingerprint}",
     ]
@@ -86,6 +88,49 @@ def describe_lines(manifest: Manifest) -> list[str]:
         lines.append(f"left out     {sum(others.values()):,} files that are no images by their names")
         lines += [f"  {count:>9,}  {printable(suffix)}" for suffix, count in others.items()]
     return lines
+
+
+def records_text(manifest: Manifest) -> str:
+    """Return in words how many records a cache has, and of what."""
+    records, names = f"{manifest.records:,} records", {field.name for field in manifest.fields}
+    clean, augmented = len(manifest.variants) - manifest.augmented, count_text(manifest.augmented, "augmented variant")
+    if IMAGE not in names and not manifest.augmented:
+        return f"{records}, one of each"
+    if not manifest.augmented:
+        return f"{records}, the clean images alone"
+    return f"{records}: {'the clean one and ' if clean else ''}{augmented} of each"
+
+
+def recipe_texts(manifest: Manifest) -> dict[str, str]:
+    """Return what a cache's recipe says about its records: the size of images, and what differs from the defaults."""
+    recipe, defaults = manifest.recipe, Recipe().to_dict()
+    names = {name for name in recipe if name in ("size", "augment") or recipe[name] != defaults.get(name)}
+    if IMAGE not in {field.name for field in manifest.fields}:
+        names &= _OF_ARRAYS
+    if not manifest.augmented:
+        names -= {"augment", "seed"}
+    return {name: _setting_text(recipe[name]) for name in recipe if name in names - {"augmentation"}}
+
+
+def _recipe_line(manifest: Manifest) -> str:
+    texts = ", ".join(map(" ".join, recipe_texts(manifest).items()))
+    return f"{texts}, else the defaults" if texts else "the defaults"
+
+
+def version_texts(manifest: Manifest) -> dict[str, str]:
+    """Return the versions that a cache was made by; a library that was not installed has none."""
+    return {name: str(value) for name, value in manifest.created_by.items() if value}
+
+
+def _setting_text(value: object) -> str:
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    return "not given" if value is None else "yes" if value is True else str(value)
+
+
+def _statistics_line(manifest: Manifest) -> str:
+    mean, std = manifest.statistics.mean, manifest.statistics.std
+    return f"mean, std    {_numbers(mean)}; {_numbers(std)} ({_range(manifest)})"
 
 
 def _range(manifest: Manifest) -> str:
@@ -167,7 +212,7 @@ def _class_text(names: Sequence[str], counts: Sequence[int], kind: object) -> st
     what = "classes, several a sample" if kind == "multilabel" else "classes"
     whole = [int(name) for name in names if name.isascii() and name.isdecimal()]
     if kind == "classes" and len(whole) == len(names) > 2:
-        what += f" by whole numbers from {min(whole)} to {max(whole)} (--labels numbers reads them as numbers)"
+        what += f" named {min(whole)} to {max(whole)} (if they are amounts to predict, give --labels numbers)"
     return f"{len(names):,} {what}: {', '.join(map(printable, pairs[:_NAMED]))}{more}"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,14 +33,20 @@ _SMALL: Final = 64
 _QUALITY: Final = 85
 _WIDTH, _HEIGHT = 640, 150
 _EDGE: Final = 3  # between a curve and the edge of its chart
+_ACROSS, _UP = 7, 5  # values along an axis, at most
+_COUNTED: Final = 1e9  # steps from 0 to a value of an axis, at most
 
 
 @dataclass(frozen=True)
 class Page:
-    """An HTML page about a cache or a run, which a notebook shows when it is the value of a cell."""
+    """An HTML page about a cache or a run, which a notebook shows when it is the value of a cell.
+
+    `allows` is what a notebook's frame lets it do, as in the attribute `sandbox`: nothing, where a page has no script.
+    """
 
     name: str
     html: str = field(repr=False)
+    allows: str = ""
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file and return its path.
@@ -55,12 +62,17 @@ class Page:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return fill(_PACKAGE, "frame.html", {"name": self.name, "html": self.html}, escape)
+        return fill_template("frame.html", {"name": self.name, "html": self.html, "allows": self.allows})
 
 
-def make_page(template: str, name: str, values: Mapping[str, object]) -> Page:
+def make_page(template: str, name: str, values: Mapping[str, object], allows: str = "") -> Page:
     """Return a page of this name: a template that is filled with values. Raises DependencyError without jinja2."""
-    return Page(name, fill(_PACKAGE, template, {"name": name, "version": __version__, **values}, escape))
+    return Page(name, fill_template(template, {"name": name, "version": __version__, **values}), allows)
+
+
+def fill_template(template: str, values: Mapping[str, object]) -> str:
+    """Return one of the pages' templates, filled with values. Raises DependencyError without jinja2."""
+    return fill(_PACKAGE, template, values, escape)
 
 
 def escape(value: object) -> str:
@@ -69,12 +81,13 @@ def escape(value: object) -> str:
 
 
 class Picture(NamedTuple):
-    """A picture within a page: its bytes as a data URL, its size in pixels, and what it shows."""
+    """A picture within a page: its bytes as a data URL, its size in pixels, what it shows, and a word over it."""
 
     source: str
     width: int
     height: int
     text: str
+    head: str = ""
 
 
 def look_of(manifest: Manifest, image: Field) -> str:
@@ -84,7 +97,7 @@ def look_of(manifest: Manifest, image: Field) -> str:
     return "small" if max(image.shape[:2]) <= _SMALL else "plain"
 
 
-def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str) -> Picture:
+def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str, head: str = "") -> Picture:
     """Return a record as a picture, of which `text` says what it shows: PNG where it is `small`, else JPEG.
 
     Raises DependencyError without Pillow.
@@ -96,7 +109,7 @@ def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str,
     kind = "png" if look == "small" else "jpeg"
     drawn.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))
     data = base64.b64encode(target.getvalue()).decode()
-    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text)
+    return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head)
 
 
 class Figure(NamedTuple):
@@ -110,16 +123,20 @@ class Figure(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """Samples of a page, each about `width` pixels wide, or a note that says why there are none."""
+    """Samples of a page, each about `width` pixels wide, or a note that says why there are none.
+
+    `colours` are the names of what is drawn over the pictures, each with its colour as in CSS.
+    """
 
     note: str
     figures: Sequence[Figure] = ()
     look: str = ""
     width: int = 0
+    colours: Sequence[tuple[str, str]] = ()
 
 
 class Bar(NamedTuple):
-    """A name and its count; the width of its bar and its share of all, in percent."""
+    """A name and its amount as text; the width of its bar and its share of all, in percent."""
 
     name: str
     amount: str
@@ -127,36 +144,57 @@ class Bar(NamedTuple):
     share: str
 
 
-def make_bars(pairs: Iterable[tuple[str, int]], largest: int, total: int) -> list[Bar]:
-    """Return a bar for each name and count, as long as its share of the largest."""
+def make_bars(
+    pairs: Iterable[tuple[str, float]],
+    largest: float,
+    total: float,
+    to_text: Callable[[float], str] = "{:,}".format,
+) -> list[Bar]:
+    """Return a bar for each name and amount, as long as its share of the largest."""
+    least = 1e-9  # divides, where all are 0
     return [
         Bar(
             name,
-            f"{count:,}",
-            f"{100 * count / max(1, largest):.2f}",
-            f"{100 * count / max(1, total):.1f}",
+            to_text(amount),
+            f"{100 * amount / max(least, largest):.2f}",
+            f"{100 * amount / max(least, total):.1f}",
         )
-        for name, count in pairs
+        for name, amount in pairs
     ]
+
+
+class Tick(NamedTuple):
+    """A value of an axis: its place in percent, from the left or from the top, and its text."""
+
+    place: float
+    text: str
+
+
+class Ink(NamedTuple):
+    """What a shape is drawn with: classes of the style, and the hue of those that have one, in degrees."""
+
+    style: str
+    hue: int = 0
 
 
 @dataclass(frozen=True)
 class Chart:
-    """The shapes of an SVG, their coordinates as text, and the texts of the scale below it, from left to right.
+    """The shapes of an SVG, their coordinates as text, and the values along its axes.
 
-    `areas` and `lines` are pairs of a class of the style and points.
+    `areas` and `lines` are pairs of what they are drawn with and their points.
     """
 
     label: str
-    scale: tuple[str, ...]
+    across: Sequence[Tick]
+    up: Sequence[Tick]
     columns: Sequence[tuple[str, str, str, str]] = ()
-    areas: Sequence[tuple[str, str]] = ()
-    lines: Sequence[tuple[str, str]] = ()
+    areas: Sequence[tuple[Ink, str]] = ()
+    lines: Sequence[tuple[Ink, str]] = ()
     width: int = _WIDTH
     height: int = _HEIGHT
 
 
-def columns_chart(counts: npt.NDArray[np.int64], label: str, scale: tuple[str, ...]) -> Chart:
+def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Tick]) -> Chart:
     """Return a chart of a column a count."""
     step = _WIDTH / len(counts)
     highest = max(1, int(counts.max()))
@@ -169,39 +207,67 @@ def columns_chart(counts: npt.NDArray[np.int64], label: str, scale: tuple[str, .
         )
         for number, count in enumerate(counts.tolist())
     ]
-    return Chart(label, scale, columns=columns)
+    up = [Tick(100 * (1 - value / highest), text) for value, text in ticks(0, highest, _UP) if value == int(value)]
+    return Chart(label, across, up, columns=columns)
 
 
-def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str, scale: tuple[str, ...]) -> Chart:
-    """Return a chart of one area over another, one for each row of counts (rows, values)."""
+def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str, across: Sequence[Tick]) -> Chart:
+    """Return a chart of one area over another, one for each row of counts (rows, values), as shares of their row."""
     # The lowest and highest value, where over- and underexposed pixels gather, would flatten all others.
     highest = max(1, int(counts[:, 1:-1].max()))
     areas = []
     for row, style in zip(counts, styles, strict=True):
         heights = _HEIGHT * (1 - np.minimum(1, row / highest))
         points = " ".join(f"{at * _WIDTH / (len(row) - 1):.1f},{y:.1f}" for at, y in enumerate(heights.tolist()))
-        areas.append((style, f"0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"))
-    return Chart(label, scale, areas=areas)
+        areas.append((Ink(style), f"0,{_HEIGHT} {points} {_WIDTH},{_HEIGHT}"))
+    percent = 100 * highest / max(1, int(counts.sum(1).max()))
+    up = [Tick(100 * (1 - value / percent), f"{text} %") for value, text in ticks(0, percent, _UP)]
+    return Chart(label, across, up, areas=areas)
 
 
-def lines_chart(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]], label: str) -> Chart | None:
-    """Return a chart of curves, each a class of the style and its points (x, y), on a common scale.
+def lines_chart(
+    lines: Sequence[tuple[Ink, Sequence[tuple[float, float]]]], label: str, span: tuple[float, float] | None = None
+) -> Chart | None:
+    """Return a chart of curves, each what it is drawn with and its points (x, y), on a common scale.
 
-    Points that are not finite are left out; None is returned where no point is left.
+    It reaches from left to right over `span`, or over all points. Points that are not finite are left out; None is
+    returned where no point is left.
     """
-    known = [(style, [point for point in points if np.isfinite(point).all()]) for style, points in lines]
+    known = [(ink, [point for point in points if np.isfinite(point).all()]) for ink, points in lines]
     every = np.array([point for _, points in known for point in points]).reshape(-1, 2)
     if not len(every):
         return None
-    (left, low), (right, high) = every.min(0), every.max(0)
+    (left, low), (right, high) = every.min(0).tolist(), every.max(0).tolist()
+    left, right = (left, right) if span is None else (min(left, span[0]), max(right, span[1]))
     wide, tall = max(right - left, np.finfo(float).tiny), max(high - low, np.finfo(float).tiny)
+
+    def height(y: float) -> float:
+        return float(_EDGE + (_HEIGHT - 2 * _EDGE) * (high - y) / tall)
+
     shapes = []
-    for style, points in known:
+    for ink, points in known:
         around = points if len(points) != 1 else [(left, points[0][1]), (right + wide, points[0][1])]
-        places = " ".join(
-            f"{_WIDTH * min(1, (x - left) / wide):.1f},{_EDGE + (_HEIGHT - 2 * _EDGE) * (high - y) / tall:.1f}"
-            for x, y in around
-        )
-        shapes.append((style, places))
-    scale = (f"{left:,.6g}", f"{low:.4g} to {high:.4g}, from bottom to top", f"{right:,.6g}")
-    return Chart(label, scale, lines=shapes)
+        places = " ".join(f"{_WIDTH * min(1, (x - left) / wide):.1f},{height(y):.1f}" for x, y in around)
+        shapes.append((ink, places))
+    across = [Tick(100 * (value - left) / wide, text) for value, text in ticks(left, right, _ACROSS)]
+    up = [Tick(100 * height(value) / _HEIGHT, text) for value, text in ticks(low, high, _UP)]
+    return Chart(label, across, up, lines=shapes)
+
+
+def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
+    """Return at most `most` round values from `low` to `high` with their texts, or `low` alone where there are none."""
+    rough = (high - low) / max(1, most - 1)
+    power = math.floor(math.log10(rough)) if 0 < rough < math.inf else 0
+    step = next((each * 10.0**power for each in (1, 2, 5, 10) if each * 10.0**power >= rough * (1 - 1e-9)), 0.0)
+    if rough <= 0 or step <= 0 or not max(abs(low), abs(high)) / step < _COUNTED:
+        return [(low, f"{low:,.6g}")]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    places = max(0, -math.floor(math.log10(step) + 1e-9))
+    found = [(number * step, _tick_text(number * step, places)) for number in range(first, last + 1)]
+    return found[:most] or [(low, f"{low:,.6g}")]
+
+
+def _tick_text(value: float, places: int) -> str:
+    if value and (abs(value) >= 1e7 or places > 5):
+        return f"{value:.3g}"
+    return f"{value:,.{places}f}"

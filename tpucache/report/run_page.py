@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ from tpucache.loading.find import locate
 from tpucache.report.page import (
     Chart,
     Figure,
+    Ink,
     Page,
     Sheet,
     lines_chart,
@@ -27,7 +29,7 @@ from tpucache.report.page import (
 )
 from tpucache.report.records import Records
 from tpucache.report.run_files import FoldsFiles, RunFiles, read_folds_run, read_run
-from tpucache.report.text import class_name
+from tpucache.report.text import class_name, describe_mask, mask_class, seconds_text
 from tpucache.runs import FOLDS_NAME
 from tpucache.store.fields import MASK
 from tpucache.store.files import is_url
@@ -37,9 +39,12 @@ Points = list[tuple[float, float]]
 
 SAMPLES: Final = 12
 
-_STYLES: Final = ("blue", "accent", "green", "red")  # of the curves of folds
+_FIRST_HUE: Final = 255  # of the curves of folds, in degrees
+_DASHED: Final = 8  # folds from which on every second curve is dashed, as well as of another hue
 _POINTS: Final = 600  # of a curve of single steps
 _LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
+
+_LEAST_SECONDS: Final = 0.1
 
 _MATRIX: Final = 30  # classes of a matrix that can still be read
 _ROWS: Final = 1000
@@ -90,17 +95,17 @@ def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
     figures = [("folds", f"{len(folds.names):,}")]
     figures += [(name, f"{value:.4f}") for name, value in (summary.get("out_of_fold") or {}).items()]
     if summary.get("wall_seconds"):
-        figures.append(("seconds", f"{summary['wall_seconds']:,.0f}"))
+        figures.append(("time", seconds_text(summary["wall_seconds"])))
     state = f"Not finished: {done:,} of {len(folds.names):,} folds are trained."
     if summary.get("finished"):
         state = "Finished. The figures are over all samples, each predicted by the model that has not seen it."
-    styles = dict(zip(folds.runs, itertools.cycle(_STYLES), strict=False))
+    inks = fold_inks(list(folds.runs))
     return {
         "figures": figures,
         "state": state,
         "scores": _scores(folds),
-        "folds": [(style, f"fold {fold}") for fold, style in styles.items()],
-        "charts": _fold_charts(folds, styles),
+        "folds": [(ink, f"fold {fold}") for fold, ink in inks.items()],
+        "charts": _fold_charts(folds, inks),
         "seconds": _seconds(summary),
     }
 
@@ -142,13 +147,20 @@ def _score_cells(metrics: Mapping[str, float], names: Sequence[str]) -> list[str
     return [f"{metrics[name]:.4f}" if name in metrics else "" for name in names]
 
 
-def _fold_charts(folds: FoldsFiles, styles: Mapping[str, str]) -> list[tuple[str, Chart]]:
+def fold_inks(folds: Sequence[str]) -> dict[str, Ink]:
+    """Return what the curve of each fold is drawn with: hues at equal distances, and every second dashed where many."""
+    styles = ("fold", "fold dashed") if len(folds) >= _DASHED else ("fold",)
+    hues = [round(_FIRST_HUE + 360 * number / max(1, len(folds))) % 360 for number in range(len(folds))]
+    return {fold: Ink(styles[at % len(styles)], hue) for at, (fold, hue) in enumerate(zip(folds, hues, strict=True))}
+
+
+def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, Chart]]:
     """Return a chart of each metric, with a line for each fold."""
     names = dict.fromkeys(name for run in folds.runs.values() for row in run.rows for name in row if _is_metric(name))
     charts = []
     for name in names:
-        lines = [(styles[fold], _points_of(run.rows, name)) for fold, run in folds.runs.items()]
-        if chart := lines_chart(lines, f"{_plain_name(name)} by step"):
+        lines = [(inks[fold], _points_of(run.rows, name)) for fold, run in folds.runs.items()]
+        if chart := lines_chart(lines, f"{_plain_name(name)} by step", _span(folds.runs.values())):
             charts.append((_plain_name(name), chart))
     return charts
 
@@ -171,7 +183,7 @@ def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[s
         if pace.get("images_per_second"):
             figures.append((f"{summary.get('unit', 'images')}/s", f"{pace['images_per_second']:,.0f}"))
         if summary.get("wall_seconds"):
-            figures.append(("seconds", f"{summary['wall_seconds']:,.0f}"))
+            figures.append(("time", seconds_text(summary["wall_seconds"])))
         return {
             "name": run.name,
             "figures": figures,
@@ -199,24 +211,40 @@ def _state(summary: Mapping[str, Any], best: int) -> str:
     return " ".join(parts)
 
 
-def _charts(run: RunFiles) -> list[tuple[list[tuple[str, str]], Chart | None]]:
+def _charts(run: RunFiles) -> list[tuple[list[tuple[Ink, str]], Chart | None]]:
     """Return a chart of the losses, and one of each metric and of the learning rate, each with its legend."""
     losses = [float(loss) for loss in run.summary.get("losses") or ()]
-    lines: list[tuple[str, Points]] = []
+    blue, accent, green = Ink("blue"), Ink("accent"), Ink("green")
+    lines: list[tuple[Ink, Points]] = []
     names = []
     if losses:
-        lines.append(("blue faint", _thinned(losses)))
-        names.append(("blue", "training, each step"))
-    for style, name, text in (("blue", "train_loss", "training, mean of an epoch"), ("accent", _LOSS, "validation")):
+        lines.append((Ink("blue faint"), _thinned(losses)))
+        names.append((Ink("blue faint"), "training, each step" if len(losses) <= _POINTS else "training, steps"))
+    for ink, name, text in ((blue, "train_loss", "training, mean of an epoch"), (accent, _LOSS, "validation")):
         if points := _points_of(run.rows, name):
-            lines.append((style, points))
-            names.append((style, text))
-    charts = [(names, lines_chart(lines, "losses by step"))] if lines else []
-    others = dict.fromkeys(name for row in run.rows for name in row if _is_metric(name) and name != _LOSS)
-    for style, name in (*(("accent", name) for name in others), ("green", "lr")):
-        if chart := lines_chart([(style, _points_of(run.rows, name))], f"{_plain_name(name)} by step"):
-            charts.append(([(style, "learning rate" if name == "lr" else _plain_name(name))], chart))
-    return charts
+            lines.append((ink, points))
+            names.append((ink, text))
+    span = _span([run])
+    charts = [(names, lines_chart(lines, "losses by step", span))] if lines else []
+    for name in dict.fromkeys(name for row in run.rows for name in row if _is_metric(name) and name != _LOSS):
+        chart = lines_chart([(accent, _points_of(run.rows, name))], f"{_plain_name(name)} by step", span)
+        charts.append(([(accent, _plain_name(name))], chart))
+    charts.append(([(green, "learning rate")], lines_chart([(green, _rates(run))], "learning rate by step", span)))
+    return [(legend, chart) for legend, chart in charts if chart]
+
+
+def _span(runs: Collection[RunFiles]) -> tuple[float, float]:
+    """Return the first and the last step of all that is drawn of some runs."""
+    steps = [row["step"] for run in runs for row in run.rows if np.isfinite(row.get("step", np.nan))]
+    return 1, max([*steps, *(len(run.summary.get("losses") or ()) for run in runs), 1])
+
+
+def _rates(run: RunFiles) -> Points:
+    """Return the learning rate of each step, or of each epoch where an earlier version has written no others."""
+    rates = [float(rate) for rate in run.summary.get("learning_rates") or ()]
+    each = -(-len(rates) // _POINTS)
+    chosen = sorted({*range(0, len(rates), each), len(rates) - 1}) if rates else []
+    return [(step + 1, rates[step]) for step in chosen] or _points_of(run.rows, "lr")
 
 
 def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
@@ -242,16 +270,19 @@ def _plain_name(name: str) -> str:
 
 
 def _seconds(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a bar for the seconds of each part of a run, or of all folds."""
-    seconds = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items() if spent > 0}
-    if not seconds:
+    """Return a bar for the seconds of each part of a run, or of all folds, that took a tenth of a second or more."""
+    parts = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items()}
+    pairs = [
+        (name.replace("_", " "), spent)
+        for name, spent in sorted(parts.items(), key=lambda item: -item[1])
+        if spent >= _LEAST_SECONDS
+    ]
+    if not pairs:
         return None
-    wall = float(summary.get("wall_seconds", 0.0))
-    hundredths = {name: round(100 * spent) for name, spent in sorted(seconds.items(), key=lambda item: -item[1])}
-    pairs = [(f"{name.replace('_', ' ')}, {seconds[name]:,.2f} s", count) for name, count in hundredths.items()]
+    wall = float(summary.get("wall_seconds", 0.0)) or sum(parts.values())
     return {
-        "note": f"{wall:,.1f} seconds in all, over all processes that continued the run. Bars count hundredths.",
-        "bars": make_bars(pairs, max(hundredths.values()), round(100 * wall)),
+        "note": f"{seconds_text(wall)} in all, over all processes that continued the run.",
+        "bars": make_bars(pairs, pairs[0][1], wall, seconds_text),
     }
 
 
@@ -334,10 +365,11 @@ def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
     look, shown = look_of(records.manifest, image), run.info["validation"]["variant"]
     try:
         figures = [_figure(run, records, wrong, look, shown) for wrong in chosen]
+        colours = _mask_colours(run) if "maps" in run.arrays else ()
     except DependencyError as error:
         return Sheet(f"The pictures are left out: {error}")
     note = f"{len(chosen):,} of {len(run.arrays['errors']):,}, the most wrong first."
-    return Sheet(note, figures, look, 320 if look == "drawn" else 170)
+    return Sheet(note, figures, look, 320 if look == "drawn" else 160, colours)
 
 
 def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
@@ -365,7 +397,7 @@ def _find_worst(run: RunFiles, count: int) -> list[_Wrong]:
     if "maps" in arrays:
         of_map = {int(row): found for row, found in zip(arrays["shown"], arrays["maps"], strict=True)}
         rows = sorted(of_map, key=lambda row: -errors[row])[:count]
-        return [_Wrong(row, "true", "predicted", f"IoU {1 - errors[row]:.3f}", of_map[row]) for row in rows]
+        return [_Wrong(row, "", "", f"IoU {1 - errors[row]:.3f}", of_map[row]) for row in rows]
     rows = np.argsort(-errors, kind="stable").tolist()
     wrong = (row for row in rows if "predictions" not in arrays or _is_wrong(run, row))
     return [_describe(run, row) for row in itertools.islice(wrong, count)]
@@ -380,7 +412,7 @@ def _describe(run: RunFiles, row: int) -> _Wrong:
     arrays, names = run.arrays, run.classes
     if "predictions" in arrays:
         label, prediction = (class_name(int(arrays[name][row]), names) for name in ("labels", "predictions"))
-        figure = f"{arrays['probabilities'][row]:.3f}, the right one {1 - arrays['errors'][row]:.3f}"
+        figure = f"{arrays['probabilities'][row]:.3f}, the true one {1 - arrays['errors'][row]:.3f}"
         return _Wrong(row, label, prediction, figure)
     labels, values = arrays["labels"][row], arrays["values"][row]
     columns = np.argsort(-np.abs(labels - values), kind="stable")[:_COLUMNS]
@@ -392,13 +424,27 @@ def _describe(run: RunFiles, row: int) -> _Wrong:
 
 def _figure(run: RunFiles, records: Records, wrong: _Wrong, look: str, variant: int) -> Figure:
     position = int(run.arrays["positions"][wrong.row])
-    fields = records.read(position, variant)
-    shown = [fields]
-    if wrong.map is not None:
-        shown.append({**fields, MASK: wrong.map[..., None]})
-    text = f"{wrong.label}, predicted {wrong.prediction}"
-    pictures = [make_picture(each, run.classes, look, text) for each in shown]
-    return Figure(pictures, wrong.label, wrong.figure, records.table.paths[position], wrong.prediction)
+    fields, path = records.read(position, variant), records.table.paths[position]
+    if wrong.map is None:
+        picture = make_picture(fields, run.classes, look, f"{wrong.label}, predicted {wrong.prediction}")
+        return Figure([picture], wrong.label, wrong.figure, path, wrong.prediction)
+    masks = {"true": fields.get(MASK), "predicted": wrong.map[..., None]}
+    texts = {head: "" if mask is None else describe_mask(mask, run.classes) for head, mask in masks.items()}
+    pictures = [
+        make_picture({**fields, MASK: mask}, run.classes, look, f"{head}: {texts[head]}", head)
+        for head, mask in masks.items()
+        if mask is not None
+    ]
+    return Figure(pictures, texts["true"], wrong.figure, path, texts["predicted"])
+
+
+def _mask_colours(run: RunFiles) -> list[tuple[str, str]]:
+    """Return the classes that have a colour of their own in pictures of masks, each with that colour as in CSS."""
+    from tpucache.report.draw import PALETTE
+
+    outputs = max(int(run.info.get("outputs", 0)), len(run.classes))
+    numbers = range(1, min(outputs, len(PALETTE) + 1))
+    return [(mask_class(each, run.classes), f"rgb{PALETTE[each - 1]}") for each in numbers]
 
 
 class _Table(NamedTuple):
@@ -408,7 +454,7 @@ class _Table(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """The names of the classes, and for each true class the count and opacity of each predicted one."""
+    """The names of the classes, and for each true class the count of each predicted one and its share in percent."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[tuple[str, str]]]
@@ -468,7 +514,7 @@ def _of_matrix(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Matrix
         return by_class, None
     shares = counts / np.maximum(total, 1)[:, None]
     rows = [
-        [(f"{count:,.0f}", f"{0.35 + 0.65 * share:.2f}") for count, share in zip(*row, strict=True)]
+        [(f"{count:,.0f}", str(math.ceil(100 * share))) for count, share in zip(*row, strict=True)]
         for row in zip(counts, shares, strict=True)
     ]
     return by_class, _Matrix(names, rows)

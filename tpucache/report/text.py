@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
+
+from tpucache.progress import duration_text
 
 ELLIPSIS: Final = "\u2026"
 
-_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_NAMED: Final = 4  # classes of a mask
 
 
 def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
@@ -40,6 +43,20 @@ def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> st
     return ", ".join(name if value == 1 else f"{name} {value:.2g}" for name, value in marked) or "none of the classes"
 
 
+def describe_mask(mask: npt.NDArray[Any], classes: Sequence[str]) -> str:
+    """Return which classes other than 0 a mask has, the largest first, with their shares of its pixels."""
+    counts = np.bincount(mask.reshape(-1))
+    found = [number for number in np.argsort(-counts, kind="stable").tolist() if number and counts[number]]
+    parts = [f"{mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found[:_NAMED]]
+    rest = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    return f"{', '.join(parts)}{rest}" if found else "nothing"
+
+
+def mask_class(number: int, classes: Sequence[str]) -> str:
+    """Return the name of a class of masks, or `class` and its number where it has no name."""
+    return classes[number] if 0 <= number < len(classes) else f"class {number}"
+
+
 def class_name(number: int, classes: Sequence[str]) -> str:
     """Return the name of a class, or its number where it has no name."""
     return classes[number] if 0 <= number < len(classes) else str(number)
@@ -61,12 +78,14 @@ def outline(value: Any, depth: int = 0) -> list[str]:
     return lines
 
 
-def size_text(count: float) -> str:
-    """Return a number of bytes as text, such as `491.7 MB`."""
-    for unit, name in _UNITS:
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,.0f} bytes"
+def count_text(count: int, noun: str) -> str:
+    """Return a number and what it counts, such as `1 shard` or `1,200 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration as text with as many digits as matter, such as `0.4 s`, `25 s` or `3 min 20 s`."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
 
 
 def _part(text: str, length: int, keep_end: bool) -> str:

@@ -13,7 +13,6 @@ written before anything else and names the command and the cache that a folder i
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from tpucache.store.fields import LABEL
 from tpucache.store.files import (
     append_chunks,
     check_apart,
+    check_locks,
     is_same_folder,
     read_chunks,
     read_file,
@@ -44,6 +44,7 @@ from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
 from tpucache.strict_json import parse_json
+from tpucache.system import fcntl
 
 #: Called with the bytes that are done, and with all bytes.
 OnProgress = Callable[[int, int], None]
@@ -77,8 +78,10 @@ def check_no_cache_file(path: Path) -> None:
 def hold_folder(folder: Path, doing: str) -> Iterator[None]:
     """Make a folder and lock it for this process; the kernel releases the lock however the process ends.
 
-    Raises StoreError when another process has locked it, OSError when it cannot be made.
+    Raises StoreError when another process has locked it, OSError when it cannot be made, DependencyError on a system
+    without such locks.
     """
+    check_locks(doing)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -8,9 +8,9 @@ import io
 import math
 import os
 import re
-import resource
 import shutil
 import stat
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
+from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import shown
+from tpucache.system import FOLDER, READ, fcntl, resource
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -63,11 +64,13 @@ def refuse_too_many_files(error: BaseException) -> None:
     if error.errno == errno.ENFILE:
         advice = "the whole machine has as many files open as it allows (sysctl fs.file-max): end what else runs"
     else:
-        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        advice = (
-            f"this process may open {limit:,} files and has as many open: raise the limit (`ulimit -n {most}`, at most "
-            f"{most:,} here), or close datasets that are no longer used (`dataset.close()`)"
-        )
+        advice = "close datasets that are no longer used (`dataset.close()`)"
+        if resource is not None:
+            limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            advice = (
+                f"this process may open {limit:,} files and has as many open: raise the limit (`ulimit -n {most}`, at "
+                f"most {most:,} here), or {advice}"
+            )
     raise StoreError(f"{error.filename or 'a file'} cannot be opened, though it is not damaged: {advice}") from error
 
 
@@ -76,7 +79,7 @@ def open_regular(path: str | Path) -> int:
 
     Anything else is refused: a pipe would let the reader wait for ever and can be read only once, a device never ends.
     """
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    number = os.open(path, READ)
     try:
         mode = os.fstat(number).st_mode
         if stat.S_ISDIR(mode):
@@ -226,7 +229,7 @@ def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
 
 def sync_file(path: Path) -> None:
     """Make what any process has written to a file survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, READ)
     try:
         os.fsync(descriptor)
     finally:
@@ -234,8 +237,10 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Make the names in a directory survive a power cut, where the system can be asked to."""
+    if FOLDER is None:
+        return
+    descriptor = os.open(directory, FOLDER)
     try:
         os.fsync(descriptor)
     finally:
@@ -287,6 +292,14 @@ def _is_same(one: Path, other: Path) -> bool:
         return one == other or one.samefile(other)
     except OSError:  # one of them does not exist
         return False
+
+
+def check_locks(doing: str, *, of_open_files: bool = False) -> None:
+    """Raise DependencyError where the system has no locks of files, or none that belong to open files as Linux has."""
+    if fcntl is None:
+        raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
+    if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
+        raise DependencyError(f"{doing} needs locks of open files that Linux alone has: copy it with `fetch` instead")
 
 
 class ThreadLock:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, read_npy_header
 from tpucache.store.format import INDEX_DTYPE, MAX_HEADER_BYTES
@@ -93,11 +94,11 @@ class RecordIndex:
         if len(blocks) > 1:  # all are asked for at once, so that a disk far away is waited for once
             with contextlib.suppress(OSError):
                 for block in blocks.tolist():
-                    os.posix_fadvise(table.file.number, table.offset + block * size, size, os.POSIX_FADV_WILLNEED)
+                    system.read_ahead(table.file.number, table.offset + block * size, size)
         for block in blocks.tolist():
             part = table.memory[block * size : (block + 1) * size]
             try:
-                count = os.preadv(table.file.number, [part], table.offset + block * size)
+                count = system.preadv(table.file.number, [part], table.offset + block * size)
             except OSError as error:
                 raise DamageError(f"{self._path} cannot be read: {error}. Copy the cache again") from error
             if count != len(part):
@@ -123,7 +124,7 @@ class RecordIndex:
                 raise DamageError(
                     f"{path} is {size:,} bytes, the manifest says {self._manifest.index.bytes:,}: copy it again"
                 )
-            header = read_npy_header(io.BytesIO(os.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
+            header = read_npy_header(io.BytesIO(system.pread(file.number, MAX_HEADER_BYTES, 0)), INDEX_DTYPE)
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import ShardEntry
@@ -162,7 +163,7 @@ class ShardReader:
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
         """Read records one by one. Raises DamageError."""
-        preadv = os.preadv
+        preadv = system.preadv
         shard = -1
         try:
             places = rows["shard"].tolist(), rows["offset"].tolist(), rows["length"].tolist()
@@ -222,7 +223,7 @@ class ShardReader:
                 descriptor = self.file(shard)
                 for piece in range(start, stop, _HINT_BYTES):
                     length = min(_HINT_BYTES, stop - piece)
-                    os.posix_fadvise(descriptor.number, piece, length, os.POSIX_FADV_WILLNEED)
+                    system.read_ahead(descriptor.number, piece, length)
             except (OSError, OverflowError, StoreError):
                 return  # reading the record itself will say what is wrong with it
 
@@ -233,8 +234,8 @@ class ShardReader:
     def is_in_memory(self, shard: int, offset: int) -> bool:
         """Return whether a byte of a shard is in the page cache; False where that cannot be learnt."""
         try:
-            return os.preadv(self.file(shard).number, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except (OSError, OverflowError, StoreError):  # BlockingIOError: it would have to be read
+            return system.is_in_page_cache(self.file(shard).number, offset)
+        except (OSError, OverflowError, StoreError):
             return False
 
     def file(self, shard: int) -> OpenFile:

@@ -7,25 +7,25 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from torch import nn
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import stratified_split
+from tpucache.progress import note
 from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device
 from tpucache.training.learn.learner import Custom
 from tpucache.training.learn.model import model_for
-from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
+from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer
 from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
 from tpucache.training.loop import train as run_training
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import OptimizerName, TrainSettings
+from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.notebook import notebook_watchers
 
 Data = CachedDataset | str | Path
@@ -62,8 +62,8 @@ def train(
     callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
     `device` is an opened one, or the name of a backend or of a device, as `open_device` takes them.
     `run` is the folder that the run writes to; without it nothing is kept but the result. In a notebook the curves are
-    shown while it trains, where matplotlib is installed. A run that is resumed has to
-    be given the same model and optimizer.
+    shown while it trains, where matplotlib is installed. Each epoch is a line on standard error when it ends, unless
+    `options.on_epoch` takes these lines. A run that is resumed has to be given the same model and optimizer.
 
     Raises UsageError when these do not fit together, and as `tpucache.training.loop.train` does.
     """
@@ -79,12 +79,13 @@ def train(
         settings, build = replace(settings, model=model), None
     else:
         settings, build = replace(settings, model=_name(model)), _builder(model)
-    maker = torch_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    maker = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     if isinstance(maker, str):
-        settings, maker = replace(settings, optimizer=cast("OptimizerName", maker)), None
+        settings, maker = replace(settings, optimizer=maker), None
     device = _open_device(device) if isinstance(device, str) else device
     options = options or RunOptions()
-    options = replace(options, watchers=[*options.watchers, *notebook_watchers()])
+    watchers = [*options.watchers, *notebook_watchers()]
+    options = replace(options, watchers=watchers, on_epoch=options.on_epoch or note)
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(run or folder)
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))

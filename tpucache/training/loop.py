@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from tpucache.loading.dataset import CachedDataset
-from tpucache.progress import Progress
-from tpucache.training.check import add_columns, check_fit, find_task
+from tpucache.progress import Progress, duration_text, note
+from tpucache.store.fields import IMAGE
+from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take_execution
-from tpucache.training.feed.idle import Pace, PaceMeter, ceiling
+from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.run.checkpoint import initial_weights
 from tpucache.training.run.files import BackgroundWriter, RunData, open_run, snapshot_best, snapshot_run
-from tpucache.training.run.history import Losses
+from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
+    epoch_line,
     finished_report,
     make_report,
     read_account,
@@ -30,11 +33,14 @@ from tpucache.training.run.report import (
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.validation import snapshot_validation, write_info
+from tpucache.training.run.weights import initial_weights
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
+
+_REPLAY_SHARE: Final = 0.02  # of a run's time, at most, for measuring how fast it could have been
 
 _log = logging.getLogger("tpucache")
 
@@ -62,12 +68,13 @@ def train(
     """
     run, options, processes = Path(run), options or RunOptions(), device.processes
     if not processes.is_main:
-        options = replace(options, watchers=(), curves=False, profile=None)
+        options = replace(options, watchers=(), curves=False, profile=None, on_epoch=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before())
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
+    train_set = soft_labelled(settings, task, train_set)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
     # All that is kept of a run is of the size in which it is evaluated.
@@ -76,17 +83,26 @@ def train(
     data = RunData(train_set, valid_set)
     state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
     plan = make_plan(settings, len(train_set))
+    _say_epochs(options, state.rows)
     if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
         return earlier
     account.add_earlier(*processes.on_main(lambda: read_account(run)))
-    initial = processes.on_main(lambda: initial_weights(run, settings)) if saved is None else None
+    initial = None
+    if saved is None:
+        channels = len(train_set.manifest.statistics.mean)
+        settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
     learner = Learner(settings, train_set, task, device, initial, custom)
     plan = make_plan(learner.settings, len(train_set))
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
+        if learner.image_differences:
+            _log.warning("%s", learner.image_differences)
     processes.on_main(lambda: write_info(run, learner, data))
+    note(f"{options.name}: {_describe(learner, data, plan)}")
+    if getattr(device, "compiles", True):  # a device of another package may not say
+        note(f"{options.name}: compiling")
     losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
     with stop.on_signals():
         with (
@@ -122,11 +138,32 @@ class _Run:
         self.stop.check(self.plan.describe(self.state))
 
 
-def _note(run: _Run, waited: float) -> str:
-    """Return what is shown beside the rate: where the run is, and how much of a cache at a URL is here."""
-    network = run.data.train_set.network
-    kept = network.progress if network is not None else ""
-    return f"{run.plan.progress(run.state)}, waited {waited:.0%}" + (f", {kept}" if kept else "")
+def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
+    """Return in one line what is about to be trained, on what, and how long."""
+    device, valid = learner.device, data.valid_set
+    where = device.torch_device.type if device.name == "torch" else device.name
+    where += f", {device.cores} cores" if device.cores > 1 else ""
+    validation = "" if valid is None else f", {len(valid):,} to validate on"
+    epochs, steps = (
+        f"{count:,} {name}{'s' * (count != 1)}" for name, count in (("epoch", plan.epochs), ("step", plan.per_epoch))
+    )
+    return f"{learner.settings.model} on {where}; {len(data.train_set):,} samples{validation}; {epochs} of {steps}"
+
+
+def _say_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
+    if options.on_epoch is not None:
+        for row in rows:
+            options.on_epoch(epoch_line(row))
+
+
+def _note(run: _Run, progress: Progress, waited: float) -> str:
+    """Return what is shown after the rate: where the run is, and how much of a cache at a URL is here."""
+    plan, following, network = run.plan, run.options.following, run.data.train_set.network
+    kept, all_left = network.progress if network is not None else "", ""
+    if following and progress.rate:
+        steps = (1 + following) * plan.steps - run.state.steps
+        all_left = f"{duration_text(steps * run.learner.settings.batch_size / progress.rate)} for all folds"
+    return ", ".join(filter(None, (plan.progress(run.state), all_left, f"waited {waited:.0%}", kept)))
 
 
 def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
@@ -142,18 +179,18 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     stopped = None
     account = run.account
 
-    def compile_validation() -> None:
-        with account.part("evaluation"):
-            compile_evaluation(learner, data.valid_set)
+    def warmed() -> None:
+        progress.restart_clock()
+        _compile_validation(run)
 
-    compile_validation()  # errors in it are raised now, not after the first epoch
+    _compile_validation(run)  # errors in it are raised now, not after the first epoch
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
         Feeder(batches, device, draw=drawer(settings, data.train_set, processes), first=first) as feeder,
-        Progress(plan.steps * settings.batch_size, "train", "images", state.steps * settings.batch_size) as progress,
+        _progress(run) as progress,
     ):
         # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
-        meter = PaceMeter(device, feeder, warmed=compile_validation)
+        meter = PaceMeter(device, feeder, warmed=warmed)
         stream = iter(feeder)
         account.begin("steps")
         account.take_out("waiting", lambda: feeder.waited_seconds)
@@ -169,7 +206,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                     _take_steps(run, execution)
                     meter.step(settings.steps_per_execution, images)
                     tracer.step()
-                    progress.advance(images, _note(run, meter.waited))
+                    progress.advance(images, _note(run, progress, meter.waited))
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
                         _save(run)
@@ -183,12 +220,22 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         meter.pause()
         pace = meter.pace()
         if pace.steps and options.replay and not run.stop.is_due:
-            with account.part("replay"):
-                pace = _with_ceiling(run, pace, execution, images)
+            pace = _with_ceiling(run, pace, execution, images)
         account.begin("checkpoints")
         processes.on_main(run.writer.flush)
         account.begin("report")
     return pace, stopped
+
+
+def _compile_validation(run: _Run) -> None:
+    with run.account.part("evaluation"):
+        compile_evaluation(run.learner, run.data.valid_set)
+
+
+def _progress(run: _Run) -> Progress:
+    each = run.learner.settings.batch_size
+    unit = "images" if IMAGE in run.data.train_set.names else "samples"
+    return Progress(run.plan.steps * each, run.options.name, unit, run.state.steps * each)
 
 
 def _size(run: _Run, step: int) -> int | None:
@@ -227,6 +274,7 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
         # The pace is no part of the history: a resumed run has the same rows.
         watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
     _save(run)
+    _say_epochs(run.options, [row])
 
 
 def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, float], Scores | None]:
@@ -264,9 +312,17 @@ def _submit_state(run: _Run) -> None:
 
 
 def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> Pace:
-    """Return the pace with the rate of a replay, which takes no longer than the steps that it is compared with."""
-    seconds = pace.steps * pace.step_seconds
-    return pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), run.learner.device, images, seconds))
+    """Return the pace with the rate of a replay, which takes 2 % of the run's time at most.
+
+    The fewest executions that it needs may take 2 s; where they take longer, it is left out.
+    """
+    device, account = run.learner.device, run.account
+    with account.part("replay"):
+        budget = _REPLAY_SHARE * account.wall_seconds()
+        least = LEAST_REPLAYS * pace.step_seconds * run.learner.settings.steps_per_execution
+        if not device.processes.on_main(lambda: least <= max(budget, REPLAY_SECONDS)):
+            return pace
+        return pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images, budget))
 
 
 def _replay(run: _Run, execution: Execution) -> None:

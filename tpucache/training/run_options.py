@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,11 @@ class RunOptions:
 
     `checkpoint_every` is in steps, in addition to the end of each epoch. `time_limit` is in seconds from the start of
     training; a `stop` that exists already replaces it. `account` has counted the time before. `replay` measures, after
-    training, how fast it could have been. `curves` writes them as a picture, however the run ends. `profile` is the
-    folder for a trace of a few executions after the warm-up, which are slower and are counted nevertheless. `watchers`
-    are notified of losses and epochs.
+    training and in 2 % of its time, how fast it could have been. `curves` writes them as a picture, however the run
+    ends. `profile` is the folder for a trace of a few executions after the warm-up, which are slower and are counted
+    nevertheless. `watchers` are notified of losses and epochs. `on_epoch` is given a line of text for each epoch when
+    it has ended, at first those of a run that is resumed. Progress is shown under the run's `name`; so many runs of the
+    same length as `following` come after it.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")
@@ -35,6 +37,9 @@ class RunOptions:
     curves: bool = False
     profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up there", metavar="DIR")
     watchers: Sequence[Watcher] = ()
+    on_epoch: Callable[[str], None] | None = None
+    name: str = "train"
+    following: int = 0
 
     def __post_init__(self) -> None:
         check_options(self)

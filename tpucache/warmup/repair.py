@@ -163,7 +163,8 @@ def _repair(
     try:
         shards = Scheduler(context, case.blocks, on_progress).build(executor)
     except SampleError as error:
-        raise SampleError(error.path, f"{error.reason}; it is part of {cache}: bring it back as it was") from error
+        reason = f"{error.reason}; it is part of {cache}: bring it back as it was"
+        raise SampleError(error.path, reason, error.file) from error
     _check_shards(case, shards, work)
     if manifest.index.name in case.damaged:
         places = {e.name: (work if e.name in case.damaged else cache) / e.name for e in manifest.shards}

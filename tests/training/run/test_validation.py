@@ -130,4 +130,8 @@ def test_masks_are_kept_of_the_samples_with_the_least_iou(tmp_path):
     shares = [np.sum((found == c) & (truth == c)) / np.sum((found == c) | (truth == c)) for c in (0, 1)]
     assert arrays["errors"][row] == pytest.approx(1 - np.mean(shares), abs=1e-5)
     assert arrays["confusion"].sum() == 23 * 256
-    assert report_run(tmp_path / "run", samples=2).html.count("<img") == 4
+    page = report_run(tmp_path / "run", samples=2).html
+    assert page.count("<img") == 4
+    for head, mask in (("true", truth), ("predicted", found)):
+        text = f"class 1 {(mask == 1).mean():.1%}" if mask.any() else "nothing"
+        assert f"<i>{head}</i> {text}</span>" in page

@@ -16,7 +16,7 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.training.watch.curves import drawn_curves, save_curves
+from tpucache.training.watch.curves import drawn_curves, fitting_decay, save_curves
 from tpucache.training.watch.tensorboard import TensorBoard
 
 pytestmark = pytest.mark.slow
@@ -136,3 +136,8 @@ def test_tensorboard_that_is_missing_is_an_error_in_words(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(DependencyError, match=r"pip install tensorboard"):
         TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize(("steps", "window"), [(0, 1), (20, 1), (40, 2), (100, 5), (1000, 50), (100_000, 50)])
+def test_a_curve_is_smoothed_over_a_share_of_its_run(steps, window):
+    assert 1 / (1 - fitting_decay(steps)) == pytest.approx(window)

@@ -47,8 +47,8 @@ def test_a_long_listing_reports_how_many_files_it_found(
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     assert len(_paths(tmp_path)) == 3
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"list: 1 files, [\d,]+ a second", lines[0])
-    assert re.fullmatch(r"list: 3 files, [\d,]+ a second", lines[-1])
+    assert re.fullmatch(r"list: 1 files, [\d,.]+/s", lines[0])
+    assert re.fullmatch(r"list: 3 files, [\d,.]+/s", lines[-1])
 
 
 def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_what_is_found_is_counted(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     assert len(open_source(tmp_path / "told" / name).list().samples) == COUNT
-    counted = re.findall(r"^list: (?:(\d+)(?: of 3)?) (\w+), [\d,]+ a second", capsys.readouterr().err, re.MULTILINE)
+    counted = re.findall(r"^list: (?:(\d+)(?: of 3)?) (\w+), [\d,.]+/s", capsys.readouterr().err, re.MULTILINE)
     last = {unit: number for number, unit in counted}
     assert [f"{number} {unit}" for unit, number in last.items()] == lines
     assert int(counted[0][0]) == (COUNT if name.endswith(("zip", "parquet")) else 1)

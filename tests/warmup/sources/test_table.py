@@ -164,8 +164,21 @@ def test_a_row_lists_its_files_sizes_and_loads_them(tmp_path: Path) -> None:
     assert first == Sample(0, "1.jpg", None, 11)
     assert second == Sample(1, "2.jpg", None, 0)
     assert source.load(first) == Item({"image": b"image", "mask": b"mask!!"})
-    with pytest.raises(SampleError, match=r"'2\.jpg': cannot be read: No such file"):
+    with pytest.raises(SampleError, match=r"'2\.jpg': cannot be read: No such file") as caught:
         source.load(second)
+    place = tmp_path / "images" / "2.jpg"
+    assert str(caught.value).endswith(f"(looked for {place})")
+    assert str(place) not in caught.value.reason  # which caches keep
+    (tmp_path / "images" / "2.PNG").write_bytes(b"other")
+    with pytest.raises(SampleError, match=r"2\.PNG is there: did you mean that\? Then correct the paths"):
+        source.load(second)
+
+
+def test_names_without_their_suffix_are_told_which_one_to_give(tmp_path: Path) -> None:
+    (tmp_path / "7.b.jpeg").write_bytes(b"image")
+    source = TableSource(_write(tmp_path, "id\n7.b\n"))
+    with pytest.raises(SampleError, match=r"7\.b\.jpeg is there: did you mean that\? Then give --suffix \.jpeg"):
+        source.load(source.list().samples[0])
 
 
 def test_a_mask_that_is_missing_is_reported_from_its_image(tmp_path: Path) -> None:
@@ -265,7 +278,7 @@ def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Pat
     assert listing.columns["fold"].dtype == np.int64
 
 
-@pytest.mark.parametrize("cell", ["", "-1", "0.5", "a", "nan", "99999999999999999999"])
+@pytest.mark.parametrize("cell", ["", "-2", "0.5", "a", "nan", "99999999999999999999"])
 def test_a_fold_that_is_no_whole_number_from_0_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
     with pytest.raises(SourceError, match="line 3, column 'f': a fold is a whole number from 0"):
         _list(tmp_path, f"path,f\n1,0\n2,{cell}\n", fold_col="f")

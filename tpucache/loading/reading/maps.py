@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import mmap
-import os
 import threading
 import time
 import weakref
@@ -23,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError
 from tpucache.loading.reading.memory import BUDGET
 from tpucache.native import Addresses, can_populate, libc, populate
@@ -44,9 +43,9 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 def cannot_shrink(number: int) -> bool:
     """Return whether nobody can cut an open file short: its file system is mounted read-only, or it is sealed."""
     with contextlib.suppress(OSError):  # most file systems have no seals
-        if fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
+        if system.fcntl is not None and system.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
             return True
-    return bool(os.statvfs(number).f_flag & os.ST_RDONLY)
+    return system.is_read_only(number)
 
 
 class ShardMaps:

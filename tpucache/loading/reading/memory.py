@@ -92,7 +92,8 @@ class MemoryBudget:
 
 
 BUDGET: Final = MemoryBudget()
-os.register_at_fork(after_in_child=BUDGET.forget_promises)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=BUDGET.forget_promises)
 
 
 Numbers = npt.NDArray[np.int64]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -18,13 +17,14 @@ from typing import Any, Final, NamedTuple
 from tpucache.errors import DamageError, NotACacheError, StoreError
 from tpucache.redact import shown
 from tpucache.store.cache import Cache
-from tpucache.store.files import read_file, sha256_file, write_atomically
+from tpucache.store.files import check_locks, read_file, sha256_file, write_atomically
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.folder import Remote
 from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.reader import RemoteReader
+from tpucache.system import fcntl
 
 #: The environment variable with the folder for what is kept of caches at URLs.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"
@@ -76,8 +76,10 @@ class RemoteCache(Cache):
         (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago
         (default: 30) is not asked for again. Where the URL cannot be reached, and this machine has read it before,
         what it has is used, with a warning. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
-        what is no such URL, DependencyError without the library of a store.
+        what is no such URL, DependencyError without the library of a store, and on systems
+        other than Linux.
         """
+        check_locks("streaming a cache from a URL", of_open_files=True)
         below = Path(cache_dir) if cache_dir is not None else default_directory()
         below = below.expanduser().absolute()
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache import system
 from tpucache.store.cache import Cache
 from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
@@ -132,7 +133,7 @@ class RemoteReader(ShardReader):
 @contextlib.contextmanager
 def _gathered(rows: Rows, flights: dict[int, Flight]) -> Iterator[tuple[int, dict[int, int]]]:
     """Write records that are in memory into a file there; give its descriptor, and where each of them begins."""
-    number = os.memfd_create("tpucache", os.MFD_CLOEXEC)
+    number = system.open_memory_file()
     try:
         parts, offsets, end = [], dict[int, int](), 0
         for at, flight in flights.items():

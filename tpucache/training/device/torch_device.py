@@ -53,13 +53,13 @@ class TorchDevice:
         """Take a torch device that is there; `compiles` is whether models are compiled by torch.compile."""
         self.processes = open_processes(torch_device.type)
         self.torch_device = torch_device
-        self._compiles = compiles
+        self.compiles = compiles
         self._received_bytes = 0
 
     def place(self, model: nn.Module) -> nn.Module:
         """Send the weights and give them their layout; compile the model in place, so that their names stay."""
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
-        if self._compiles:
+        if self.compiles:
             model.forward = _compiled(model.forward)
         return model
 

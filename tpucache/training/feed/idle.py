@@ -14,8 +14,10 @@ from tpucache.training.settings import TrainSettings
 
 #: Executions that may compile: the first, and the second where shardings or the optimizer's state have just settled.
 WARMUP_EXECUTIONS: Final = 2
-_REPLAY_SECONDS: Final = 2.0
+#: A replay takes so many seconds at most, or as long as its fewest executions.
+REPLAY_SECONDS: Final = 2.0
 _REPLAYS: Final = 5
+LEAST_REPLAYS: Final = 1 + _REPLAYS  # the first one is not measured
 _MUCH: Final = 0.05
 
 
@@ -185,7 +187,7 @@ class PaceMeter:
         return time.perf_counter(), self._feeder.waited_seconds, counters.execute_seconds, counters.received_bytes
 
 
-def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = _REPLAY_SECONDS) -> float:
+def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
     """Return the rate, in images a second, of repeating an execution of this many images without waiting for data.
 
     It is repeated for so many `seconds`, but for 2 at most.
@@ -193,7 +195,7 @@ def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: f
     execute()
     device.wait()
     began, done = time.perf_counter(), 0
-    limit = min(seconds, _REPLAY_SECONDS)
+    limit = min(seconds, REPLAY_SECONDS)
     # As often in all processes.
     while device.processes.largest(done < _REPLAYS or time.perf_counter() - began < limit):
         execute()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,10 +11,12 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.progress import rate_text
 from tpucache.runs import ACCOUNT_NAME, REPORT_NAME
 from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
+from tpucache.system import peak_bytes
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
 from tpucache.training.learn.learner import Learner
@@ -38,7 +39,7 @@ class _Account:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """Losses step by step, a row of metrics an epoch, the pace after the warm-up, and the most memory in use.
+    """Losses and learning rates step by step, a row of metrics an epoch, the pace, and the most memory in use.
 
     The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
     `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
@@ -77,33 +78,34 @@ class TrainReport:
     rates: str = ""
     precision: str = ""
     network: Mapping[str, float] = field(default_factory=dict)
+    learning_rates: Sequence[float] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return asdict(self)
 
-    def lines(self) -> list[str]:
-        """Return the report as lines for people."""
+    def lines(self, *, epochs: bool = True) -> list[str]:
+        """Return the report as lines for people, with one for each of the `epochs` unless these are known already."""
         pace = self.pace
-        ceiling = "not measured"
+        ceiling = "against data already there not measured (bench measures it)"
         if pace.ceiling_images_per_second is not None and pace.ceiling_idle is not None:
-            rate = f"{pace.ceiling_images_per_second:,.0f} {self.unit}/s"
+            rate = f"{rate_text(pace.ceiling_images_per_second)} {self.unit}/s"
             ceiling = f"{pace.ceiling_idle:.1%} against {rate} on data already there"
         memory = f"{self.host_peak_bytes / 1e6:,.0f} MB of the host's"
         if self.device_peak_bytes is not None:
             memory += f", {self.device_peak_bytes / 1e6:,.0f} MB of the fullest core's"
         return [
-            *(_epoch_line(row) for row in self.epochs),
+            *(epoch_line(row) for row in self.epochs if epochs),
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
             *([f"optimizer  {self.rates}"] if self.rates else []),
             *([f"precision  {self.precision}"] if self.precision else []),
             f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
-            f"rate       {pace.images_per_second:,.0f} {self.unit}/s",
-            f"step       {pace.step_seconds * 1e3:.1f} ms, mean of {pace.steps}",
+            f"rate       {rate_text(pace.images_per_second)} {self.unit}/s",
+            f"step       {pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
             f"waited     {pace.waited:.1%} of that time for data",
             *([self._network_line()] if self.network else []),
-            f"idle       {pace.device_idle:.1%} by the device's own account; {ceiling}",
+            f"idle       {pace.device_idle:.1%} as the device counts it; {ceiling}",
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
             f"received   {pace.received_bytes / 1e6:,.0f} MB",
             *([self._sizes_line()] if pace.sizes else []),
@@ -162,7 +164,7 @@ def make_report(
 ) -> TrainReport:
     """Return the report of a run in this state, of all processes and on all of them."""
     processes = learner.device.processes
-    gathered = processes.gather((pace, host_peak_bytes(), learner.device.peak_bytes()))
+    gathered = processes.gather((pace, peak_bytes(), learner.device.peak_bytes()))
     return processes.on_main(lambda: _merged_report(learner, train_set, plan, state, account, gathered))
 
 
@@ -203,6 +205,7 @@ def _merged_report(
         rates=learner.rates,
         precision=learner.precision,
         network={} if use is None else dict(use._asdict()),
+        learning_rates=[plan.schedule(step).lr for step in range(len(state.losses))],
     )
 
 
@@ -263,7 +266,7 @@ def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -
     report = read_report(run)
     if report is None:
         pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
-        report = TrainReport(backend, cores, [], [], pace, host_peak_bytes(), None, pace.advice(), finished=False)
+        report = TrainReport(backend, cores, [], [], pace, peak_bytes(), None, pace.advice(), finished=False)
     if not report.finished:
         account.add_earlier(*read_account(Path(run)))
         report = replace(report, seconds=account.seconds(), wall_seconds=account.wall_seconds())
@@ -280,17 +283,13 @@ def finished_report(run: str | Path) -> TrainReport | None:
     return report
 
 
-def host_peak_bytes() -> int:
-    """Return the most memory this process had resident."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def _of_graphs(graphs: int | None) -> str:
     """Return in words how many graphs a run compiled; nothing where that is not known."""
     return "" if graphs is None else f", of {graphs} graph{'' if graphs == 1 else 's'} in all"
 
 
-def _epoch_line(row: Row) -> str:
+def epoch_line(row: Row) -> str:
+    """Return an epoch's losses and metrics as a line for people."""
     shown = [
         f"{name.removeprefix('valid_')} {value:.4f}"
         for name, value in row.items()

@@ -64,12 +64,18 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
     return smoothed
 
 
+def fitting_decay(steps: int) -> float:
+    """Return the decay with which so many steps are smoothed: over 50 of them, or a twentieth of a short run."""
+    return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
+
+
 @functools.cache
 def _say_once(message: str) -> None:
     _log.warning(message)
 
 
-_DECAY: Final = 0.98
+_WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
+_WINDOWS: Final = 20  # of them in a run, at least
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
 _MOST: Final = 20  # points beyond which markers would hide the line
 
@@ -118,7 +124,9 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
 def _paint_losses(axes: Any, losses: Sequence[float], rows: Sequence[Row], first: int) -> None:
     steps = range(first + 1, first + len(losses) + 1)
     axes.plot(steps, losses, color="tab:blue", alpha=0.25, linewidth=0.8)
-    axes.plot(steps, smooth(losses, _DECAY), color="tab:blue", linewidth=2, label="training, smoothed")
+    axes.plot(
+        steps, smooth(losses, fitting_decay(len(losses))), color="tab:blue", linewidth=2, label="training, smoothed"
+    )
     _paint_epochs(axes, rows, _LOSS, "validation", "tab:orange")
     axes.set_ylabel("loss")
     axes.legend()

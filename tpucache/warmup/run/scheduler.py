@@ -125,7 +125,9 @@ class Scheduler:
             if not self._context.skip_errors:
                 raise
             raise SampleError(
-                error.path, f"{error.reason}; the cache has it already, so that it cannot be skipped any more"
+                error.path,
+                f"{error.reason}; the cache has it already, so that it cannot be skipped any more",
+                error.file,
             ) from error
 
     def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:

@@ -222,6 +222,10 @@ LABELS: Final = ("label", "target", "labels", "targets")
 SEQUENCE: Final = "input_ids"
 _PIXELS: Final = (IMAGE, MASK)
 _KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
+_TEXT: Final = (
+    "give the image itself, not its path; of text, the numbers that a tokenizer makes of it: tokenise first, and give "
+    "{'input_ids': [...], 'label': ...}"
+)
 #: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
 _TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
@@ -250,7 +254,9 @@ def to_item(value: Any, path: str) -> Item:
         else:
             fields[key] = field
     if not fields:
-        raise SampleError(path, f"has no image and no array among its keys {', '.join(value)}")
+        is_text = any(isinstance(content, str) for content in rest.values())
+        advice = f": {_TEXT}" if is_text else ""
+        raise SampleError(path, f"has no image and no array among its keys {', '.join(value)}{advice}")
     safe = column_names(columns)
     return Item(fields, label, {safe[name]: content for name, content in columns.items()})
 
@@ -308,7 +314,7 @@ def _array(value: Any, key: str, path: str) -> Array:
     numpy = getattr(value, "numpy", None)  # of a tensor
     like_array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
     if not (callable(numpy) or like_array or isinstance(value, (list, tuple, int, float))):
-        raise SampleError(path, f"{key!r} is a {type(value).__name__}: {_KEPT}")
+        raise SampleError(path, f"{key!r} is a {type(value).__name__}: {_TEXT if isinstance(value, str) else _KEPT}")
     try:
         array = np.asarray(numpy() if callable(numpy) else value)
     except Exception as error:  # a user's tensor raises anything

@@ -117,7 +117,19 @@ def read_file(path: str | Path, name: str) -> bytes:
             return file.readall()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SampleError(name, f"cannot be read: {reason}") from error
+        advice = _advice(Path(path)) if isinstance(error, FileNotFoundError) else ""
+        raise SampleError(name, f"cannot be read: {reason}{advice}", str(path)) from error
+
+
+def _advice(path: Path) -> str:
+    """Return what to do about a file that does not exist: its name with another suffix, where there is such a file."""
+    suffixes = sorted(SUFFIXES)
+    for stem, has_suffix in ((path, False), (path.with_suffix(""), True)):
+        for suffix in (*suffixes, *map(str.upper, suffixes)):
+            if (found := Path(f"{stem}{suffix}")).is_file():
+                how = "correct the paths" if has_suffix else f"give --suffix {suffix}"
+                return f", but {found.name} is there: did you mean that? Then {how}"
+    return ""
 
 
 def find_below(root: Path, name: str) -> str | None:

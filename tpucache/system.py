@@ -1,0 +1,99 @@
+"""Calls that only some systems have, and what is done where they are missing.
+
+Reading a cache needs none of them: macOS has no `posix_fadvise`, `memfd_create` and `sched_getaffinity`; Windows has
+neither these nor `fcntl`, `resource`, `preadv` and `statvfs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+
+def _find_module(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
+#: Python's modules of the same names, None on Windows.
+fcntl: Final[Any] = _find_module("fcntl")
+resource: Final[Any] = _find_module("resource")
+
+#: Flags to open a file for reading: not in programs that this one starts, without waiting for a pipe, and as bytes.
+READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+#: Flags to open a folder, None where that is not possible.
+FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
+
+_position = threading.Lock()  # of open files, where there is no call that reads at a position
+
+
+def _pread(number: int, length: int, offset: int) -> bytes:
+    with _position:
+        os.lseek(number, offset, os.SEEK_SET)
+        return os.read(number, length)
+
+
+def _preadv(number: int, buffers: Sequence[Any], offset: int) -> int:
+    done = 0
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        data = pread(number, len(view), offset + done)
+        view[: len(data)] = data
+        done += len(data)
+        if len(data) < len(view):
+            break
+    return done
+
+
+#: `os.pread` and `os.preadv`: read at a position of an open file, which threads may do at once.
+pread: Final[Callable[[int, int, int], bytes]] = getattr(os, "pread", _pread)
+preadv: Final[Callable[[int, Sequence[Any], int], int]] = getattr(os, "preadv", _preadv)
+
+
+def read_ahead(number: int, offset: int, length: int) -> None:
+    """Ask the kernel to read bytes of a file ahead, where it takes such hints. Raises OSError, OverflowError."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(number, offset, length, os.POSIX_FADV_WILLNEED)
+
+
+def is_in_page_cache(number: int, offset: int) -> bool:
+    """Return whether a byte of a file is in the page cache; False where that cannot be learnt. Raises OverflowError."""
+    try:
+        return os.preadv(number, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except (OSError, AttributeError):  # BlockingIOError: it would have to be read
+        return False
+
+
+def is_read_only(number: int) -> bool:
+    """Return whether an open file is on a file system that is mounted read-only; False where that cannot be learnt."""
+    return hasattr(os, "statvfs") and bool(os.statvfs(number).f_flag & os.ST_RDONLY)
+
+
+def open_memory_file() -> int:
+    """Open a file without a name, in memory where the system has such files, and return its descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tpucache", os.MFD_CLOEXEC)
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process had resident; 0 where that cannot be learnt."""
+    if resource is None:
+        return 0
+    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
