@@ -56,6 +56,7 @@ _DATA: Final = (
 _ROOTS: Final = (
     "tpucache",
     "tpucache.__main__",
+    "tpucache.insight",
     "tpucache.jax",
     *TASKS.modules,
     *BACKENDS.modules,
