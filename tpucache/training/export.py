@@ -37,6 +37,9 @@ _VERSION: Final = 1
 class Predicting(nn.Module):
     """A model of a run from pixels to predictions: normalised, computed, as probabilities or in the labels' unit."""
 
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(self, model: nn.Module, task: Task, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.model, self._task = model, task
@@ -216,8 +219,8 @@ def _readme(card: Mapping[str, Any]) -> str:
         "Subtracting the mean and dividing by the deviation are part of the model, which gives predictions: "
         f"{card['predictions']['values']}."
         if card["normalised_inside"]
-        else "Then subtract `mean` and divide by `std` of the model, channel by channel. Its outputs are as the network "
-        f"gives them. Predictions are {card['predictions']['of_outputs']}."
+        else "Then subtract `mean` and divide by `std` of the model, channel by channel. Its outputs are the "
+        f"network's own. Predictions are {card['predictions']['of_outputs']}."
     )
     names = "".join(
         f"| `{each['file']}` | `{_plain(each['model'])}` | {each['weight']:.4f} | {_numbers(each['mean'])} | "
