@@ -114,8 +114,8 @@ def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
         try_in(name, python, cache, place)
     if "all" not in kinds:
         return
-    # Of the sdist a wheel is made with the tools that are here, and it replaces the other one where everything is.
-    options = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall"]
+    # Of the sdist pip makes a wheel, with build tools from the index; it replaces the other one where everything is.
+    options = ["install", "--quiet", "--no-deps", "--force-reinstall"]
     python = environments.python(Environment("all"))
     subprocess.run([*pip, python, *options, sdist], check=True, timeout=600)
     subprocess.run([python.with_name("tpucache"), "verify", cache], check=True, timeout=600)
