@@ -31,7 +31,14 @@ from tpucache.process import tell
 from tpucache.progress import duration_text, size_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
+from tpucache.warmup.build_options import (
+    BoxOptions,
+    BuildOptions,
+    LabelKind,
+    SelectionOptions,
+    SoftOptions,
+    WorkerOptions,
+)
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -159,10 +166,18 @@ def relabel(options: argparse.Namespace) -> int:
         raise UsageError("--groups and --stratify are for --make-folds N: give it, too")
     if options.make_folds is not None and options.fold_col is not None:
         raise UsageError("--fold-col takes the folds of the table and --make-folds makes others: leave one of them out")
+    soft = from_options(SoftOptions, options)
+    if options.table is None and soft.soft_labels:
+        raise UsageError("--soft-labels is for a table of predictions: give it after the cache, too")
     found: dict[str, Any] = {}
     lines: list[str] = []
     if options.table is not None:
-        chosen = {"labels": options.labels, "classes": options.classes, "corrections": options.corrections}
+        chosen: dict[str, Any] = {
+            "labels": options.labels,
+            "classes": options.classes,
+            "corrections": options.corrections,
+        }
+        chosen["soft"] = soft
         manifest = relabel_cache(options.cache, options.table, table, **chosen)
     if options.make_folds is not None:
         manifest, found, lines = make_folds(options)
@@ -291,6 +306,7 @@ def add(commands: Any) -> None:
     )
     add_folds(command, table)
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
+    add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)

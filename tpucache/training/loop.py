@@ -12,7 +12,7 @@ from typing import Final
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, duration_text, note
 from tpucache.store.fields import IMAGE
-from tpucache.training.check import add_columns, check_fit, find_task
+from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
@@ -74,6 +74,7 @@ def train(
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
+    train_set = soft_labelled(settings, task, train_set)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
     # All that is kept of a run is of the size in which it is evaluated.

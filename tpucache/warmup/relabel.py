@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -16,16 +17,16 @@ from tpucache.errors import BuildError, SourceError, UsageError
 from tpucache.redact import from_cell
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
-from tpucache.store.fields import FIELD_NAME, LABEL
+from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.files import link_or_copy
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
-from tpucache.warmup.build_options import LabelKind
+from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
 from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
 from tpucache.warmup.run.plan_file import is_adding_to
-from tpucache.warmup.sources.cells import Table, read_table
+from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import unique
@@ -35,6 +36,9 @@ from tpucache.warmup.tables import label_column, label_facts, write_table
 RowNumbers = npt.NDArray[np.int64]
 
 _ID: Final = "id"
+#: How far the probabilities of a row may be from adding up to 1: tables are rounded.
+_SUM_ERROR: Final = 0.02
+_MOST_WEIGHT: Final = 1e6
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -47,6 +51,7 @@ def relabel_cache(
     labels: LabelKind = "auto",
     classes: str | Path | Sequence[str] | None = None,
     corrections: bool = False,
+    soft: SoftOptions | None = None,
 ) -> Manifest:
     """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
 
@@ -57,6 +62,10 @@ def relabel_cache(
 
     With `corrections` the table has rows of some samples alone, with other labels out of the same classes, or other
     numbers: all other samples keep theirs, and classes and further columns stay as they are.
+
+    With `soft` labels the table is predictions as `predict` writes them, a column of probabilities for each class, and
+    nothing else changes but what `train` learns: a sample that has a row is learned as these, and counts by its weight.
+    One without a row keeps what it was learned as, at first its label. New labels put an end to soft ones.
 
     `options`, `labels` and `classes` are those of a build. No record is read or written, and at any moment the cache
     has either its old labels or the new ones. Raises UsageError for options that do not fit, SourceError for a table
@@ -70,11 +79,16 @@ def relabel_cache(
     check_kind(labels, names)
     if not options.label_cols and (labels != "auto" or names):
         raise UsageError("what labels are needs a column of labels: name it with --label-col")
+    soft = soft or SoftOptions()
+    if soft.soft_labels and (options.label_cols or options.fold_col is not None or corrections):
+        raise UsageError("soft labels change nothing but what is learned: leave --label-col and --fold-col out")
     if corrections and (not options.label_cols or labels != "auto" or names):
         raise UsageError("corrections are of labels: name their column with --label-col, and leave classes as they are")
     content = read_table(table)
     with _held(cache) as opened:
-        if corrections:
+        if soft.soft_labels:
+            columns, changes = {**opened.samples, **_soft_columns(opened, content, options, soft)}, {}
+        elif corrections:
             columns, changes = _corrected(opened, content, options)
         else:
             columns, changes = _new_columns(opened, content, options, labels, names)
@@ -141,6 +155,8 @@ def _new_columns(
         if None in used:
             line = table.lines[int(rows[used.index(None)])]
             raise SourceError(f"{table.path}, line {line}: it has no label, and every sample needs one")
+        columns.pop(SOFT_LABEL, None)
+        columns.pop(SOFT_WEIGHT, None)
         columns[LABEL], classes, counts = label_column(used, samples.paths, classes)
         asked = {name: value for name, value in manifest.source.get("asked", {}).items() if name != "classes"}
         asked |= {"classes": "given"} if names else {}
@@ -159,6 +175,53 @@ def _new_columns(
         else:
             columns[name] = Strings.pack([column[row] for row in rows.tolist()])
     return columns, changes
+
+
+def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
+    """Return what each sample is learned as, and how much it counts. Raises UsageError and SourceError."""
+    samples, classes = cache.samples, cache.manifest.classes
+    # What predict wrote: names that a spreadsheet would take for a formula have a mark before them.
+    path, labels = path_column(table, options), samples.get(LABEL)
+    plain = {
+        from_cell(name): [*map(from_cell, cells)] if name == path else cells for name, cells in table.columns.items()
+    }
+    table = dataclasses.replace(table, columns=plain)
+    if not classes or not isinstance(labels, np.ndarray) or labels.ndim != 1:
+        raise UsageError(
+            f"soft labels are of one class for each sample, and {cache.directory} has others: give values and several "
+            "classes a sample as --label-col, which takes any number from 0 to 1"
+        )
+    rows = _find_rows(cache, table, options, need_all=False)
+    numbers, found = labels.astype(np.int64), rows >= 0
+    targets = np.eye(len(classes), dtype=np.float32)[np.maximum(numbers, 0)] * (numbers >= 0)[:, None]
+    weights = (numbers >= 0).astype(np.float32)
+    earlier = samples.get(SOFT_LABEL), samples.get(SOFT_WEIGHT)
+    kept = targets.copy(), weights.copy()
+    if isinstance(earlier[0], np.ndarray) and isinstance(earlier[1], np.ndarray):
+        kept = earlier[0].copy(), earlier[1].copy()
+    used = rows[found].tolist()
+    predicted = np.stack([_cells(table, name, used, most=1.0) for name in classes], 1)
+    totals = predicted.sum(1)
+    if len(odd := np.flatnonzero(abs(totals - 1) > _SUM_ERROR)):
+        raise SourceError(
+            f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
+            f"{totals[odd[0]]:.3g}, not to 1: give what predict writes, without --average rank"
+        )
+    shares = np.where(numbers[found] >= 0, soft.soft_share, 1.0)[:, None]
+    kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
+    kept[1][found] = 1.0 if soft.weight_col is None else _cells(table, soft.weight_col, used)
+    return {SOFT_LABEL: kept[0], SOFT_WEIGHT: kept[1]}
+
+
+def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
+    """Return the numbers of a column in some rows. Raises SourceError for one that is not from 0 to `most`."""
+    cells = table.column(column)
+    numbers = [to_number(cells[row]) for row in rows]
+    for row, number in zip(rows, numbers, strict=True):
+        if number is None or not 0 <= number <= min(most, _MOST_WEIGHT):
+            limit = "" if math.isinf(most) else f" to {most:g}"
+            raise table.wrong(row, column, f"it is a number from 0{limit}, not {cells[row]!r:.40}")
+    return np.array(numbers, np.float64)
 
 
 def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[str, Column], dict[str, Any]]:
@@ -200,7 +263,8 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
         ),
         "source": {**manifest.source, "labels": label_facts(asked, labels, bool(classes))},
     }
-    return {**samples, LABEL: labels}, changes
+    kept = {name: column for name, column in samples.items() if name not in (SOFT_LABEL, SOFT_WEIGHT)}
+    return {**kept, LABEL: labels}, changes
 
 
 def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool = True) -> RowNumbers:
