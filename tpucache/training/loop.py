@@ -12,7 +12,7 @@ from typing import Final
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, duration_text, note
 from tpucache.store.fields import IMAGE
-from tpucache.training.check import add_columns, check_fit, find_task
+from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
@@ -20,12 +20,10 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.run.checkpoint import initial_weights
 from tpucache.training.run.files import BackgroundWriter, RunData, open_run, snapshot_best, snapshot_run
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
-    describe_device,
     epoch_line,
     finished_report,
     make_report,
@@ -35,6 +33,7 @@ from tpucache.training.run.report import (
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.validation import snapshot_validation, write_info
+from tpucache.training.run.weights import initial_weights
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
@@ -75,6 +74,7 @@ def train(
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
+    train_set = soft_labelled(settings, task, train_set)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
     # All that is kept of a run is of the size in which it is evaluated.
@@ -87,13 +87,18 @@ def train(
     if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
         return earlier
     account.add_earlier(*processes.on_main(lambda: read_account(run)))
-    initial = processes.on_main(lambda: initial_weights(run, settings)) if saved is None else None
+    initial = None
+    if saved is None:
+        channels = len(train_set.manifest.statistics.mean)
+        settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
     learner = Learner(settings, train_set, task, device, initial, custom)
     plan = make_plan(learner.settings, len(train_set))
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
+        if learner.image_differences:
+            _log.warning("%s", learner.image_differences)
     processes.on_main(lambda: write_info(run, learner, data))
     note(f"{options.name}: {_describe(learner, data, plan)}")
     if getattr(device, "compiles", True):  # a device of another package may not say
@@ -136,7 +141,8 @@ class _Run:
 def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
     """Return in one line what is about to be trained, on what, and how long."""
     device, valid = learner.device, data.valid_set
-    where = describe_device(device.name, device.torch_device.type, device.cores)
+    where = device.torch_device.type if device.name == "torch" else device.name
+    where += f", {device.cores} cores" if device.cores > 1 else ""
     validation = "" if valid is None else f", {len(valid):,} to validate on"
     epochs, steps = (
         f"{count:,} {name}{'s' * (count != 1)}" for name, count in (("epoch", plan.epochs), ("step", plan.per_epoch))
