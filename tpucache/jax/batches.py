@@ -114,6 +114,11 @@ class Feed:
             self._current = None
             raise
 
+    def metrics(self) -> dict[str, Any]:
+        """Return the loader's metrics; what it waited is the uploading thread's. `upload` is what the caller waited."""
+        upload = {"waited_seconds": self.waited_seconds, "waited": self.waited}
+        return {**self._epochs.loader.metrics(), "upload": upload}
+
     def state_dict(self) -> dict[str, int | str]:
         """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict."""
         return self._epochs.loader.state_dict()
