@@ -31,6 +31,7 @@ NAMES = [
     "prometheus_text",
     "repair_cache",
     "report_cache",
+    "report_findings",
     "report_run",
     "stage_cache",
     "verify_cache",
