@@ -6,7 +6,7 @@ import argparse
 import functools
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tpucache.cli.arguments import (
     add_cache_or_url,
@@ -15,6 +15,7 @@ from tpucache.cli.arguments import (
     add_options,
     add_reading,
     from_options,
+    given_options,
     in_memory,
     keeping,
     launched,
@@ -27,7 +28,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.progress import note as show_note
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import RecipeName, TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -140,12 +141,17 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
 
     The learning rate is left open until it is found.
     """
-    others: dict[str, Any] = {"augment": from_options(AugmentSettings, options)}
+    others: dict[str, Any] = {}
     if options.lr == FIND:
         others["lr"] = None
     if options.per_core:
         others["batch_size"] = options.batch_size * cores
-    return from_options(TrainSettings, options, **others)
+    if options.recipe is None:
+        return from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
+    from tpucache.training.recipes import recipe_settings
+
+    given = {**given_options(TrainSettings, options), **others}
+    return recipe_settings(options.recipe, given_options(AugmentSettings, options), **given)
 
 
 def rate(text: str) -> float | str:
@@ -215,8 +221,19 @@ def add(commands: Any) -> None:
     command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
     command.add_argument("--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     group = command.add_argument_group("what is learned, and how")
-    add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate, "mean": numbers, "std": numbers})
+    group.add_argument(
+        "--recipe",
+        choices=get_args(RecipeName),
+        help="begin with the settings of a recipe; other options replace its own, and --no-NAME turns a switch off",
+    )
+    add_options(
+        group,
+        TrainSettings,
+        without=["threads"],
+        parsers={"lr": rate, "mean": numbers, "std": numbers},
+        can_be_off=True,
+    )
     group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
     group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
-    add_options(group, AugmentSettings)
+    add_options(group, AugmentSettings, can_be_off=True)
     add_reading(command)
