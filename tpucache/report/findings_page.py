@@ -141,6 +141,13 @@ class _Set:
             return _SEPARATOR.join(name for name, value in zip(self.classes, values, strict=True) if value > 0)
         return ",".join(f"{value:.6g}" for value in values)
 
+    def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
+        """Return whether the labels of samples differ, pair by pair."""
+        if self._labels is None:
+            return np.zeros(len(first), np.bool_)
+        labels = np.asarray(self._labels).reshape(len(self._labels), -1)[self.positions]
+        return np.asarray((labels[first] != labels[second]).any(1), np.bool_)
+
     def is_numbers(self) -> bool:
         """Return whether labels are numbers and not classes."""
         return self._labels is not None and not self.classes
@@ -175,8 +182,7 @@ class _Kind:
 
 def _copies(own: _Set, alike: Pairs) -> Iterator[_Kind]:
     """Yield the pictures that are there more than once: with different labels, and with the same."""
-    first, second = alike.first.tolist(), alike.second.tolist()
-    differs = np.array([own.label(one) != own.label(two) for one, two in zip(first, second, strict=True)], np.bool_)
+    differs = own.have_other_labels(alike.first, alike.second)
     for title, note, chosen in (
         (_CONFLICTS, "A label is wrong, or the classes overlap, or these are not the same after all.", differs),
         ("near-duplicates", "They have the same label. Keep each group of them in one fold.", ~differs),
@@ -185,7 +191,7 @@ def _copies(own: _Set, alike: Pairs) -> Iterator[_Kind]:
 
         def make(number: int, rows: Array = rows) -> _Finding:
             row = int(rows[number])
-            ends = first[row], second[row]
+            ends = int(alike.first[row]), int(alike.second[row])
             return _pair(alike, row, [(0, each) for each in ends], [own.label(ends[1]), own.label(ends[0])])
 
         yield _Kind(title, f"{note} The closest come first.", len(rows), make)
@@ -374,12 +380,9 @@ class _Shown:
 
     def to_json(self, kinds: Sequence[_Kind], kept: Sequence[Sequence[_Finding]]) -> dict[str, Any]:
         """Return what the script of the page makes its cards of."""
-        own, firsts = self._sets[0], itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
+        firsts = itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
         return {
             "kind": "image/jpeg",
-            "classes": list(own.classes[:_CLASSES]),
-            "isNumber": own.is_numbers(),
-            "separator": own.separator(),
             "sets": [
                 {
                     **_geometry(sprites),
@@ -387,6 +390,9 @@ class _Shown:
                     "name": each.name,
                     "table": _table_name(each),
                     "canCorrect": each.can_correct(),
+                    "classes": list(each.classes[:_CLASSES]),
+                    "isNumber": each.is_numbers(),
+                    "separator": each.separator(),
                 }
                 for each, sprites, first in zip(self._sets, self._sprites, firsts, strict=False)
             ],
