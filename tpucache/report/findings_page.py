@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from tpucache.report.page import Page, escape, fill_template, make_page
 from tpucache.report.records import Records
 from tpucache.report.text import class_name, size_text
 from tpucache.store.fields import IMAGE
+from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -42,6 +43,11 @@ _SMALL: Final = 64  # images that are not larger have their pixels shown as squa
 _CLASSES: Final = 5000  # that a page offers
 
 _CONFLICTS: Final = "same picture, different label"
+_TYPES: Final = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **{f".{kind}": kind for kind in ("png", "webp", "gif", "bmp")},
+}
 _SEPARATOR: Final = ";"  # between the classes of a sample
 _HASH_BITS: Final = 256
 
@@ -242,8 +248,9 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 
 
 def _extremes(own: _Set) -> _Kind:
-    """Return the samples at both ends of each scale that is known of the images, and blank ones."""
+    """Return blank images, files of another kind than their names say, and both ends of each scale that is known."""
     found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
+    found += itertools.islice(_wrong_suffixes(own), _EXTREMES)
     for (low, high), values, to_text in _scales(own):
         known = np.flatnonzero(np.isfinite(values))
         order = known[np.argsort(values[known], kind="stable")]
@@ -259,6 +266,17 @@ def _extremes(own: _Set) -> _Kind:
     return _Kind("extremes", note, len(found), make, is_pair=False)
 
 
+def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
+    """Yield the samples whose files are not what their names end in, and what both are."""
+    kinds = own.records.table.get(TYPE)
+    if not isinstance(kinds, Strings):
+        return
+    for at, position in enumerate(own.positions.tolist()):
+        kind, suffix = kinds[position], PurePosixPath(own.path(at)).suffix.lower()
+        if kind in _TYPES.values() and _TYPES.get(suffix, kind) != kind:
+            yield at, f"named {suffix}, but a {kind.upper()} file"
+
+
 def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
     """Yield what both ends of a scale are called, its value for each sample, and how a value is written."""
     table = own.records.table
@@ -267,12 +285,12 @@ def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float
         found = table.get(name)
         return np.asarray(found, np.float64)[own.positions] if isinstance(found, np.ndarray) else None
 
-    width, height = column("image_width"), column("image_height")
+    width, height = column(WIDTH), column(HEIGHT)
     if width is not None and height is not None:
         known = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)
         yield ("tallest shape", "widest shape"), known, "{:.2f} times as wide as high".format
         yield ("smallest side", "largest side"), np.minimum(width, height), "{:,.0f} pixels".format
-    for name, ends in (("image_mean", ("darkest", "brightest")), ("image_std", ("least contrast", "most contrast"))):
+    for name, ends in ((MEAN, ("darkest", "brightest")), (STD, ("least contrast", "most contrast"))):
         if (values := column(name)) is not None:
             yield ends, values, "{:.1f}".format
     if (values := column("source_bytes")) is not None:
