@@ -26,6 +26,7 @@ from scripts.digits import write_digits
 
 _SIZE: Final = (1280, 960)  # of a window
 _COLOURS: Final = 128  # of a picture: pages are drawn in few, and such files are small
+_DIGITS: Final = 600  # of 1,797
 _COPIES: Final = ((3, "0003.png", 8), (1, "0001.png", 7), (4, "0004.png", 9), (5, "0005.png", 6))  # from, file, to
 
 
@@ -46,9 +47,12 @@ def main() -> None:
 def make_pages(place: Path) -> None:
     """Write `sheet.png` and three pages into a folder, by the commands that a user types there."""
     write_digits(place / "digits")
+    for path in (place / "digits").glob("*/*.png"):
+        if int(path.stem) >= _DIGITS:
+            path.unlink()
     for source, name, target in _COPIES:
         shutil.copy(place / "digits" / str(source) / name, place / "digits" / str(target) / f"copy-{name}")
-    training = "--backend torch --model cnn --epochs 8 --batch-size 64 --lr 0.1 --valid 0.2 --shift 2"
+    training = "--backend torch --model cnn --epochs 5 --batch-size 32 --lr 0.1 --valid 0.2 --shift 2"
     for words in (
         "warmup digits cache/digits --size 32 --variants 3 --augment affine",
         "preview cache/digits -o sheet.png --samples 10",

@@ -1,7 +1,8 @@
 """The page of findings of 100,000 pictures: how large it is, and how soon a browser has opened it.
 
-It makes a cache of random pictures, of which every second one is that before it, writes the page and opens it in Chromium (by
-playwright). It ends in status 1 for a page of more than 30 MB, or one whose first cards take more than two seconds.
+It makes a cache of random pictures, of which every second one is that before it, writes the page and opens it in a
+browser. It ends in status 1 for a page of more than 30 MB, or one whose first cards take more than two seconds. A page
+takes 28 MB at most, which 8,000 pictures fill.
 
     python -m scripts.checks findings [--samples 100000] [--folder build/findings]
 """

@@ -3,7 +3,7 @@
 
 const find = (id) => document.getElementById(id);
 const data = JSON.parse(find("data").textContent);
-const sprites = [...document.querySelectorAll(".sprite")];
+const sprites = document.getElementsByClassName("sprite"); // they come after this script
 const urls = []; // of sprites that have been looked at
 const ticks = new Map(); // new labels by the number of the sample among data.samples
 let section = 0; // what is shown
@@ -35,6 +35,12 @@ function spriteUrl(number) {
   return urls[number];
 }
 
+// Cards are made while the sprites are still being read: one is whole when the next one has begun.
+function showSprite(made, number) {
+  if (document.readyState !== "loading" || sprites[number + 1]) made.style.backgroundImage = `url(${spriteUrl(number)})`;
+  else document.addEventListener("DOMContentLoaded", () => showSprite(made, number), {once: true});
+}
+
 function tile(sample) {
   const set = data.sets[sample.set];
   const made = element("div", set.small ? "tile small" : "tile");
@@ -43,7 +49,7 @@ function tile(sample) {
   const column = place % set.across;
   const row = Math.floor(place / set.across);
   made.style.aspectRatio = `${set.width} / ${set.height}`;
-  made.style.backgroundImage = `url(${spriteUrl(set.first + Math.floor(sample.tile / set.each))})`;
+  showSprite(made, set.first + Math.floor(sample.tile / set.each));
   // A tile may be wider and higher than its picture: sprites are compressed in blocks.
   made.style.backgroundSize = `${100 * set.across * set.tileWidth / set.width}% ${100 * down * set.tileHeight / set.height}%`;
   const left = set.across * set.tileWidth - set.width;
