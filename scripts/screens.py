@@ -67,7 +67,7 @@ def make_pages(place: Path) -> None:
 
 def screenshots(place: Path, names: Sequence[str]) -> list[tuple[str, Image.Image]]:
     """Return what a browser shows of pages in a window of 1280 pixels."""
-    found = []
+    found: list[tuple[str, Image.Image]] = []
     with open_browser() as browser:
         page = browser.new_page(viewport={"width": _SIZE[0], "height": _SIZE[1]}, color_scheme="light")
         for name in names:

@@ -25,7 +25,7 @@ from tpucache.report.page import Page, escape, fill_template, make_page
 from tpucache.report.records import Records
 from tpucache.report.text import class_name
 from tpucache.store.fields import IMAGE
-from tpucache.store.samples import Strings
+from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -44,8 +44,6 @@ _SMALL: Final = 64  # images that are not larger have their pixels shown as squa
 _CLASSES: Final = 5000  # that a page offers
 
 _CONFLICTS: Final = "same picture, different label"
-#: Columns that warmup adds for each image of the source.
-WIDTH, HEIGHT, TYPE, MEAN, STD = "image_width", "image_height", "image_type", "image_mean", "image_std"
 _TYPES: Final = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
