@@ -5,6 +5,7 @@ installed here, so that nothing is downloaded but the build's own tools. With --
 user would, libraries included, which takes minutes and gigabytes.
 
     python -m scripts.checks install
+    python -m scripts.checks install numpy all
     python -m scripts.checks install --from-index
 """
 
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -93,14 +95,15 @@ def try_in(name: str, python: Path, cache: Path, place: Path) -> None:
     print(f"install: {name}: as it should be", flush=True)
 
 
-def check(place: Path, *, from_index: bool) -> None:
+def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
     """Build, install and try. Raises CommandError, CalledProcessError."""
     subprocess.run([sys.executable, "-m", "scripts.checks", "build", "--keep", place / "dist"], check=True, timeout=600)
     (wheel,), (sdist,) = (place / "dist").glob("*.whl"), (place / "dist").glob("*.tar.gz")
     cache = make_cache(place)
     environments = Environments(place / "environments")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python"]
-    for name, kind in KINDS.items():
+    for name in kinds:
+        kind = KINDS[name]
         if from_index:
             environment = Environment(name, (tuple(word.format(wheel=wheel) for word in kind.asked),))
         else:
@@ -109,8 +112,10 @@ def check(place: Path, *, from_index: bool) -> None:
         options = ["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
         subprocess.run([*pip, python, *options, wheel], check=True, timeout=600)
         try_in(name, python, cache, place)
-    # Of the sdist a wheel is made with the tools that are here, and it replaces the other one where everything is.
-    options = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall"]
+    if "all" not in kinds:
+        return
+    # Of the sdist pip makes a wheel, with build tools from the index; it replaces the other one where everything is.
+    options = ["install", "--quiet", "--no-deps", "--force-reinstall"]
     python = environments.python(Environment("all"))
     subprocess.run([*pip, python, *options, sdist], check=True, timeout=600)
     subprocess.run([python.with_name("tpucache"), "verify", cache], check=True, timeout=600)
@@ -119,16 +124,22 @@ def check(place: Path, *, from_index: bool) -> None:
 def main() -> None:
     """Run the check as the command line asks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND", help=f"which environments: {', '.join(KINDS)} (all of them)"
+    )
     parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
     options = parser.parse_args()
+    kinds = options.kinds or list(KINDS)
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"there is no environment {', '.join(sorted(unknown))}: it is one of {', '.join(KINDS)}")
     with tempfile.TemporaryDirectory() as name:
         try:
-            check(Path(name), from_index=options.from_index)
+            check(Path(name), kinds, from_index=options.from_index)
         except CommandError as error:
             sys.exit(f"install: {error}")
         except subprocess.CalledProcessError as error:
             sys.exit(f"install: the command above failed with status {error.returncode}")
-    print("install: wheel and sdist are installed and work with numpy; numpy and torch; numpy and JAX; everything")
+    print(f"install: the wheel{' and the sdist' * ('all' in kinds)} can be installed and work: {', '.join(kinds)}")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def warmup(options: argparse.Namespace) -> int:
     def announce(expected: Estimate) -> None:
         tell(
             f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
-            f"free), about {seconds_text(expected.process_seconds)} of one core's work"
+            f"free), about {seconds_text(max(0.1, expected.process_seconds))} of one core's work"
         )
 
     try:
