@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tpucache.cli.arguments import (
@@ -36,9 +34,9 @@ from tpucache.training.settings import RecipeName, TrainSettings
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import InMemory
+    from tpucache.training.folds import Watch
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.folds import FoldsReport
-    from tpucache.training.run.history import Watcher
     from tpucache.training.run.report import TrainReport
 
 
@@ -125,7 +123,7 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
             settings = find_lr(run, settings, train_set, device, options.resume, stop)
         if processes.is_main:
             note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
-    watch = _tensorboard if options.tensorboard and processes.is_main else no_watchers
+    watch = _watchers(options, settings) if processes.is_main else no_watchers
     on_epoch = show_note if options.json else say_now
     run_options = from_options(
         RunOptions, options, stop=stop, account=account, time_limit=None, curves=True, on_epoch=on_epoch
@@ -151,12 +149,12 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
             )
 
 
-@contextlib.contextmanager
-def _tensorboard(run: Path) -> Iterator[Sequence[Watcher]]:
-    from tpucache.training.watch.tensorboard import TensorBoard
+def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
+    """Return what gives the watchers of a run."""
+    from tpucache.training.watch.trackers import watch_with
 
-    with TensorBoard(run / "tensorboard") as board:
-        yield [board]
+    names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
+    return functools.partial(watch_with, names, settings.to_dict())
 
 
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
@@ -234,7 +232,14 @@ def add(commands: Any) -> None:
     command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
-    command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")
+    command.add_argument(
+        "--watch-with",
+        action="append",
+        default=[],
+        choices=("tensorboard", "wandb", "mlflow"),
+        help="show losses and metrics there, too, where it is installed; may be given several times",
+    )
+    command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
     command.add_argument("--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     group = command.add_argument_group("what is learned, and how")
     group.add_argument(
