@@ -9,7 +9,7 @@ import pytest
 
 #: Patterns of reasons. Whoever adds a package here says which other step runs its tests.
 ALLOWED = (
-    r"needs (fastai|flax|grain|keras|timm|transformers): `python -m scripts.checks integrations`",
+    r"needs (fastai|flax|grain|keras|timm|torchvision|transformers): `python -m scripts.checks integrations`",
     r"flax is not installed",  # the same step runs it
     r"torch_xla is not installed: it has no release for this Python or machine",
     r"obstore needs Python 3.11",

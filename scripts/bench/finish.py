@@ -108,20 +108,22 @@ class Packed:
         return (time.perf_counter() - began) / times
 
 
-def make_step(packed: Packed, statistics_: Any) -> Callable[[Callable[[], torch.Tensor]], float]:
-    """Return what trains a ResNet-50 for a step on the pixels that are made, and returns the seconds it took."""
-    device = packed.device
+def make_step(
+    device: Device, batch_size: int, normalise: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Callable[[], torch.Tensor]], float]:
+    """Return what trains a ResNet-50 for a step on the pixels that are made, and returns the seconds it took.
+
+    `normalise` makes float32 (batch, 3, height, width) of them.
+    """
     torch.manual_seed(0)
     model = resnet50().to(device.torch_device)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    labels = device.put(torch.arange(len(packed.packed)) % _CLASSES)
-    normalise = Normalise(statistics_.mean, statistics_.std, device.torch_device)
+    labels = device.put(torch.arange(batch_size) % _CLASSES)
     device.wait()
 
     def step(pixels: Callable[[], torch.Tensor]) -> float:
         began = time.perf_counter()
-        images = normalise(pixels().permute(0, 2, 3, 1))
-        loss: Any = functional.cross_entropy(model(images), labels)  # backward has no types
+        loss: Any = functional.cross_entropy(model(normalise(pixels())), labels)  # backward has no types
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -143,7 +145,9 @@ def measure(cache: Path, options: argparse.Namespace) -> dict[str, Any] | None:
     each = race({"decode": lambda: packed.seconds(options.times)}, options.rounds)["decode"]
     found = {"milliseconds": spread([1e3 * seconds / options.batch_size for seconds in each])}
     if options.steps:
-        step = make_step(packed, dataset.manifest.statistics)
+        known = dataset.manifest.statistics
+        normalise = Normalise(known.mean, known.std, device.torch_device)
+        step = make_step(device, len(packed.packed), lambda pixels: normalise(pixels.permute(0, 2, 3, 1)))
         ways: dict[str, Callable[[], float]] = {
             "pixels": lambda: step(lambda: packed.pixels),
             "packed": lambda: step(packed.finish),

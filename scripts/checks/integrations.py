@@ -65,6 +65,7 @@ INTEGRATIONS: Final = (
     Integration("flax", ("flax", "optax", "jax"), "trains_on_it_with_jax"),
     Integration("grain", ("grain",)),
     Integration("timm", ("timm",)),
+    Integration("torchvision", ("torchvision",)),
     Integration("fastai", ("fastai",)),
 )
 

@@ -18,6 +18,7 @@ EXAMPLES = {
     "with_keras.py": ("keras", DROPPED),
     "with_grain.py": ("grain", WHOLE),
     "with_timm.py": ("timm", DROPPED),
+    "with_torchvision.py": ("torchvision", DROPPED),
     "with_fastai.py": ("fastai", DROPPED),
     "with_sklearn.py": ("sklearn", FOLDS),
     "with_jax.py": ("jax", DROPPED),

@@ -115,6 +115,43 @@ def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
             assert np.allclose(labels, targets, atol=1e-6)
 
 
+@pytest.mark.parametrize("chosen", [{"rand_augment": 2, "views": 2}, {"trivial_augment": True}])
+def test_random_operations_are_those_of_torch(cache, chosen):
+    settings, dataset = AugmentSettings(**chosen), CachedDataset(cache)
+    statistics = dataset.manifest.statistics
+    augment = Augment(settings, statistics.mean, statistics.std, 20, 28, torch.device("cpu"))
+    host = CachedLoader(dataset, 16)
+    for number, ((images, _), (given, _)) in enumerate(zip(feed(host, augment=settings), host, strict=True)):
+        draws = torch.from_numpy(draw(settings, 0, number, 16, (20, 28)))
+        expected = augment.fields({"image": given.permute(0, 2, 3, 1)}, draws)["image"]
+        found = np.array(images).transpose(0, 3, 1, 2)
+        # A fraction may be cut off on the other side of a whole number.
+        assert (np.abs(found - expected.numpy()) > 1e-3).mean() < 2e-3
+
+
+def test_numbers_of_16_bits_keep_their_white(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deep", types.SimpleNamespace(make=Deep))
+    build_cache("deep:make", tmp_path / "cache", Recipe(size=8, mode="keep"), jobs=1)
+    dataset = CachedDataset(tmp_path / "cache")
+    assert dataset.manifest.fields[0].dtype == "<u2"
+    images, _ = next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(brightness=0.1)))
+    statistics = dataset.manifest.statistics
+    numbers = np.asarray(images) * np.array(statistics.std) + np.array(statistics.mean)
+    assert 20_000 < numbers.mean() < 45_000
+    with pytest.raises(UsageError, match="rand_augment is of images of bytes, not of uint16"):
+        next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(rand_augment=1)))
+
+
+class Deep:
+    """Eight grey images of 16 bits."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        return {"image": np.random.default_rng(number).integers(0, 65536, (8, 8, 1), np.uint16), "label": 0}
+
+
 def test_an_epoch_continued_in_the_middle_has_the_same_batches(cache):
     dataset = CachedDataset(cache)
     settings = AugmentSettings(flip=True, shift=2, mixup=0.3)

@@ -30,6 +30,11 @@ MIXES = AugmentSettings(
     flip=True, vertical_flip=True, shift=3, rotate=True, brightness=0.4, contrast=0.4, saturation=0.4, erase=0.5,
     mixup=0.4, cutmix=1.0, views=2,
 )  # fmt: skip
+#: What makes whole numbers of pixels, of which a few may be cut off on the other side of one.
+OPERATIONS = {
+    "rand": AugmentSettings(rand_augment=2, magnitude=20, views=2),
+    "trivial": AugmentSettings(trivial_augment=True),
+}
 ALL = dataclasses.replace(MIXES, tilt=20, crop=True, zoom=0.3, hue=0.2, blur=1.0, grey=0.2)
 
 
@@ -49,6 +54,25 @@ def augment(device: Device) -> dict[str, Any]:
                 mixed = aug.mix(fields[IMAGE], aug.views(targets), draws)
                 found[f"{name} {step}"] = [fields[IMAGE], fields[MASK], *mixed]
             device.step_end()
+    return found
+
+
+def operations(device: Device) -> dict[str, Any]:
+    """RandAugment and TrivialAugment of images and masks that are not square; and how many graphs were compiled."""
+    rng = np.random.default_rng(3)
+    images = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, 11, 14, 3), np.uint8)))
+    masks = device.put(torch.from_numpy(rng.integers(0, 256, (BATCH, 11, 14, 1), np.uint8)))
+    found: dict[str, Any] = {}
+    for name, settings in OPERATIONS.items():
+        aug = Augment(settings, [0.0] * 3, [1.0] * 3, 11, 14, device.torch_device)
+        compiles = []
+        for step in range(4):
+            draws = device.put(torch.from_numpy(draw(settings, 7, step, BATCH, (11, 14))))
+            fields = aug.fields({IMAGE: images, MASK: masks}, draws)
+            found[f"{name} {step}"] = [fields[IMAGE], fields[MASK]]
+            device.step_end()
+            compiles.append(device.counters().compiles)
+        found[f"{name} compiles"] = compiles
     return found
 
 
@@ -177,6 +201,7 @@ def run(device: Device) -> dict[str, Any]:
     """Return everything, on the host."""
     made = {
         "augment": augment(device),
+        "operations": operations(device),
         "sizes": sizes(device),
         "tasks": tasks(device),
         "scores": scores(device),

@@ -50,6 +50,20 @@ def test_bytes_are_moved_exactly_and_colours_nearly(found, name):
 
 
 @pytest.mark.parametrize("name", CORES)
+def test_random_operations_are_those_of_plain_torch_and_compile_once(found, name):
+    for key, expected in found["eager"]["operations"].items():
+        actual = found[name]["operations"][key]
+        if key.endswith("compiles"):
+            assert actual[-1] == actual[0]
+            continue
+        for one, other in zip(expected, actual, strict=True):
+            assert one.shape == other.shape
+            # A multiply and an add may be one fused operation, or two, and so end on the other side of a whole number.
+            assert (one.int() != other.int()).float().mean() < 2e-3
+            assert one.float().std() > 30
+
+
+@pytest.mark.parametrize("name", CORES)
 def test_other_sizes_and_crops_differ_by_a_level_at_most_and_compile_once(found, name):
     for key, expected in found["eager"]["sizes"].items():
         actual = found[name]["sizes"][key]

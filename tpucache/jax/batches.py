@@ -250,7 +250,7 @@ def _options(loader: CachedLoader, augment: AugmentSettings | None) -> FinishOpt
     if augment is not None and augment.moves and points:
         raise UsageError(
             f"the device moves pixels and masks, not {' and '.join(points)}: leave flip, vertical_flip, shift, rotate, "
-            "tilt and crop out, or move them in warmup's variants"
+            "tilt, crop, rand_augment and trivial_augment out, or move them in warmup's variants"
         )
     return FinishOptions(
         image=fields.get(IMAGE),
@@ -364,7 +364,7 @@ def _make_augment(options: FinishOptions) -> BatchAugment | None:
     if options.augment is None or options.image is None:
         return None
     height, width = options.image.shape[:2]
-    return BatchAugment(options.augment, options.mean, options.std, height, width, _JAX)
+    return BatchAugment(options.augment, options.mean, options.std, height, width, _JAX, options.image.dtype)
 
 
 def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, fields: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from tpucache.errors import UsageError
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import Array, ArrayLibrary
+from tpucache.ondevice.auto_augment import AutoAugment
 from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, split, tilt_reach, tilted
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, MASK
@@ -50,6 +51,7 @@ class BatchAugment:
         self.settings, self._dtype = settings, dtype
         self._reach = tilt_reach(settings.tilt, height, width)
         self._library, self._functions = library, library.functions
+        self._auto = AutoAugment(settings, height, width, len(mean), library, dtype) if settings.operations else None
         self._colours = BatchColours(settings, len(mean), library, dtype)
         self._normalise = BatchNormalise(mean, std, library)
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
@@ -80,14 +82,16 @@ class BatchAugment:
         return self._normalise(images)
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Move pixels, blur, change colours, normalise, erase: from NHWC to float32 NCHW, one for each view.
+        """Move pixels, change them by random operations, blur, change colours, normalise, erase: from NHWC to NCHW.
 
-        An erased rectangle is of the mean colour.
+        Returns float32 (batch, channels, height, width), one for each view. An erased rectangle is of the mean colour.
         """
-        draws = _by_view(draws)
+        draws = self._by_view(draws)
         images = self._functions.moveaxis(images, 3, 1)
         # torch flips few other whole numbers than bytes
         moved = self._move(images if self._dtype == _BYTES else self._float(images), draws, self._dtype)
+        if self._auto is not None:
+            moved = self._auto.images(moved, draws[:, drawn.COLUMNS :])
         pixels = self._float(moved)
         if self.settings.blur:
             rows, columns = (
@@ -102,9 +106,12 @@ class BatchAugment:
     def masks(self, masks: Array, draws: Array) -> Array:
         """Move masks (batch, height, width) of class numbers 0 to 255 as their images are moved; same dtype.
 
-        Where images are interpolated, the nearest class is taken.
+        Where images are interpolated, the nearest class is taken. What random operations move in is of class 255.
         """
-        moved = self._move(masks[:, None], _by_view(draws), nearest=True)
+        draws = self._by_view(draws)
+        moved = self._move(masks[:, None], draws, nearest=True)
+        if self._auto is not None:
+            moved = self._auto.masks(moved, draws[:, drawn.COLUMNS :])
         return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
     def mix(self, images: Array, targets: Array, draws: Array, roll: Roll | None = None) -> tuple[Array, Array]:
@@ -116,7 +123,7 @@ class BatchAugment:
         """
         if not self.settings.mixes:
             return images, targets
-        draws = _by_view(draws)
+        draws = self._by_view(draws)
         roll = roll or (lambda each, rows: self._functions.roll(each, rows, 0))
         others, other_targets = (roll(each, self.settings.views) for each in (images, targets))
         # The share of the own image: 1 in a batch that is cut, and outside the cut in every batch.
@@ -182,12 +189,11 @@ class BatchAugment:
         source = last - abs(last - source)
         return self._float(source[:, :, None] == places)[:, None]
 
+    def _by_view(self, draws: Array) -> Array:
+        return draws.reshape(-1, drawn.columns_of(self.settings))
+
     def _float(self, array: Array) -> Array:
         return self._library.cast(array, "float32")
-
-
-def _by_view(draws: Array) -> Array:
-    return draws.reshape(-1, drawn.COLUMNS)
 
 
 def _between(places: Array, low: Array, high: Array) -> Array:

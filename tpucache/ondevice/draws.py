@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.ondevice import operations
 from tpucache.ondevice.settings import AugmentSettings
 
 Array = npt.NDArray[Any]
@@ -23,7 +24,7 @@ CUT: Final = slice(13, 17)  # as ERASED
 CROPPED: Final = slice(17, 21)  # top, height, left, width in pixels; only where crop is on
 TILT_ROWS, TILT_COLUMNS = 21, 22  # by how many columns a row is moved for each row below the centre, and vice versa
 HUE, BLUR, GREY = 23, 24, 25  # HUE: in whole turns
-COLUMNS: Final = 26
+COLUMNS: Final = 26  # those of RandAugment's and TrivialAugment's operations follow
 
 _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
@@ -32,21 +33,29 @@ _CROP_TRIES: Final = 10
 #: A Gaussian this narrow changes no pixel.
 _LEAST_BLUR: Final = 0.1
 # The streams of random numbers. Settings that were added together share one, so that no setting moves the others'.
-_FIRST, _SECOND = range(2)
+_FIRST, _SECOND, _THIRD = range(3)
 
 
 def draw(
     settings: AugmentSettings, seed: int, step: int, batch_size: int, size: tuple[int, int] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return the random numbers of one step, float32 (batch, views x COLUMNS): a pure function of the arguments.
+    """Return the random numbers of one step, float32 (batch, views x columns): a pure function of the arguments.
 
-    `size` is the images' height and width, which a crop needs. Turning one setting on or off does not change what the
-    others draw, and the first view's numbers are those of a single one. Raises UsageError for a crop without a size.
+    `size` is the images' height and width, which a crop and operations need. Turning one setting on or off does not
+    change what the others draw, and the first view's numbers are those of a single one. Raises UsageError for a crop
+    or operations without a size.
     """
+    if settings.operations and size is None:
+        raise UsageError("random operations depend on the images' height and width: give draw their size")
     if settings.crop and size is None:
         raise UsageError("a random crop depends on the images' height and width: give draw their size")
     drawn = [_draw_view(settings, (seed, step), view, batch_size, size) for view in range(settings.views)]
     return np.concatenate(drawn, 1).astype(np.float32)
+
+
+def columns_of(settings: AugmentSettings) -> int:
+    """Return how many random numbers each view of a sample has."""
+    return COLUMNS + settings.operations * operations.COLUMNS
 
 
 def _draw_view(
@@ -82,6 +91,9 @@ def _draw_view(
     draws[:, GREY] = uniform[:, 3] < settings.grey
     if settings.crop and size is not None:
         draws[:, CROPPED] = _cropped(uniform[:, 4:], settings.zoom, *size)
+    if settings.operations and size is not None:
+        uniform = _stream(source, view, _THIRD).random_sample((batch_size, settings.operations, 4))
+        draws = np.concatenate([draws, operations.draw_operations(settings, uniform, size)], 1)
     return draws
 
 

@@ -106,8 +106,42 @@ def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nea
     left = functions.flip(pixels[..., 1 : reach + 1], (3,))
     right = functions.flip(pixels[..., width - 1 - reach : width - 1], (3,))
     pixels = functions.concatenate([left, pixels, right], 3)
-    offsets = library.constant(_centred(height))
+    offsets = library.constant(centred(height))
     move = _rounded(library, slope.reshape(-1, 1, 1, 1) * offsets, nearest, _TILT_STEPS)
+    return _moved(library, pixels, move, reach)
+
+
+def sheared_bytes(
+    library: ArrayLibrary, pixels: Array, slope: Array, start: Array, reach: int, *, nearest: bool
+) -> Array:
+    """Return row y of uint8 images as it is `start` + `slope` times (y - the centre) columns to the right; uint8.
+
+    `slope` and `start` are (batch,). The result has 2 * `reach` columns less: those that are beside it.
+    """
+    if not reach:
+        return pixels
+    offsets = library.constant(centred(pixels.shape[2]))
+    moves = start.reshape(-1, 1, 1, 1) + slope.reshape(-1, 1, 1, 1) * offsets
+    # Numbers are whole again after each shear, so that 1/256 of a pixel is exact, too.
+    moved = _moved(library, pixels, _rounded(library, moves, nearest, _CROP_STEPS), reach)
+    return library.cast(library.functions.round(moved), "uint8")
+
+
+def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> Array:
+    """Return images with `border` more columns of a number on either side; same dtype."""
+    if not border:
+        return pixels
+    functions = library.functions
+    edge = functions.broadcast_to(functions.zeros_like(pixels[..., :1]) + number, (*pixels.shape[:3], border))
+    return functions.concatenate([edge, pixels, edge], 3)
+
+
+def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Array:
+    """Return float32 pixels whose rows are read `move` (batch, 1, height, 1) columns to the right, without the border.
+
+    The border is of `reach` columns on either side, and is what is moved in.
+    """
+    functions = library.functions
     move = functions.clip(move + reach, 0, 2 * reach)
     whole = functions.clip(functions.floor(move), 0, 2 * reach - 1)
     share, rest = move - whole, 2 * reach - 1
@@ -128,6 +162,6 @@ def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int) ->
     return library.functions.floor(places * steps + 0.5) / steps
 
 
-def _centred(size: int) -> npt.NDArray[np.float32]:
+def centred(size: int) -> npt.NDArray[np.float32]:
     """Return the distances of rows from their centre, float32 (size, 1)."""
     return (np.arange(size, dtype=np.float32) - (size - 1) / 2).reshape(-1, 1)

@@ -12,6 +12,10 @@ from tpucache.options import check_options, option
 _ZOOM: Final = 0.08  # torchvision's default
 #: The largest values of settings that have one.
 _MOST: Final = {"brightness": 1, "contrast": 1, "saturation": 1, "erase": 1, "grey": 1, "hue": 0.5, "tilt": 45}
+_MAGNITUDE: Final = 9  # torchvision's default
+#: RandAugment's magnitudes are 0 to this, and TrivialAugment draws one of them: torchvision's defaults.
+MOST_MAGNITUDE: Final = 30
+_MOST_OPERATIONS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class AugmentSettings:
     gets one of them, by a coin. `crop` is RandomResizedCrop with torchvision's distribution, `zoom` its smallest area
     as a share of the image. `tilt` is in degrees, `hue` in whole turns, `blur` the largest standard deviation of a
     Gaussian in pixels. With `views`, each sample is several rows of the batch, side by side, each changed by itself.
+    `rand_augment` is RandAugment's number of operations and `magnitude` their strength, 0 to 30; `trivial_augment` is
+    TrivialAugmentWide: both with torchvision's operations and distributions, bilinear, and black outside the image.
     """
 
     flip: bool = option(False, "flip images left to right, each with probability 1/2")
@@ -54,6 +60,13 @@ class AugmentSettings:
         1, "give the model N views of each sample, side by side in the batch, for contrastive training", metavar="N",
         minimum=1,
     )  # fmt: skip
+    rand_augment: int = option(
+        0, "RandAugment: change each image by N random operations, one after another", metavar="N", minimum=0
+    )
+    magnitude: int = option(_MAGNITUDE, "how strong the operations of --rand-augment are, 0 to 30", metavar="M")
+    trivial_augment: bool = option(
+        False, "TrivialAugment: change each image by one random operation of random strength"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -68,6 +81,16 @@ class AugmentSettings:
             raise UsageError(f"zoom is a share of the area, above 0 and at most 1, not {self.zoom}")
         if self.zoom != _ZOOM and not self.crop:
             raise UsageError("zoom is of a random crop: add crop")
+        if self.rand_augment > _MOST_OPERATIONS:
+            raise UsageError(
+                f"rand_augment is a number of operations, at most {_MOST_OPERATIONS}, not {self.rand_augment}"
+            )
+        if not 0 <= self.magnitude <= MOST_MAGNITUDE:
+            raise UsageError(f"magnitude lies between 0 and {MOST_MAGNITUDE}, not at {self.magnitude}")
+        if self.magnitude != _MAGNITUDE and not self.rand_augment:
+            raise UsageError("magnitude is of rand_augment: say there how many operations")
+        if self.rand_augment and self.trivial_augment:
+            raise UsageError("rand_augment and trivial_augment both choose operations at random: leave one of them out")
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name} is an alpha, at least 0, not {getattr(self, name)}")
@@ -80,4 +103,10 @@ class AugmentSettings:
     @property
     def moves(self) -> bool:
         """Whether pixels change their places."""
-        return bool(self.flip or self.vertical_flip or self.shift or self.rotate or self.tilt or self.crop)
+        moves = self.flip or self.vertical_flip or self.shift or self.rotate or self.tilt or self.crop
+        return bool(moves or self.operations)
+
+    @property
+    def operations(self) -> int:
+        """How many random operations of RandAugment or TrivialAugment each image gets."""
+        return 1 if self.trivial_augment else self.rand_augment

@@ -107,7 +107,8 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
             f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
-            "--shift, --rotate, --tilt and --crop out, or move them in warmup's variants"
+            "--shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or move them in warmup's "
+            "variants"
         )
 
 

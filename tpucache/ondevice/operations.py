@@ -1,0 +1,182 @@
+"""Which random operations RandAugment and TrivialAugment make of each image: their numbers, drawn on the host.
+
+An operation is a row of numbers, of which those that it does not need are neutral. So one graph makes all of them, and
+none has to be chosen on the device. Operations and magnitudes are those of torchvision's `RandAugment`
+(arXiv:1909.13719) and `TrivialAugmentWide` (arXiv:2103.10158).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.ondevice.settings import MOST_MAGNITUDE, AugmentSettings
+
+Array = npt.NDArray[Any]
+
+# Columns of the numbers of one operation.
+TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED = range(3)
+ROW_SLOPE, ROW_START = 3, 4  # row y is read ROW_START + ROW_SLOPE * (y - the centre) columns to the right
+COLUMN_SLOPE, COLUMN_START = 5, 6  # then each column alike, downwards
+LAST_SLOPE: Final = 7  # then the rows again
+KEPT: Final = 8  # the share of the image, which is mixed with black or with one of these three:
+GREY, MEAN, SMOOTH = 9, 10, 11
+QUANTUM: Final = 12  # of posterize: pixels become multiples of it
+THRESHOLD: Final = 13  # of solarize: from this number on, pixels are inverted
+STRETCHED, EQUALIZED = 14, 15
+COLUMNS: Final = 16
+
+OPERATIONS: Final = (
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+)  # fmt: skip
+_SIGNED: Final = OPERATIONS[1:10]
+_LAST: Final = OPERATIONS.index("Equalize")
+#: At most one of so many images in a row is equalized.
+GROUP: Final = 8
+_NEUTRAL: Final = {KEPT: 1, QUANTUM: 1, THRESHOLD: 256}
+#: Beyond this angle, an image is turned by a right angle first.
+_MOST_TILT: Final = 45.0
+
+
+class Space(NamedTuple):
+    """The largest magnitudes of a policy: shears are slopes, rotations degrees, translations pixels."""
+
+    shear: float
+    across: float
+    down: float
+    rotation: float
+    blend: float
+    bits: int
+
+    def magnitudes(self, operation: str) -> Array:
+        """Return the magnitudes of an operation by number, 0 to MOST_MAGNITUDE, as torchvision's 31 bins."""
+        if operation == "Posterize":
+            return np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * self.bits / MOST_MAGNITUDE)
+        if operation == "Solarize":
+            return _even(1.0, 0.0)
+        largest = {
+            "ShearX": self.shear, "ShearY": self.shear, "TranslateX": self.across, "TranslateY": self.down,
+            "Rotate": self.rotation,
+        }  # fmt: skip
+        return _even(0.0, largest.get(operation, self.blend))
+
+
+class Reach(NamedTuple):
+    """How far pixels are moved at most by the three shears, and the `side` of the square that turns, 0 for none."""
+
+    rows: int
+    columns: int
+    last: int
+    side: int
+
+
+def space_of(settings: AugmentSettings, height: int, width: int) -> Space:
+    """Return the magnitudes of RandAugment or TrivialAugment for images of a size."""
+    if settings.trivial_augment:
+        return Space(0.99, 32.0, 32.0, 135.0, 0.99, 6)
+    return Space(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
+
+
+def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
+    """Return how far the operations of these settings move the pixels of images of a size."""
+    space = space_of(settings, height, width)
+    number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
+    shear, across, down, rotation = (
+        space.magnitudes(name)[number] for name in ("ShearX", "TranslateX", "TranslateY", "Rotate")
+    )
+    side = max(height, width) if rotation > _MOST_TILT else 0
+    angle = math.radians(min(rotation, _MOST_TILT))
+    rows, columns = (side, side) if side else (height, width)
+    last = math.ceil(math.tan(angle / 2) * rows / 2)
+    return Reach(
+        math.ceil(max(shear * height, across, last + 2)) if number else 0,
+        math.ceil(max(shear * width, down, math.sin(angle) * (columns / 2 + last) + 2)) if number else 0,
+        last,
+        side,
+    )
+
+
+def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, int]) -> Array:
+    """Return the numbers of each image's operations, float64 (batch, operations x COLUMNS).
+
+    `uniform` are random numbers between 0 and 1 (batch, operations, 4). Each operation is as likely as any other, but
+    of GROUP images in a row at most one is equalized, which costs a device as much as all else.
+    """
+    batch, count, _ = uniform.shape
+    chosen = (uniform[..., 0] * _LAST).astype(int)
+    # Of every group, the first image's last number says which one is equalized, or none.
+    equalized = (uniform[::GROUP, :, 3] * len(OPERATIONS)).astype(int)
+    places = np.arange(batch)
+    chosen = np.where(equalized[places // GROUP] == (places % GROUP)[:, None], _LAST, chosen)
+    number = np.full((batch, count), settings.magnitude)
+    if settings.trivial_augment:
+        number = (uniform[..., 1] * (MOST_MAGNITUDE + 1)).astype(int)
+    sign = np.where(uniform[..., 2] < 0.5, -1, 1)
+    return numbers_of(settings, chosen, number, sign, size).reshape(batch, count * COLUMNS)
+
+
+def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Array, size: tuple[int, int]) -> Array:
+    """Return the numbers (..., COLUMNS) of operations, given by their places in OPERATIONS, magnitudes and signs."""
+    space, reach = space_of(settings, *size), reach_of(settings, *size)
+    found = np.zeros((*chosen.shape, COLUMNS))
+    for column, neutral in _NEUTRAL.items():
+        found[..., column] = neutral
+    for at, operation in enumerate(OPERATIONS):
+        here = chosen == at
+        magnitude = space.magnitudes(operation)[number[here]]
+        if operation in _SIGNED:
+            magnitude = magnitude * sign[here]
+        for column, values in _numbers(operation, magnitude, size, reach.side).items():
+            found[here, column] = values
+    return found
+
+
+def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int) -> dict[int, Any]:
+    """Return the columns that an operation sets, for each of its magnitudes (n,)."""
+    height, width = size
+    # How far the image's centre is from that of the square in which it turns.
+    down, across = ((side - each) // 2 - (side - each) / 2 if side else 0.0 for each in size)
+    if operation == "Rotate":
+        return _rotation(magnitude, down, across)
+    found: dict[str, dict[int, Any]] = {
+        # Shears are around the upper left corner, as those of Pillow.
+        "ShearX": {ROW_SLOPE: magnitude, ROW_START: magnitude * (height / 2 - down)},
+        "ShearY": {COLUMN_SLOPE: magnitude, COLUMN_START: magnitude * (width / 2 - across)},
+        "TranslateX": {ROW_START: -np.trunc(magnitude)},
+        "TranslateY": {COLUMN_START: -np.trunc(magnitude)},
+        "Brightness": {KEPT: 1 + magnitude},
+        "Color": {KEPT: 1 + magnitude, GREY: 1},
+        "Contrast": {KEPT: 1 + magnitude, MEAN: 1},
+        "Sharpness": {KEPT: 1 + magnitude, SMOOTH: 1},
+        "Posterize": {QUANTUM: 2.0 ** (8 - np.rint(magnitude))},
+        "Solarize": {THRESHOLD: np.ceil(np.round(255 * magnitude, 6))},
+        "AutoContrast": {STRETCHED: 1},
+        "Equalize": {EQUALIZED: 1},
+    }
+    return found.get(operation, {})
+
+
+def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
+    """Return a rotation around a point beside the centre, as a turn by a right angle or none, and three shears."""
+    turn = np.where(np.abs(degrees) > _MOST_TILT, np.sign(degrees), 0)
+    tilt = np.radians(degrees - 90 * turn)
+    slope, sine, cosine = np.tan(tilt / 2), np.sin(tilt), np.cos(tilt)
+    # Where the turn brings the point, less where the shears would take it.
+    x, y = np.where(turn, turn * down, across), np.where(turn, -turn * across, down)
+    x, y = x - cosine * across + sine * down, y - sine * across - cosine * down
+    return {
+        TRANSPOSED: np.abs(turn), ROWS_REVERSED: turn > 0, COLUMNS_REVERSED: turn < 0,
+        ROW_SLOPE: -slope, ROW_START: x + slope * y, COLUMN_SLOPE: sine, COLUMN_START: y, LAST_SLOPE: -slope,
+    }  # fmt: skip
+
+
+def _even(first: float, last: float) -> Array:
+    """Return the magnitudes by number, in decimals that keep a whole one whole.
+
+    Those of torchvision are of float32, a translation of 16 pixels is one of 15.99, and only 15 pixels there.
+    """
+    return np.round(np.linspace(first, last, MOST_MAGNITUDE + 1), 9)
