@@ -5,6 +5,7 @@ Linux does not say of a file in /dev/shm whether it is in memory, so that reader
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -62,3 +63,15 @@ class SmallDisk:
         )
         if done.returncode:
             pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A place to mount a file system at. Mounting needs to be root."""
+    if os.geteuid():
+        pytest.skip("no file system may be mounted here: not root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    yield SmallDisk(path)
+    # Lazily: files of it may still be open, and a folder that stays mounted cannot be removed by anybody.
+    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True, timeout=120)

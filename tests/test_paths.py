@@ -33,7 +33,7 @@ MODULES = (
     *("report.page", "report.preview", "report.run_page"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.run_options"),
-    *("training.prediction", "training.run.report", "warmup.repair", "warmup.build"),
+    *("training.prediction", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
     *("warmup.sources", "warmup.sources.folder", "warmup.sources.table"),
 )
 #: What of them takes only a Path: parts of one another, and the machine's own files.
@@ -46,6 +46,10 @@ INNER = {
         "load_manifest",
         "read_file",
         "predict_parts",
+        "load_run",
+        "load_model",
+        "check_trusted",
+        "task_of",
         "write_json",
         "find_below",
         "read_below",

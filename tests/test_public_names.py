@@ -29,6 +29,7 @@ NAMES = [
     "preview_cache",
     "repair_cache",
     "report_cache",
+    "report_findings",
     "report_run",
     "stage_cache",
     "verify_cache",

@@ -29,6 +29,7 @@ def run_command() -> int:
     process.open_standard_files()
     atexit.register(process.end_soon)  # it is called after all that is registered later; no account has its seconds
     try:
+        process.end_with_parent()
         process.prepare_memory()
         from tpucache.cli import main
 

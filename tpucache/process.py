@@ -9,15 +9,17 @@ import contextlib
 import errno
 import gc
 import io
+import json
 import mmap
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from tpucache.redact import printable_lines
 from tpucache.system import resource
@@ -26,8 +28,14 @@ PROG: Final = "python -m tpucache"
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
 #: The exit status of a command that was stopped before it was done.
 STOPPED: Final = 3
+#: The environment of processes that one command has started to do its work together: JSON with the `folder` for what
+#: they end with, when the command `began`, by `time.monotonic`, and the number of its process, their `parent`.
+LAUNCHED: Final = "TPUCACHE_LAUNCHED"
+#: Which files in that folder say how a process has ended.
+END_PATTERN: Final = "*.end.json"
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG: Final = 1
 _IMPORTING: Final = "<frozen importlib._bootstrap>"
 _FILES: Final = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 #: The addresses that the command line and numpy take; torch takes far more.
@@ -67,9 +75,39 @@ def tell(text: str) -> None:
 
 
 def complain(message: str, status: int) -> int:
-    """Print what is wrong as one line on standard error, and return the exit status."""
-    tell(f"{PROG}: {' '.join(message.split())}")
+    """Print what is wrong as one line on standard error, and return the exit status.
+
+    One of several processes of a command leaves it to that: all of them may say the same.
+    """
+    message = " ".join(message.split())
+    if (shared := launched()) is None:
+        tell(f"{PROG}: {message}")
+    else:
+        end = json.dumps({"status": status, "message": message, "time": time.time()})
+        _write_whole(Path(shared["folder"], END_PATTERN.replace("*", os.environ.get("RANK", "0"))), end)
     return status
+
+
+def launched() -> dict[str, Any] | None:
+    """Return what LAUNCHED says; None for a process that no command has started together with others."""
+    shared = json.loads(os.environ.get(LAUNCHED, "{}"))
+    return shared if shared.get("parent") == os.getppid() else None
+
+
+def end_with_parent() -> None:
+    """Have Linux send this process a SIGTERM when the command that has started it with others ends, however it does."""
+    if launched() is not None:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all; where it cannot be written, nothing is said."""
+    with contextlib.suppress(OSError):
+        aside = path.with_suffix(".new")
+        aside.write_text(text)
+        aside.replace(path)
 
 
 def forget_output() -> None:

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -124,13 +124,14 @@ CONTENDERS: Final = (
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
-    data = prepare(options.work, options.source, options.gigabytes)
-    report: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "links": []}
-    left_out: LeftOut = []
-    track = Track(options.work)
     chosen = [
         each for each in CONTENDERS if _is_chosen(each, options.only) and (each.is_pictured or not options.picture)
     ]
+    kinds = {kind for kind in _OURS if any(each.place == f"cache-{kind}" for each in chosen)} | {_RECORDS}
+    data = prepare(options.work, options.source, options.gigabytes, sorted(kinds))
+    report: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "links": []}
+    left_out: LeftOut = []
+    track = Track(options.work)
     contenders = [_write(each, track, data) for each in track.admit(chosen, left_out)]
     for rate, latency in options.links or (PICTURED if options.picture else LINKS):
         rows = _race_on_a_link(track, data, contenders, rate, latency, options, left_out)
@@ -150,12 +151,15 @@ def _is_chosen(entry: Entry, only: list[str] | None) -> bool:
     return not only or entry.name == "ranges" or bool({entry.name, entry.name.split()[0]} & {*only})
 
 
-def prepare(work: Path, source: Path | None, gigabytes: float) -> Path:
-    """Make the caches, each of about so many GB, and the peers' records, unless they are there; return their folder."""
+def prepare(work: Path, source: Path | None, gigabytes: float, kinds: Sequence[str]) -> Path:
+    """Make caches of some kinds, each of about so many GB, and the peers' records, unless they are there.
+
+    Returns their folder.
+    """
     source = source or make_up_photographs(work / "photos")
     data = work / f"stream-{source.name}-{gigabytes:g}"
     files = sorted(str(path.resolve()) for path in source.rglob(_IMAGES))
-    for kind in _OURS:
+    for kind in kinds:
         make_once(data / f"cache-{kind}", functools.partial(_build, files, kind, gigabytes))
     if not (data / "labels.npy").exists():
         _export(data)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import torch
 
@@ -23,8 +23,7 @@ from tpucache.loading.split import stratified_split
 from tpucache.training import RunOptions, TrainSettings, train
 from tpucache.training.learn.defaults import decide
 from tpucache.training.learn.model import build_model
-from tpucache.training.learn.optimizers import OPTIMIZERS
-from tpucache.training.settings import OptimizerName
+from tpucache.training.settings import OPTIMIZERS
 
 _TIMES: Final = (0.1, 0.3, 1.0, 3.0)
 
@@ -85,7 +84,7 @@ def main() -> int:
             try_rates(
                 TrainSettings(
                     model=model,
-                    optimizer=cast("OptimizerName", optimizer),
+                    optimizer=optimizer,
                     epochs=options.epochs,
                     batch_size=options.batch_size,
                 ),

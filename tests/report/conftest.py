@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,11 @@ def write_cache(
     if labels is not None:
         columns["label"] = labels
         if classes:
-            per_class = (labels > 0).sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=len(classes))
+            per_class = (
+                (labels > 0).sum(axis=0)
+                if labels.ndim == 2
+                else np.bincount(labels[labels >= 0], minlength=len(classes))
+            )
             counts = tuple(per_class.tolist())
     index = io.BytesIO()
     np.save(index, np.concatenate(runs).astype(INDEX_DTYPE))
@@ -149,6 +154,36 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_cache(tmp_path_factory.mktemp("caches") / "tokens", [field], [records], recipe={"size": [1, 1]})
 
 
+def patches(seed: int, field: Field) -> Array:
+    """Return an image that looks like no other: squares of 2 pixels of random colours."""
+    height, width, channels = field.shape
+    colours = np.random.default_rng(seed).integers(0, 256, (height // 2 + 1, width // 2 + 1, channels), np.uint8)
+    return np.repeat(np.repeat(colours, 2, 0), 2, 1)[:height, :width]
+
+
+def copies_cache(directory: Path, samples: int = 10, *, blank: int | None = None, equal: int = 1, **more: Any) -> Path:
+    """Write a cache of images that are all different, but for the last two and the first so many `equal` ones.
+
+    The `blank` one has no contrast. The last two are a brighter copy of the first one with another label, and the
+    second one's mirror image with the same label.
+    """
+    field = image_field(side=40)
+    images = [patches(number, field) for number in range(samples - 2)]
+    images += [images[0] // 10 * 8 + 30, images[1][:, ::-1]]
+    images[1:equal] = [images[0]] * (equal - 1)
+    if blank is not None:
+        images[blank] = np.full(field.shape, 7, np.uint8)
+    labels = np.arange(samples) % 2
+    labels[-2:] = 1
+    known = {"labels": labels, "classes": CLASSES[:2], **more}
+    return write_cache(directory, [field], [[{"image": image} for image in images]], **known)
+
+
+@pytest.fixture(scope="session", name="copies_cache")
+def copies_cache_fixture() -> Callable[..., Path]:
+    return copies_cache
+
+
 @pytest.fixture(scope="session", name="write_cache")
 def write_cache_fixture() -> Callable[..., Path]:
     return write_cache
@@ -218,3 +253,26 @@ class ParsedPage(HTMLParser):
 @pytest.fixture(scope="session")
 def parse() -> type[ParsedPage]:
     return ParsedPage
+
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_BROWSER_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window; skips where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no page is looked at")
+    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    with playwright.sync_playwright() as started:
+        if path is None and not Path(started.chromium.executable_path).exists():
+            pytest.skip(f"no browser is found, neither {', '.join(_BROWSERS)} nor playwright's own")
+        opened = started.chromium.launch(executable_path=path, args=_BROWSER_OPTIONS)
+        yield opened
+        opened.close()

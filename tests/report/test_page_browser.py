@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from tpucache import report_cache
 
 pytestmark = pytest.mark.slow
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 #: What a page shows beyond its width: each element that ends right of it, unless something cuts it off or scrolls.
 BEYOND = """() => [...document.querySelectorAll('body *')]
@@ -20,19 +14,6 @@ BEYOND = """() => [...document.querySelectorAll('body *')]
   .filter(one => { for (let up = one.parentElement; up !== document.body; up = up.parentElement)
                      if (getComputedStyle(up).overflowX !== 'visible') return false; return true; })
   .map(one => one.outerHTML.slice(0, 120))"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window; skips where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no page is looked at")
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    with playwright.sync_playwright() as started:
-        if path is None and not Path(started.chromium.executable_path).exists():
-            pytest.skip(f"no browser is found, neither {', '.join(BROWSERS)} nor playwright's own")
-        opened = started.chromium.launch(executable_path=path, args=OPTIONS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,13 @@ from stopping import differences, results
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training import lr_finder
+from tpucache.training.check import check_fit
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor
+from tpucache.training.predictor import Predictor
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import RangeTest
@@ -141,3 +142,15 @@ def test_an_optimizer_state_from_before_the_model_excepted_parameters_is_continu
         ]
         learner.load_state_dict(state)
         assert [group["weight_decay"] for group in learner.optimizer.param_groups] == [5e-4, 0.0]
+
+
+def test_gradient_checkpointing_is_refused_where_it_cannot_be(dataset, tmp_path):
+    settings = TrainSettings(model="cnn", grad_checkpointing=True)
+    with pytest.raises(UsageError, match="the model 'cnn' has no gradient checkpointing"):
+        train(tmp_path / "run", settings, dataset, None, CpuDevice())
+
+    class OnXla(CpuDevice):
+        name = "xla"
+
+    with pytest.raises(UsageError, match="does not run on --backend xla"):
+        check_fit(settings, make_task("classes", len(dataset.classes)), dataset, None, OnXla())

@@ -30,13 +30,14 @@ from tpucache.cli import main
 from tpucache.loading.split import fold_split
 from tpucache.report.text import seconds_text
 from tpucache.runs import fold_folder
-from tpucache.training.device import CpuDevice, Processes
+from tpucache.training.device import CpuDevice
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.metrics import mask_metrics
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -283,18 +284,6 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
     assert main([*map(str, arguments)]) == 2
     assert "leave --valid out" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-def test_all_folds_in_one_of_several_processes_are_refused_before_anything_is_written(folded, tmp_path):
-    device = CpuDevice()
-    device.processes = Processes()
-    device.processes.world_size = 2
-    dataset = CachedDataset(folded)
-    folds = open_all_folds(tmp_path / "run", dataset, dataset, False)
-    before = sorted(folds.run.rglob("*"))
-    with pytest.raises(UsageError, match="without torchrun"):
-        train_folds(folds, SETTINGS, device)
-    assert sorted(folds.run.rglob("*")) == before
 
 
 @pytest.mark.slow

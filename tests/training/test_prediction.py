@@ -16,7 +16,8 @@ from tpucache.cli import main
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
-from tpucache.training.prediction import Predictor, PredictReport, predict
+from tpucache.training.prediction import PredictReport, predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
 from tpucache.training.run_options import RunOptions
@@ -84,7 +85,7 @@ from tpucache import CachedDataset
 from tpucache.progress import Progress
 from tpucache.training.device import open_device
 from tpucache.training.prediction import predict_values
-from tpucache.training.prediction import Predictor
+from tpucache.training.predictor import Predictor
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))

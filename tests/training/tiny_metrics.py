@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import numpy as np
 import torch
 
@@ -38,6 +42,14 @@ def matrix(predictions, labels):
 def squared(outputs, labels):
     """The mean squared distance from the class as 0 or 1, of class numbers."""
     return (outputs - torch.nn.functional.one_hot(labels, outputs.shape[1])).square().mean()
+
+
+def signalling(predictions, labels):
+    """The mean probability of the first class; where $SIGNAL_PARENT is set, the process's parent gets a SIGTERM."""
+    if "SIGNAL_PARENT" in os.environ:
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(0.5)  # until it has passed it on
+    return float(predictions[:, 0].mean())
 
 
 def of_tensors(predictions, labels):

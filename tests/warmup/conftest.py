@@ -8,8 +8,6 @@ import hashlib
 import importlib
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from disk import SmallDisk
+from disk import disk
 from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
@@ -27,6 +25,8 @@ from tpucache.warmup.plan import resolve
 
 Pixels = npt.NDArray[np.uint8]
 _ORIENTATION = 0x0112
+
+__all__ = ["disk"]
 
 
 def _smooth_image(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -169,15 +169,3 @@ def _failing_rename(pattern: str, error: BaseException, after: int = 0) -> Itera
 @pytest.fixture(scope="session")
 def failing_rename() -> Callable[..., contextlib.AbstractContextManager[None]]:
     return _failing_rename
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A place to mount a file system at. Mounting needs to be root."""
-    if os.geteuid():
-        pytest.skip("no file system may be mounted here: not root")
-    path = tmp_path / "disk"
-    path.mkdir()
-    yield SmallDisk(path)
-    # Lazily: files of it may still be open, and a folder that stays mounted cannot be removed by anybody.
-    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True, timeout=120)

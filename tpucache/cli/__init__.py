@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -61,7 +62,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         flush()  # of --help, too, a full disk may keep nothing
         raise
     # Of the command itself all its time counts, of a call within another program that of the call.
-    options.began = process_began() if arguments is None else time.monotonic()
+    shared = process.launched()
+    options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
+    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
     status = _run(options)
     flush()
     return status

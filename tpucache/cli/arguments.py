@@ -10,6 +10,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.process import PROG
@@ -183,6 +184,33 @@ def add_device(command: argparse.ArgumentParser) -> None:
         "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
     )
     command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
+    command.add_argument(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="work in N processes of this host, in the backend torch: one for each GPU, or several on a CPU",
+    )
+
+
+def launched(options: argparse.Namespace) -> bool:
+    """Return whether --processes has done the whole command in processes of their own; each of them is asked, too.
+
+    Raises UsageError where it does not fit, and what the first process that failed has reported.
+    """
+    from tpucache.training.device.processes import is_launched
+
+    if options.processes is None or process.launched() is not None:
+        return False
+    if is_launched():
+        raise UsageError("torchrun has started several processes already: leave --processes out")
+    if options.backend != "torch":
+        raise UsageError(f"--processes is for the backend torch, and {options.backend} uses all --cores of a host")
+    if options.processes == 1:
+        return False
+    from tpucache.training.device.launch import launch
+
+    launch(options.arguments, options.processes, options.began)
+    return True
 
 
 def add_reading(command: argparse.ArgumentParser) -> None:

@@ -31,6 +31,8 @@ _BENCH_BATCH: Final = 256
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.progress import Progress
+    from tpucache.report.page import Page
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -127,9 +129,13 @@ def preview(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write one HTML page about a cache (samples, classes, sizes, recipe) or a run (curves, seconds, mistakes)."""
+    """Write one HTML page about a cache (samples, classes, recipe), its findings, or a run (curves, mistakes)."""
     from tpucache.runs import is_run
 
+    if options.findings:
+        return _report_findings(options)
+    if options.against is not None or options.predictions is not None:
+        raise UsageError("--against and --predictions are about the findings in a cache: give --findings, too")
     if isinstance(options.cache, Path) and is_run(options.cache):
         from tpucache.report.run_page import report_run
 
@@ -140,6 +146,49 @@ def report(options: argparse.Namespace) -> int:
         from tpucache.report.cache_page import report_cache
 
         page = report_cache(_opened(options), options.samples, seed=options.seed, variants=options.variants)
+    return _saved(options, page)
+
+
+def _report_findings(options: argparse.Namespace) -> int:
+    """Write the page of copies, leaks, suspects and extremes, with pictures to tick."""
+    from tpucache.report.findings_page import report_findings
+
+    if options.valid is not None:
+        raise UsageError("--valid is about a run, and --findings about a cache: give one of them")
+    stages = _Stages()
+    try:
+        page = report_findings(
+            _opened(options), against=options.against, predictions=options.predictions, on_progress=stages.show
+        )
+    finally:
+        stages.close()
+    return _saved(options, page)
+
+
+class _Stages:
+    """Shows the progress of work that has several parts, one after the other."""
+
+    def __init__(self) -> None:
+        self._part = ""
+        self._progress: Progress | None = None
+
+    def show(self, part: str, done: int, total: int) -> None:
+        """Show how many samples of a part are done."""
+        from tpucache.progress import Progress
+
+        if self._progress is None or part != self._part:
+            self.close()
+            self._part, self._progress = part, Progress(total, part, "samples")
+        self._progress.advance_to(done)
+
+    def close(self) -> None:
+        """End what is shown."""
+        if self._progress is not None:
+            self._progress.close()
+        self._progress = None
+
+
+def _saved(options: argparse.Namespace, page: Page) -> int:
     path = page.save(options.output)
     size = path.stat().st_size
     show(options, {"path": str(path), "bytes": size}, [f"{path}: {size:,} bytes, open it in any browser"])
@@ -187,6 +236,21 @@ def add(commands: Any) -> None:
         type=cache,
         metavar="CACHE",
         help="where the cache that a run was validated on is now",
+    )
+    group = command.add_argument_group("findings", "a page of pictures to look through and tick")
+    group.add_argument(
+        "--findings",
+        action="store_true",
+        help="write the page of near-duplicates, labels that contradict each other, and extremes of a cache instead",
+    )
+    group.add_argument(
+        "--against", type=cache, metavar="CACHE", help="show which pictures are in this cache, too: leaks"
+    )
+    group.add_argument(
+        "--predictions",
+        type=local_path,
+        metavar="FILE|RUN",
+        help="show the samples whose labels are the least probable, by out_of_fold.csv or the run of folds that has it",
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500")

@@ -9,58 +9,70 @@ from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
     add_device,
+    add_options,
     add_reading,
+    from_options,
     in_memory,
     keeping,
+    launched,
     local_path,
     positive,
     staged,
 )
 from tpucache.cli.terminal import announce_torch, note, show
+from tpucache.training.predict_options import PredictOptions
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
+    if launched(options):
+        return 0
     announce_torch("predict", options.backend)
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import open_cache
     from tpucache.loading.split import fold_positions
     from tpucache.runs import OUT_OF_FOLD_NAME
     from tpucache.training.device import open_device
-    from tpucache.training.prediction import Predictor
     from tpucache.training.prediction import predict as run_predict
+    from tpucache.training.predictor import Predictor
     from tpucache.training.run.folds import read_folds
 
-    predictor = Predictor(
-        options.runs,
-        open_device(options.backend, options.cores, options.device, compile=options.compile),
-        options.flip_tta,
-        options.trust,
-    )
+    device = open_device(options.backend, options.cores, options.device, compile=options.compile)
+    wanted = from_options(PredictOptions, options, sizes=options.sizes)
+    predictor = Predictor(options.runs, device, trust=options.trust, options=wanted)
+    processes, memory = device.processes, in_memory(options)
+    opened = open_cache(options.cache, **keeping(options))
     if options.resolution is None:
-        options.resolution = predictor.settings.sizes.valid
-    cache, memory = staged(options), in_memory(options)
-    opened = open_cache(cache, **keeping(options))
+        options.resolution = predictor.resolution(opened.manifest)
+    if options.stage is not None:
+        opened = open_cache(processes.on_each_host(lambda: staged(options)))
     chosen = opened.manifest.variants if options.variants == "all" else options.variants
     datasets = [CachedDataset(opened, variant, in_memory=memory, resolution=options.resolution) for variant in chosen]
     if options.fold is not None:
         positions = fold_positions(datasets[0].table, options.fold)
         datasets = [dataset.select(positions) for dataset in datasets]
         for run in options.runs:
-            if read_folds(run) is not None:
+            if processes.is_main and read_folds(run) is not None:
                 note(
                     f"all but one of the models in {run} have trained on fold {options.fold} if it is of their cache: "
                     f"{run / OUT_OF_FOLD_NAME} has what the other one predicts"
                 )
-    batch_size = options.batch_size or predictor.settings.part_size
+    shares = device.cores * processes.world_size
+    batch_size = options.batch_size or -(-predictor.settings.part_size // shares) * shares
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
-    show(options, report.to_dict(), report.lines())
+    if processes.is_main:
+        show(options, report.to_dict(), report.lines())
     return 0
 
 
 def variants(text: str) -> str | list[int]:
     """Read "all", or numbers such as 0,1,2."""
     return text if text == "all" else [int(number) for number in text.split(",")]
+
+
+def pixels(text: str) -> list[int]:
+    """Read sizes such as 224,256."""
+    return [int(number) for number in text.split(",")]
 
 
 def add(commands: Any) -> None:
@@ -83,8 +95,14 @@ def add(commands: Any) -> None:
         help="variants of each sample, whose predictions are averaged",
     )
     command.add_argument("--fold", metavar="N", help="predict the samples of one fold alone")
+    add_options(command, PredictOptions)
     command.add_argument(
-        "--flip-tta", action="store_true", help="average with the predictions of images that are mirrored left to right"
+        "--sizes",
+        metavar="N,N",
+        type=pixels,
+        default=[],
+        help="average over these sizes of the image, in pixels of its shorter side; if not given it has that of the "
+        "run's evaluation",
     )
     command.add_argument(
         "--trust",

@@ -20,6 +20,7 @@ from tpucache.cli.arguments import (
     from_options,
     in_memory,
     keeping,
+    launched,
     local_path,
     seconds,
     staged,
@@ -46,15 +47,15 @@ FIND: Final = "find"
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
     from tpucache.errors import UnfinishedError, UsageError
-    from tpucache.training.device.processes import current, is_launched
+    from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
 
     if options.folds and options.valid is not None:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
-    if options.folds and is_launched():
-        raise UsageError("--folds trains in one process: without torchrun, or give --valid fold=N, one fold a command")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
+    if launched(options):
+        return 0
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
     announce_torch("train", options.backend)
@@ -191,7 +192,13 @@ def add(commands: Any) -> None:
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
     add_cache_or_url(command)
     command.add_argument(
-        "--run", type=local_path, required=True, metavar="RUN", help="the folder that the run writes to"
+        "--run",
+        "--run-dir",  # torchrun takes --run for one of its own
+        dest="run",
+        type=local_path,
+        required=True,
+        metavar="RUN",
+        help="the folder that the run writes to",
     )
     command.add_argument(
         "--valid",

@@ -21,7 +21,9 @@ from tpucache.training.learn.schedule import make_schedule as make_schedule
 from tpucache.training.learn.tasks.find import find_task as find_task, make_task as make_task
 from tpucache.training.learn.tasks.task import Task as Task
 from tpucache.training.lr_finder import find_lr as find_lr
-from tpucache.training.prediction import PredictReport as PredictReport, Predictor as Predictor, predict as predict
+from tpucache.training.predict_options import PredictOptions as PredictOptions
+from tpucache.training.prediction import PredictReport as PredictReport, predict as predict
+from tpucache.training.predictor import Predictor as Predictor
 from tpucache.training.run.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 from tpucache.training.run.folds import FoldsReport as FoldsReport
 from tpucache.training.run.history import Watcher as Watcher

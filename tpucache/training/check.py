@@ -50,6 +50,11 @@ def check_fit(
             f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
         )
     _check_combination(settings, train_set)
+    if settings.grad_checkpointing and device.name == "xla":
+        raise UsageError(
+            "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
+            "batches by --accumulate to save memory"
+        )
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch_size, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:

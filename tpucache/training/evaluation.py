@@ -170,6 +170,31 @@ def compute_rows(
             yield _to_host(pending.popleft(), next(counts))
 
 
+def shared_rows(
+    dataset: CachedDataset,
+    device: Device,
+    batch_size: int,
+    threads: int,
+    compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
+    check: Callable[[], None] = lambda: None,
+) -> Generator[list[tuple[int, tuple[Array, ...]]], None, None]:
+    """Yield batches of results of `compute`, each with the position of its first sample; see `compute_rows`.
+
+    Each process computes those of its share of the samples, in batches of its share of `batch_size`. The main one gets
+    a list of those of all processes, and the others, equally often, an empty one. `check` is called after each.
+    """
+    processes = device.processes
+    share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
+    own = dataset if processes.world_size == 1 else dataset.select(range(len(dataset))[share])
+    part_size, first = batch_size // processes.world_size, share.start
+    with contextlib.closing(compute_rows(own, device, part_size, threads, compute)) as batches:
+        for _ in range(-(-most // part_size)):
+            part = next(batches, None) if first < share.stop else None
+            yield [found for found in processes.gather(None if part is None else (first, part)) if found is not None]
+            first += 0 if part is None else len(part[0])
+            check()
+
+
 def _score(learner: Learner, samples: int) -> Reduce:
     """Return the function that gives each sample's loss, the scores for its metrics, and its map of classes if any."""
     rows = iter(_batch_rows(samples, learner.part_size))

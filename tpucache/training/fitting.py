@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from torch import nn
 
@@ -19,14 +18,14 @@ from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device
 from tpucache.training.learn.learner import Custom
 from tpucache.training.learn.model import model_for
-from tpucache.training.learn.optimizers import OptimizerMaker, torch_optimizer
+from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer
 from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
 from tpucache.training.loop import train as run_training
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import OptimizerName, TrainSettings
+from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.notebook import notebook_watchers
 
 Data = CachedDataset | str | Path
@@ -80,9 +79,9 @@ def train(
         settings, build = replace(settings, model=model), None
     else:
         settings, build = replace(settings, model=_name(model)), _builder(model)
-    maker = torch_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    maker = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     if isinstance(maker, str):
-        settings, maker = replace(settings, optimizer=cast("OptimizerName", maker)), None
+        settings, maker = replace(settings, optimizer=maker), None
     device = _open_device(device) if isinstance(device, str) else device
     options = options or RunOptions()
     watchers = [*options.watchers, *notebook_watchers()]

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpucache.errors import UnfinishedError, UsageError
+from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
+from tpucache.training.device.processes import current
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict_parts
+from tpucache.training.prediction import predict_parts
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.files import open_folds
 from tpucache.training.run.folds import (
     FoldsReport,
@@ -64,11 +67,12 @@ class Folds:
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
     """Return the folds of a whole cache, given as it trains and as it validates, and make the folder of their run.
 
-    Raises UsageError where the cache has no folds, or the folder has a run that is not to be resumed or is another one;
-    TrainingError where the folder cannot be read or written.
+    Of several processes, which an opened device has joined, the main one alone uses the folder. Raises UsageError where
+    the cache has no folds, or the folder has a run that is not to be resumed or is another one; TrainingError where the
+    folder cannot be read or written.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
-    open_folds(run, list(splits), resume)
+    current().on_main(lambda: open_folds(run, list(splits), resume))
     folds = [
         Fold(name, fold_folder(run, name), train_set.select(split.train), valid_set.select(split.valid))
         for name, split in splits.items()
@@ -92,25 +96,24 @@ def train_folds(
     """Train the model of each fold in turn, then let each predict its fold; write predictions and a report.
 
     Each fold is the run that `train` makes of it. What `open_all_folds` lets resume continues in the fold where it was;
-    finished folds are not trained again. `watch` gives the watchers of each fold's run. Raises as `train` and
-    `predict` do, and UsageError in one of several processes.
+    finished folds are not trained again. `watch` gives the watchers of each fold's run. Several processes train each
+    fold together. Raises as `train` and `predict` do.
     """
-    if device.processes.world_size > 1:
-        raise UsageError("all folds are trained by one process: start it without torchrun, or train one fold at a time")
-    options = options or RunOptions()
+    options, processes = options or RunOptions(), device.processes
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
+    stop.share(processes.largest_before())
     for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
         check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
     try:
         has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
-        report = read_report(folds.run)
+        report = processes.on_main(lambda: read_report(folds.run))
         if has_trained or report is None or not report.finished:
             # What came before the first fold, such as staging, is in the account of its run.
             account = Account() if has_trained else account
-            account.add_earlier(*_prediction_seconds(folds, report))
-            write_report(folds.run, _make_report(folds, device, account))
+            earlier = report
+            account.add_earlier(*processes.on_main(lambda: _prediction_seconds(folds, earlier)))
+            _report(folds, device, account)
             report = _predict_all(folds, settings, device, stop, account)
-            write_report(folds.run, report)
     except Stopped as stopped:
         raise stop.to_error(stopped) from None
     return report
@@ -123,9 +126,9 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
     """
     has_trained = False
     for number, fold in enumerate(folds.folds):
-        is_finished = (report := fold.report) is not None and report.finished
+        is_finished = device.processes.on_main(functools.partial(_is_finished, fold))
         if not is_finished:
-            write_report(folds.run, _make_report(folds, device))
+            _report(folds, device)
             if options.stop is not None:
                 options.stop.check(f"after {number} of {len(folds.folds)} folds")
         profile = None if options.profile is None else Path(options.profile) / fold.run.name
@@ -134,12 +137,21 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
             of_fold = replace(of_fold, **_shown(folds, number, None if is_finished else options.on_epoch))
             try:
                 train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
-            except (UnfinishedError, KeyboardInterrupt):
-                write_report(folds.run, _make_report(folds, device))
+            except UnfinishedError:
+                _report(folds, device)
+                raise
+            except KeyboardInterrupt:  # it may have come to this process alone
+                if device.processes.is_main:
+                    write_report(folds.run, _make_report(folds, device))
                 raise
         if not is_finished:
             has_trained, options = True, replace(options, account=Account())
     return has_trained
+
+
+def _is_finished(fold: Fold) -> bool:
+    report = fold.report
+    return report is not None and report.finished
 
 
 def _shown(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) -> dict[str, Any]:
@@ -168,9 +180,9 @@ def _predict_all(
                 parts, folds.dataset, output, settings.metric, lambda: stop.check("in the out-of-fold predictions")
             )
     except Stopped:
-        write_report(folds.run, _make_report(folds, device, account))
+        _report(folds, device, account)
         raise
-    return _make_report(folds, device, account, metrics)
+    return _report(folds, device, account, metrics)
 
 
 def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[str, float], float]:
@@ -181,6 +193,19 @@ def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[
     seconds = {part: spent - sum(run.seconds.get(part, 0.0) for run in runs) for part, spent in report.seconds.items()}
     wall = report.wall_seconds - sum(run.wall_seconds for run in runs)
     return {part: max(0.0, spent) for part, spent in seconds.items()}, max(0.0, wall)
+
+
+def _report(
+    folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
+) -> FoldsReport:
+    """Write the report of the folds so far, and return it on all processes; see `_make_report`."""
+
+    def write() -> FoldsReport:
+        report = _make_report(folds, device, account, metrics)
+        write_report(folds.run, report)
+        return report
+
+    return device.processes.on_main(write)
 
 
 def _make_report(

@@ -20,7 +20,6 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.run.checkpoint import initial_weights
 from tpucache.training.run.files import BackgroundWriter, RunData, open_run, snapshot_best, snapshot_run
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
@@ -35,6 +34,7 @@ from tpucache.training.run.report import (
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.validation import snapshot_validation, write_info
+from tpucache.training.run.weights import initial_weights
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
@@ -87,13 +87,18 @@ def train(
     if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
         return earlier
     account.add_earlier(*processes.on_main(lambda: read_account(run)))
-    initial = processes.on_main(lambda: initial_weights(run, settings)) if saved is None else None
+    initial = None
+    if saved is None:
+        channels = len(train_set.manifest.statistics.mean)
+        settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
     learner = Learner(settings, train_set, task, device, initial, custom)
     plan = make_plan(learner.settings, len(train_set))
     if saved is not None:
         learner.load_state_dict(saved)
     elif learner.matched is not None:
         _log.warning("%s: %s", settings.weights, learner.matched)
+        if learner.image_differences:
+            _log.warning("%s", learner.image_differences)
     processes.on_main(lambda: write_info(run, learner, data))
     note(f"{options.name}: {_describe(learner, data, plan)}")
     if getattr(device, "compiles", True):  # a device of another package may not say

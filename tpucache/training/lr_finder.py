@@ -32,8 +32,8 @@ from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
-from tpucache.training.run.checkpoint import initial_weights
 from tpucache.training.run.contents import load_last
+from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
 
@@ -64,8 +64,9 @@ def find_lr(
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, None, device)
     (train_set,) = add_columns(settings, train_set)
-    weights = processes.on_main(lambda: initial_weights(run, settings))
-    found = range_test(Learner(settings, train_set, task, device, weights), train_set, stop=stop)
+    channels = len(train_set.manifest.statistics.mean)
+    begun = processes.on_main(lambda: initial_weights(run, settings, channels))
+    found = range_test(Learner(begun.settings, train_set, task, device, begun.weights), train_set, stop=stop)
     processes.on_main(lambda: _write(run, found))
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale or "none"))
 

@@ -13,7 +13,8 @@ from tpucache.options import check_options, option
 from tpucache.plugins import Table
 from tpucache.training.sizes import Sizes, plan_sizes
 
-OptimizerName = Literal["sgd", "adamw"]
+#: The optimizers with defaults of their own, which are made for XLA; others are torch's and timm's.
+OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 ScaleRule = Literal["none", "linear", "sqrt"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]
@@ -36,7 +37,7 @@ TASKS: Final = Table[Any](
 _FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
 
 #: What is decided when a run begins, unless it is given.
-_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "ramp", "precision")
+_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "ramp", "precision", "normalise", "mean", "std")
 _UNDECIDED: Final = (None, "auto")
 
 
@@ -47,8 +48,8 @@ class TrainSettings:
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
     adapts from a batch of 256. `ramp` is the share of the steps in which the rate rises (None: the schedule's own).
     What is None of `lr`, `scale`, `weight_decay` and `schedule` is decided when a run begins: by the optimizer, by what
-    the model normalises with, and by whether `weights` are given; `precision` by the device. The run's files have what
-    was decided. `bf16` is short for the precision of that name.
+    the model normalises with, and by whether `weights` are given; `precision` by the device, `normalise` by where the
+    weights are from. The run's files have what was decided. `bf16` is short for the precision of that name.
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
     place of the model's. `weights` are read when a run begins, not when it is resumed. `train_step` and `eval_step`
     name a `module:callable` each; `loss` and `metric` may do so, too, or name one of the task's. Raises UsageError.
@@ -62,9 +63,10 @@ class TrainSettings:
     )
     weights: str | None = option(
         None,
-        "begin with these weights: a file that torch or safetensors wrote, or the best ones of another run; the first "
-        "convolution is adapted to other channels, a layer of another size, such as the last one, is created anew",
-        metavar="FILE|RUN",
+        "begin with these weights: a file that torch or safetensors wrote, a folder with one, the best ones of another "
+        "run, hub:OWNER/NAME out of the hub's local cache, or pretrained, those that timm has for the model; they are "
+        "adapted as timm does, and a layer of another size, such as the last one, is created anew",
+        metavar="FILE|RUN|hub:NAME|pretrained",
     )
     freeze: tuple[str, ...] = option(
         (), "keep the weights of these modules or parameters as they are, such as 'layer[12]'", metavar="PATTERN"
@@ -80,7 +82,12 @@ class TrainSettings:
         1, "split each batch into N parts and add up their gradients, to save memory", metavar="N", minimum=1
     )
     steps_per_execution: int = option(1, "compile K steps into one graph", metavar="K", minimum=1)
-    optimizer: OptimizerName = option("sgd", "sgd: SGD with Nesterov momentum; adamw: AdamW")
+    optimizer: str = option(
+        "sgd",
+        "sgd: SGD with Nesterov momentum; adamw: AdamW; or another one of torch.optim or timm, such as nadam, "
+        "torch:NAdam or timm:lamb",
+        metavar="NAME",
+    )
     schedule: ScheduleName | None = option(
         None, "how learning rate and momentum change over the run; by optimizer and model if not given"
     )
@@ -120,14 +127,19 @@ class TrainSettings:
     ema: float | None = option(
         None, "evaluate an exponential moving average of the weights with this decay, such as 0.999", metavar="DECAY"
     )
+    grad_checkpointing: bool = option(
+        False, "compute activations anew in the backward pass, which saves memory and takes longer; for models of timm"
+    )
     bf16: bool = option(False, "short for --precision bf16")
     precision: Precision = option(
         "auto",
         "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: on a GPU "
         "bf16 if it has that, otherwise fp16, and on other devices float32",
     )
-    normalise: Literal["cache", "imagenet"] = option(
-        "cache", "whose channel means and standard deviations normalise the images"
+    normalise: Literal["auto", "cache", "imagenet", "model"] = option(
+        "auto",
+        "whose channel means and standard deviations normalise the images; auto: with --weights those of the run or "
+        "the timm model that they are from, otherwise the cache's",
     )
     mean: tuple[float, ...] | None = option(
         None, "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255)", metavar="R,G,B"
@@ -136,6 +148,7 @@ class TrainSettings:
         None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B"
     )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
+    mix_off: int = option(0, "train the last N epochs without --mixup and --cutmix", metavar="N", minimum=0)
     loss: str | None = option(
         None,
         "focal; bce for classes; dice or dice-cross-entropy for masks; l1 or huber for a regression; or your own, "
@@ -177,6 +190,7 @@ class TrainSettings:
             raise UsageError(f"lr is above 0, not {self.lr}")
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
+        object.__setattr__(self, "optimizer", self.optimizer.lower())
         object.__setattr__(self, "inputs", tuple(name for each in self.inputs for name in each.split(",")))
         for name in ("mean", "std"):
             if getattr(self, name) is not None:
@@ -202,6 +216,11 @@ class TrainSettings:
     def sizes(self) -> Sizes:
         """The size of the images in each epoch. Raises UsageError."""
         return plan_sizes(self.epochs, self.size, self.grow, self.valid_size, self.fix_res)
+
+    def augment_at(self, epoch: int) -> AugmentSettings:
+        """Return the augmentation of an epoch, from 0; see `mix_off`."""
+        mixes = epoch < self.epochs - self.mix_off
+        return self.augment if mixes or not self.augment.mixes else replace(self.augment, mixup=0.0, cutmix=0.0)
 
     @property
     def own_loss(self) -> str | None:

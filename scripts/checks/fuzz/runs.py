@@ -19,10 +19,11 @@ from tpucache.report.run_page import report_run
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict
-from tpucache.training.run.checkpoint import read_weights
+from tpucache.training.prediction import predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.contents import load_last
 from tpucache.training.run.report import read_report
+from tpucache.training.run.weights import read_weights
 
 _TEXTS: Final = ("run.json", "report.json", "history.csv")
 

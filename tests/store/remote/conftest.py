@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from disk import disk
 
 sys.path.append(str(Path(__file__).parent))  # for servers.py
 
@@ -14,6 +15,8 @@ from servers import Server
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.store.remote import fetching, pieces, plan
+
+__all__ = ["disk"]
 
 
 @pytest.fixture(scope="session")

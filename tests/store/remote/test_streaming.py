@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from disk import SmallDisk
 from servers import Server
 from torch.utils.data import DataLoader
 
@@ -543,3 +545,51 @@ def test_threads_are_woken_for_work_alone(opened: Opened, server: Server, monkey
     monkeypatch.setattr(fetching.Fetcher, "_next_flight", lambda self: (next(looks), look(self))[1])
     batches(opened(), 2, shuffle="block")
     assert next(looks) < 20 * sum(server.requests.values())
+
+
+FILLED = """
+import json, logging, os, sys
+from tpucache import CachedDataset, CachedLoader
+from tpucache.store.remote import pieces
+pieces.PIECE_BYTES, pieces._GAP_BYTES = 5 << 10, 0
+logging.basicConfig()
+url, folder, filled = sys.argv[1:]
+dataset = CachedDataset(url, cache_dir=folder, cache_bytes=1 << 30, in_memory=False)
+if filled != "first":
+    dataset[0]
+if filled:  # by somebody else, to the last byte
+    with open(folder + "/other", "wb", 0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+loader = CachedLoader(dataset, 16, shuffle="block", window=32)
+print(json.dumps([[[int(images.sum()), *labels.tolist()] for images, labels in loader] for _ in range(2)]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filled", ["", "later", "first"])
+def test_a_disk_that_is_full_kills_nobody(server: Server, cache: Path, disk: SmallDisk, filled: str) -> None:
+    disk.mount("size=100k")
+    command = [sys.executable, "-c", FILLED, server.url, str(disk.path / "kept"), filled]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loader = CachedLoader(CachedDataset(cache), 16, shuffle="block", window=32)
+    expected = [[[int(images.sum()), *labels.tolist()] for images, labels in loader] for _ in range(2)]
+    assert json.loads(done.stdout) == expected
+    assert done.stderr.count("No space left") == 1
+
+
+def test_a_server_that_never_answers_is_given_up_when_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of seven tries would wait for as long as the server may be silent."""
+    monkeypatch.setattr("tpucache.store.remote.cache.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tpucache.store.remote.folder._PATIENT_SECONDS", 0.25)
+    error = pytest.raises(StoreError, match="Check the URL and the network")
+    with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"), error:
+        CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)
+    assert sum("trying again" in message for message in caplog.messages) <= 3

@@ -153,15 +153,6 @@ def test_a_run_is_continued_by_another_number_of_processes_with_the_samples_that
     assert len(read) == len(set(read))
 
 
-def test_what_one_process_does_alone_is_refused_under_torchrun(cache, tmp_path, monkeypatch, capsys):
-    from tpucache.cli import main
-
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", str(cache), "--run", str(tmp_path / "run"), "--backend", "eager", "--folds"]) == 2
-    assert "--folds trains in one process" in capsys.readouterr().err
-
-
 @pytest.mark.xla
 def test_xla_is_refused_under_torchrun(cache, tmp_path, python):
     script = tmp_path / "script.py"

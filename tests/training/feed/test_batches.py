@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import numpy as np
 import torch
 
 from tpucache import CachedDataset
-from tpucache.training.feed.feeder import parts
+from tpucache.ondevice.draws import CUT, SHARE
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training.feed.feeder import drawer, parts
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
 
 SETTINGS = TrainSettings(batch_size=16, balance=True, epochs=2)
@@ -45,3 +48,22 @@ def test_a_run_from_before_is_not_balanced_and_a_balanced_one_is_another() -> No
     del values["balance"]
     assert settings_from(values).balance is False
     assert setting_differences(settings_from(values), SETTINGS) == ["balance False, now True"]
+
+
+def test_the_last_epochs_draw_no_mixing_and_all_else_as_before(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    augment = AugmentSettings(flip=True, mixup=0.4, cutmix=1.0)
+    mixing = TrainSettings(epochs=3, batch_size=50, augment=augment)
+    with_end = dataclasses.replace(mixing, mix_off=1)
+    before, after = drawer(mixing, dataset), drawer(with_end, dataset)
+    assert before is not None
+    assert after is not None
+    steps = mixing.steps_per_epoch(len(dataset))
+    for step in range(2 * steps):
+        np.testing.assert_array_equal(before(step), after(step))
+    for step in range(2 * steps, 3 * steps):
+        draws = after(step)
+        assert (draws[:, SHARE] == 1).all()
+        assert (draws[:, CUT] == draws[0, CUT]).all()
+        others = [column for column in range(draws.shape[1]) if column not in (SHARE, *range(CUT.start, CUT.stop))]
+        np.testing.assert_array_equal(before(step)[:, others], draws[:, others])

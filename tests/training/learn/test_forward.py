@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
@@ -27,7 +28,7 @@ def dataset(tmp_path_factory):
 
 
 def statistics(dataset, **settings):
-    return channel_statistics(dataclasses.replace(LINEAR, **settings), dataset)
+    return channel_statistics(dataclasses.replace(LINEAR, **settings), dataset, nn.Identity())
 
 
 def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
@@ -42,6 +43,7 @@ def test_a_mean_and_a_deviation_of_ones_own_replace_those_known(dataset):
     ("settings", "words"),
     [
         ({"mean": (1.0,)}, "--mean is one number for each of 3 channels, not 1"),
+        ({"normalise": "model"}, "no statistics, which models of timm have"),
         ({"std": (1.0,) * 4}, "--std is one number for each of 3 channels, not 4"),
         ({"mean": (0.485, 0.456, 0.406)}, "0 to 255.*multiply by 255"),
         ({"mean": (1.0, float("nan"), 1.0)}, "finite"),

@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from tpucache import UsageError
-from tpucache.training.learn.optimizers import clip_gradients, load_optimizer, make_optimizer, set_rates
+from tpucache.training.learn.optimizers import (
+    clip_gradients,
+    find_optimizer,
+    load_optimizer,
+    make_optimizer,
+    set_rates,
+)
 from tpucache.training.learn.schedule import Rates
 
 
@@ -184,3 +190,52 @@ def test_what_cannot_be_meant_is_refused():
             make_optimizer(make_model(), *arguments)
     with pytest.raises(UsageError, match="above 0"):
         clip_gradients([], 0.0)
+
+
+@pytest.mark.parametrize("name", ["torch:NAdam", "rmsprop", "torch:Adafactor", "adagrad", "torch:sgd", "radam", "asgd"])
+def test_an_optimizer_by_name_has_torchs_steps_and_continues_bit_by_bit(name):
+    whole, halves, theirs = make_model(), make_model(), make_model()
+    maker = find_optimizer(name)
+    plain = {"sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor}.get(name.rpartition(":")[2].lower(), maker)
+    optimizer, first = (make_optimizer(model, maker, 0.01) for model in (whole, halves))
+    expected = run(theirs, plain(theirs.parameters(), lr=0.01, weight_decay=0), 6, lambda *_: None)
+    found = run(whole, optimizer, 6, lambda *_: None)
+    torch.testing.assert_close(found, expected)
+    run(halves, first, 3, lambda *_: None)
+    second = make_optimizer(halves, maker, 0.7)
+    load_optimizer(second, copy.deepcopy(first.state_dict()))
+    torch.manual_seed(5)
+    torch.randn(3, 8, 4)  # the inputs of the first steps
+    for _ in range(3):
+        halves(torch.randn(8, 4)).square().sum().backward()
+        second.step()
+        second.zero_grad(set_to_none=True)
+    for one, other in zip(found, halves.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lbfgs", "needs a closure"),
+        ("torch:LBFGS", "needs a closure"),
+        ("SparseAdam", "sparse gradients"),
+        ("nothing", "there is no optimizer 'nothing': use sgd, adamw"),
+        ("keras:adam", "there is no optimizer 'keras:adam'"),
+        ("torch:", "there is no optimizer"),
+    ],
+)
+def test_what_no_step_can_use_is_refused_with_its_reason(name, words):
+    with pytest.raises(UsageError, match=words):
+        find_optimizer(name)
+
+
+def test_an_optimizer_that_does_not_take_the_models_parameters_is_one_clear_error():
+    with pytest.raises(UsageError, match=r"the optimizer Muon cannot be made for this model: ValueError: .*2D"):
+        make_optimizer(make_model(), find_optimizer("torch:muon"), 0.1)
+
+
+def test_on_xla_torchs_optimizers_count_their_steps_on_the_device():
+    for name, is_on_device in (("nadam", True), ("torch:adamw", True), ("adadelta", False), ("adagrad", False)):
+        groups = make_optimizer(make_model(), find_optimizer(name), 0.1, capturable=True).param_groups
+        assert [group.get("capturable", False) for group in groups] == [is_on_device] * 2

@@ -18,7 +18,7 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor
+from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.contents import load_last
 from tpucache.training.run_options import RunOptions

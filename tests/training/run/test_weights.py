@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from tpucache import DependencyError, UsageError
-from tpucache.training.run.checkpoint import initial_weights, read_weights
+from tpucache.training.run.weights import find_weights, initial_weights, read_weights
 from tpucache.training.settings import TrainSettings
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
@@ -67,8 +68,8 @@ def test_a_folder_without_a_run_and_the_new_runs_own_folder_are_refused(tmp_path
     torch.save({"model": WEIGHTS}, tmp_path / "best.pt")
     for source in (tmp_path, tmp_path / "best.pt"):
         with pytest.raises(UsageError, match="in the folder of the new run"):
-            initial_weights(tmp_path, TrainSettings(weights=str(source)))
-    assert initial_weights(tmp_path, TrainSettings()) is None
+            initial_weights(tmp_path, TrainSettings(weights=str(source)), 3)
+    assert initial_weights(tmp_path, TrainSettings(), 3) == (TrainSettings(), None)
 
 
 def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error(tmp_path, monkeypatch):
@@ -114,3 +115,34 @@ def test_a_pipe_has_no_weights_and_is_not_waited_for(tmp_path):
             read_weights(tmp_path / "pipe.pt")
     finally:
         os.close(keep)
+
+
+def test_a_folder_has_the_file_that_the_hub_stores_or_its_only_one(tmp_path):
+    torch.save(WEIGHTS, tmp_path / "swin.pth")
+    assert read_weights(tmp_path).keys() == WEIGHTS.keys()
+    torch.save(WEIGHTS, tmp_path / "other.pth")
+    with pytest.raises(UsageError, match=r"2 files of weights, other\.pth, swin\.pth"):
+        read_weights(tmp_path)
+    torch.save({"hub": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    assert read_weights(tmp_path).keys() == {"hub"}
+
+
+def test_a_new_run_is_normalised_as_the_run_whose_weights_it_begins_with(tmp_path):
+    torch.save({"model": WEIGHTS, "mean": [1.0, 2.0, 3.0], "std": [4.0, 5.0, 6.0]}, tmp_path / "best.pt")
+    settings = TrainSettings(weights=str(tmp_path))
+
+    def begun(channels=3, **changes):
+        return initial_weights(tmp_path / "new", dataclasses.replace(settings, **changes), channels).settings
+
+    assert (begun().normalise, begun().mean, begun().std) == ("cache", (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    for given in ({"normalise": "imagenet"}, {"mean": (9.0, 9.0, 9.0)}, {"channels": 1}):
+        assert begun(**given).mean == given.get("mean")
+    for bad in (None, [1.0, 2.0], [1.0, float("nan"), 1.0], [0.0, 1.0, 1.0], "123"):
+        torch.save({"model": WEIGHTS, "mean": [1.0, 2.0, 3.0], "std": bad}, tmp_path / "best.pt")
+        assert begun().mean is None
+
+
+def test_pretrained_weights_are_of_models_of_timm(tmp_path):
+    with pytest.raises(UsageError, match="of a model of timm, not of 'cnn'"):
+        find_weights("pretrained", "cnn")
+    assert find_weights(str(tmp_path), "cnn") == tmp_path

@@ -37,7 +37,7 @@ from tpucache.store.remote.plan import Forecast, Plan
 _LEAST_THREADS: Final = 4
 _MOST_THREADS: Final = 16
 _TRIES: Final = 6
-_TRY_SECONDS: Final = 45.0  # after which a request is not repeated any more
+_TRY_SECONDS: Final = 35.0  # after which a request is not repeated any more: nobody waits longer than a minute
 _FIRST_PAUSE: Final = 0.2
 _CHANCE: Final = random.Random()  # its own: the program's random numbers stay as its seed makes them
 _REFUSED: Final = (401, 403)  # statuses of a web server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from http.client import HTTPException, InvalidURL
@@ -26,6 +27,7 @@ _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
 _MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 _FIRST_PAUSE: Final = 0.5
+_PATIENT_SECONDS: Final = 40.0  # with the last try's silence nobody waits longer than a minute
 _BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
 # Other statuses from 400 to 499 are final: asking again gets the same answer. 408 is "too slow", 429 "too often".
 _PASSING: Final = (408, 429)
@@ -51,9 +53,10 @@ class Remote:
     def __init__(self, url: str, silence: float | None = None) -> None:
         """Open no connection yet; `silence` is after how many seconds without a byte a web server is given up.
 
+        Where it is given, somebody waits: then nothing is tried again after 40 seconds either.
         Raises DependencyError where a library is missing, UsageError for no URL.
         """
-        self._secrets = url_secrets(url)
+        self._secrets, self._patience = url_secrets(url), math.inf if silence is None else _PATIENT_SECONDS
         self.shown = shown(url)
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
         self._web = HttpFolder(url, min(_BLOCK, _CHUNK), silence) if self.scheme in SCHEMES else None
@@ -122,13 +125,13 @@ class Remote:
 
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
         """Yield a file's bytes from `start` to `stop`, continuing where the connection broke. Raises StoreError."""
-        at, failures, reached = start, 0, start
+        at, failures, reached, began = start, 0, start, time.monotonic()
         while at < stop:
             try:
                 for data in self._from(name, at, stop):
                     at += len(data)
                     if at - reached >= min(_BLOCK, _CHUNK):
-                        reached, failures = at, 0
+                        reached, failures, began = at, 0, time.monotonic()
                     yield data
             except StoreError:
                 raise
@@ -136,7 +139,7 @@ class Remote:
                 failure, failures = error, failures + 1
             else:
                 continue
-            self._pause(name, failure, failures)
+            self._pause(name, failure, failures, began)
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
@@ -198,7 +201,7 @@ class Remote:
                 yield data
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
-        failures = 0
+        failures, began = 0, time.monotonic()
         while True:
             try:
                 return call()
@@ -206,17 +209,17 @@ class Remote:
                 raise
             except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
                 failure, failures = error, failures + 1
-            self._pause(name, failure, failures)
+            self._pause(name, failure, failures, began)
 
-    def _pause(self, name: str, failure: Exception, failures: int) -> None:
+    def _pause(self, name: str, failure: Exception, failures: int, began: float) -> None:
         """Wait before the next try. Raises StoreError, not chained to what may hold a password, if there is none."""
         where = f"{self.shown}/{name}".rstrip("/")
         if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
-        if _is_final(failure, failures):
+        pause = _FIRST_PAUSE * 2 ** (failures - 1)
+        if _is_final(failure, failures) or time.monotonic() + pause > began + self._patience:
             reason = f"{type(failure).__name__}: {self._clean(failure)}"
             raise StoreError(f"{where}: {reason}. Check the URL and the network, then run the same command again")
-        pause = _FIRST_PAUSE * 2 ** (failures - 1)
         reason = self._clean(failure) or type(failure).__name__
         _log.warning("%s: %s; trying again in %.1f s", where, reason, pause)
         time.sleep(pause)

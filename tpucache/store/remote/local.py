@@ -49,6 +49,7 @@ _UNPROVEN: Final = 2
 #: A piece's byte: there is room for it on the disk.
 _KEPT: Final = 1
 _MOST_OPEN: Final = 64  # files
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHARE: Final = 0.8  # of the free disk that is taken at most, unless the user says how much
 
 _log: Final = logging.getLogger("tpucache")
@@ -64,7 +65,7 @@ class LocalCopy:
         """
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
         self._files: OrderedDict[int, OpenFile] = OrderedDict()
-        self._lock, self._files_lock = ThreadLock(), ThreadLock()
+        self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
         self._held: set[int] = set()  # pieces that this process has the lock of
         self.is_full = self._has_warned = False
         self._gives_up = True  # until the file system cannot free parts of files
@@ -76,8 +77,7 @@ class LocalCopy:
                 size = _HEADER + len(pieces) + manifest.records
                 if os.fstat(self._number).st_size != size:
                     os.ftruncate(self._number, 0)
-                    os.ftruncate(self._number, size)
-                state = np.frombuffer(mmap.mmap(self._number, size), np.uint8)  # all processes see what one writes
+                state = self._map(size)  # all processes see what one writes
                 self._sum = state[_SUM_AT : _SUM_AT + 8].view(np.uint64)
                 self._kept, self._there = state[_HEADER : _HEADER + len(pieces)], state[_HEADER + len(pieces) :]
                 self._prepare(state)
@@ -166,20 +166,11 @@ class LocalCopy:
             while at < len(data):
                 at += os.pwrite(file.number, data[at:], run.start + at)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in _FULL:
                 raise StoreError(
                     f"{self.directory} cannot be written: {error}. Give another folder as cache_dir"
                 ) from error
-            with self._lock:
-                is_first, self._has_warned = not self._has_warned, True
-            if is_first:
-                _log.warning(
-                    "%s: %s. What is not kept so far is read from the URL in every epoch; free some space, or give "
-                    "another cache_dir",
-                    self.directory,
-                    error.strerror,
-                )
-            self.is_full = True
+            self._note_full(error)
             return False
         self._there[run.numbers] = _THERE
         return True
@@ -209,6 +200,30 @@ class LocalCopy:
         with self._lock:
             self._held.discard(piece)
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
+
+    def _map(self, size: int) -> npt.NDArray[np.uint8]:
+        """Map the file `state`: uint8 (size,); memory of this process alone where the disk has no room for it."""
+        try:
+            os.posix_fallocate(self._number, 0, size)  # writing to a map of what the disk has no room for is a SIGBUS
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._note_full(error)
+            return np.zeros(size, np.uint8)
+        return np.frombuffer(mmap.mmap(self._number, size), np.uint8)
+
+    def _note_full(self, error: OSError) -> None:
+        """Keep nothing more, and say so once."""
+        with self._full_lock:
+            is_first, self._has_warned = not self._has_warned, True
+        if is_first:
+            _log.warning(
+                "%s: %s. What is not kept so far is read from the URL in every epoch; free some space, or give "
+                "another cache_dir",
+                self.directory,
+                error.strerror,
+            )
+        self.is_full = True
 
     def _make_room(self, piece: int) -> bool:
         """Count a piece among those that there is room for, if there is; return whether. The header is locked."""

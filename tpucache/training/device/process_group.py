@@ -1,4 +1,4 @@
-"""All processes of a torch process group: what they exchange. The only file with torch.distributed."""
+"""All processes of a torch process group: what they exchange. This and `launch` alone import torch.distributed."""
 
 from __future__ import annotations
 

@@ -163,10 +163,12 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
     sides: dict[int | None, tuple[int, int]] = {}
 
     def draw_part(number: int) -> npt.NDArray[np.float32]:
-        wanted = settings.sizes.at(number // parts_an_epoch)
+        epoch = number // parts_an_epoch
+        wanted = settings.sizes.at(epoch)
         if wanted not in sides:
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
-        return draw(settings.augment, settings.seed, number, size, sides[wanted])[own]
+        # Without mixing the numbers are others and the graph is the same.
+        return draw(settings.augment_at(epoch), settings.seed, number, size, sides[wanted])[own]
 
     return draw_part

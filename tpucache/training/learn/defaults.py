@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from tpucache.errors import UsageError
 from tpucache.training.device import Device
-from tpucache.training.learn.optimizers import OptimizerMaker
-from tpucache.training.settings import ScaleRule, ScheduleName, TrainSettings
+from tpucache.training.learn.optimizers import OptimizerMaker, optimizer_name
+from tpucache.training.settings import OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
 
 #: What a model normalises its activations by, which decides how high a rate it takes.
 Family = Literal["batch norm", "layer norm", "no norm"]
@@ -112,7 +112,8 @@ def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: Op
     """Return optimizer, rate, weight decay and schedule of decided settings as text, and where they are from."""
     found = find_defaults(settings, model, make_optimizer, needs_rate=False)
     others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
-    name = settings.optimizer if make_optimizer is None else getattr(make_optimizer, "__name__", "an optimizer given")
+    is_named = make_optimizer is None or settings.optimizer not in OPTIMIZERS
+    name = settings.optimizer if is_named or make_optimizer is None else optimizer_name(make_optimizer)
     scaled = "" if settings.scale in (None, "none") else f" ({settings.lr:.3g} for a batch of 256, {settings.scale})"
     values = f"{name}, lr {settings.peak_lr:.3g}{scaled}, weight decay {settings.weight_decay:g}, {settings.schedule}"
     if len(others) == len(_NAMES):

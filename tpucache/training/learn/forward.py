@@ -25,6 +25,9 @@ from tpucache.training.settings import Precision, TrainSettings
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: A scale that no gradients need: it is reached when some forty updates in a row were not finite.
 _LEAST_SCALE: Final = 2.0**-24
+_SAME: Final = 0.5  # two statistics, in numbers of 8-bit pixels
+#: Ways to resize that make nearly the pixels of warmup's Lanczos.
+_LIKE_LANCZOS: Final = ("bicubic", "lanczos")
 
 
 def autocast(device: Device, precision: Precision) -> AbstractContextManager[object]:
@@ -62,8 +65,10 @@ def make_finish(dataset: CachedDataset, device: Device) -> Finish:
     return finish
 
 
+#: Means and standard deviations of channels.
+Statistics = tuple[Sequence[float], Sequence[float]]
 #: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
-IMAGENET: Final = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+IMAGENET: Final[Statistics] = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -128,12 +133,28 @@ def model_name(settings: TrainSettings) -> str:
     return f"the model {settings.model!r}"
 
 
-def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of the channels, in the numbers of the pixels: given, the cache's own or ImageNet's.
+def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
+    """Return the settings with whose statistics normalise the images: those given, the model's or the cache's.
+
+    The model's are those of timm's `pretrained_cfg`, where a model of timm begins with weights and the images are such
+    as it has them.
+    """
+    if settings.normalise != "auto":
+        return settings
+    is_given = settings.mean is not None and settings.std is not None
+    fits = IMAGE in dataset.names and not _misfit(_model_statistics(model), dataset)
+    is_models = settings.weights is not None and not is_given and fits
+    return dataclasses.replace(settings, normalise="model" if is_models else "cache")
+
+
+def channel_statistics(
+    settings: TrainSettings, dataset: CachedDataset, model: nn.Module
+) -> tuple[list[float], list[float]]:
+    """Return mean and deviation of the channels, in the numbers of the pixels: given, or whose `normalise` names.
 
     Raises UsageError where they do not fit the images.
     """
-    mean, std = _known_statistics(settings, dataset)
+    mean, std = _known_statistics(settings, dataset, model)
     for name, given, known in (("mean", settings.mean, mean), ("std", settings.std, std)):
         if given is not None and IMAGE not in dataset.names:
             raise UsageError(f"the cache has no images to normalise: leave --{name} out")
@@ -144,16 +165,59 @@ def channel_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple
     return list(settings.mean or mean), list(settings.std or std)
 
 
-def _known_statistics(settings: TrainSettings, dataset: CachedDataset) -> tuple[list[float], list[float]]:
+def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
+    """Return how images differ from those that timm's weights were trained on; "" where they do not, or for others."""
+    known = _model_statistics(model)
+    if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
+        return ""
+    used, found = channel_statistics(settings, dataset, model), []
+    if any(not np.allclose(one, other, atol=_SAME) for one, other in zip(used, known, strict=True)):
+        texts = [", ".join(f"{value:.1f}" for value in values) for values in (*known, *used)]
+        found.append(
+            f"mean {texts[0]} and std {texts[1]}, where the run has {texts[2]} and {texts[3]} (--normalise model takes "
+            "those of the weights)"
+        )
+    if (interpolation := _pretrained(model).get("interpolation", "bicubic")) not in _LIKE_LANCZOS:
+        found.append(f"resizing by {interpolation}, where warmup resizes by Lanczos")
+    return f"the weights were trained with {'; with '.join(found)}" if found else ""
+
+
+def _known_statistics(
+    settings: TrainSettings, dataset: CachedDataset, model: nn.Module
+) -> tuple[Sequence[float], Sequence[float]]:
     statistics = dataset.manifest.statistics
-    if settings.normalise == "cache" or IMAGE not in dataset.names:
-        return list(statistics.mean), list(statistics.std)
-    mean, std = IMAGENET
-    if len(statistics.mean) != len(mean):
-        raise UsageError(f"ImageNet's statistics are of 3 channels, the cache's images have {len(statistics.mean)}")
-    if _image_field(dataset).is_deep:
-        raise UsageError("ImageNet's statistics are of 8-bit images: use the cache's own, --normalise cache")
-    return list(mean), list(std)
+    if settings.normalise in ("auto", "cache") or IMAGE not in dataset.names:
+        return statistics.mean, statistics.std
+    known = IMAGENET if settings.normalise == "imagenet" else _model_statistics(model)
+    whose = {"imagenet": "ImageNet", "model": f"the model {settings.model!r}"}[settings.normalise]
+    if reason := _misfit(known, dataset):
+        raise UsageError(f"{whose} has {reason}: use the cache's own, --normalise cache")
+    return known or IMAGENET
+
+
+def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
+    """Return why statistics are not those of a dataset's images, "" where they can be."""
+    if known is None:
+        return "no statistics, which models of timm have"
+    channels = len(dataset.manifest.statistics.mean)
+    if len(known[0]) != channels:
+        return f"statistics of {len(known[0])} channels, and the cache's images have {channels}"
+    return "statistics of 8-bit images, and the cache's are deeper" if _image_field(dataset).is_deep else ""
+
+
+def _pretrained(model: nn.Module) -> Mapping[str, Any]:
+    """Return what timm says of a model's weights; nothing of other models."""
+    is_timms = type(model).__module__.startswith("timm.")
+    return dict(getattr(model, "pretrained_cfg", None) or {}) if is_timms else {}
+
+
+def _model_statistics(model: nn.Module) -> Statistics | None:
+    """Return mean and deviation of the images that timm's weights are for, in 0..255; None for other models."""
+    about = _pretrained(model)
+    if not about.get("mean") or not about.get("std"):
+        return None
+    mean, std = (tuple(255 * float(value) for value in about[name]) for name in ("mean", "std"))
+    return mean, std
 
 
 def make_augment(

@@ -27,6 +27,8 @@ from tpucache.training.learn.forward import (
     autocast,
     channel_statistics,
     check_model,
+    decide_normalising,
+    describe_differences,
     forward,
     has_given_up,
     make_augment,
@@ -36,12 +38,14 @@ from tpucache.training.learn.forward import (
     outputs_of,
 )
 from tpucache.training.learn.metrics import MORE_IS_BETTER
-from tpucache.training.learn.model import MatchedWeights, load_matching, model_for
+from tpucache.training.learn.model import MatchedWeights, checkpoint_gradients, load_matching, model_for
 from tpucache.training.learn.optimizers import (
     OptimizerMaker,
     buffers_of_steps,
     clip_gradients,
+    find_optimizer,
     freeze,
+    is_matched,
     load_optimizer,
     make_optimizer,
     scale_gradients,
@@ -97,19 +101,26 @@ class Learner:
         if isinstance(task, Regression):
             self.advice += f" ({describe_labels(dataset.labels.numpy())}{'; divide them in your own loss' * is_own})"
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
-        self._custom = custom or Custom()
-        model = device.processes.norms(model_for(dataset, settings.model, task.outputs, self._custom.build))
-        settings = decide_precision(decide(settings, model, self._custom.make_optimizer), device)
+        custom = custom or Custom()
+        self._optimizer_kind = custom.make_optimizer or find_optimizer(settings.optimizer)
+        maker = None if isinstance(self._optimizer_kind, str) else self._optimizer_kind
+        model = device.processes.norms(model_for(dataset, settings.model, task.outputs, custom.build))
+        if settings.grad_checkpointing:
+            checkpoint_gradients(model, model_name(settings))
+        settings = decide_precision(decide(settings, model, maker), device)
+        settings = decide_normalising(settings, dataset, model)
         #: The settings with all that was left to be decided, and as text what was decided and why.
         self.settings = settings
-        self.rates = describe_rates(settings, model, self._custom.make_optimizer)
+        self.rates = describe_rates(settings, model, maker)
         self.precision = describe_precision(settings, device)
-        #: What was taken over of the weights given.
+        #: What was taken over of the weights given, and how the images differ from those that they are for.
         self.matched: MatchedWeights | None = None
+        self.image_differences = ""
         if weights is not None:
             self.matched = load_matching(model, weights, str(settings.weights))
+            self.image_differences = describe_differences(settings, dataset, model)
         self._frozen_norms = freeze(model, settings.freeze)
-        self.mean, self.std = channel_statistics(settings, dataset)
+        self.mean, self.std = channel_statistics(settings, dataset, model)
         self._dataset = dataset
         self._finishing: dict[int | None, tuple[Finish, Augment | None]] = {}
         for size in dict.fromkeys(settings.sizes.epochs):  # what cannot be made is refused now, not after hours
@@ -243,8 +254,11 @@ class Learner:
         self.task = self.task.with_constants(state.get("labels", {}))
         try:
             self.model.load_state_dict(state["model"])
+            use_matcher = is_matched(state["optimizer"]["param_groups"])
+            if use_matcher != is_matched(self.optimizer.param_groups):
+                self.optimizer = self._make_optimizer(use_matcher=use_matcher)
             if earlier.decays_all(state["optimizer"], [len(group["params"]) for group in self.optimizer.param_groups]):
-                self.optimizer = self._make_optimizer(respect_model=False)
+                self.optimizer = self._make_optimizer(respect_model=False, use_matcher=use_matcher)
             load_optimizer(self.optimizer, state["optimizer"])
             if self._scaler.is_enabled():
                 self._scaler.load_state_dict(state["scaler"])
@@ -279,16 +293,18 @@ class Learner:
         for norm in self._frozen_norms:
             norm.eval()
 
-    def _make_optimizer(self, *, respect_model: bool = True) -> torch.optim.Optimizer:
+    def _make_optimizer(self, *, respect_model: bool = True, use_matcher: bool = True) -> torch.optim.Optimizer:
         settings = self.settings
         return make_optimizer(
             self.model,
-            self._custom.make_optimizer or settings.optimizer,
+            self._optimizer_kind,
             settings.peak_lr,
             settings.weight_decay or 0.0,
             layer_decay=settings.layer_decay,
             respect_model=respect_model,
+            use_matcher=use_matcher,
             fused=self.device.has_fused_optimizers,
+            capturable=self.device.name == "xla",
         )
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:

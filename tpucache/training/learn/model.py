@@ -184,6 +184,31 @@ def build_model(name: str, outputs: int, channels: int = 3, columns: int = 0) ->
     return model
 
 
+def checkpoint_gradients(model: nn.Module, name: str) -> None:
+    """Let a model compute its activations anew in the backward pass, if it can: models of timm and transformers do.
+
+    Raises UsageError for one that cannot.
+    """
+    for method, arguments in (("set_grad_checkpointing", (True,)), ("gradient_checkpointing_enable", ())):
+        if callable(enable := getattr(model, method, None)):
+            try:
+                enable(*arguments)
+            except Exception as error:  # timm asserts that a model can
+                raise UsageError(
+                    f"{name} has no gradient checkpointing: {error}. Leave --grad-checkpointing out"
+                ) from error
+            return
+    raise UsageError(
+        f"{name} has no gradient checkpointing, which models of timm have: leave --grad-checkpointing out, split "
+        "batches by --accumulate, or give your model a method set_grad_checkpointing(enable)"
+    )
+
+
+def timm_name(model: str) -> str | None:
+    """Return timm's name of a model `timm:NAME` or `timm:NAME?keywords`, None for other models."""
+    return model.removeprefix(_TIMM).partition("?")[0] if model.startswith(_TIMM) else None
+
+
 def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
     """Return the model of a text such as `NAME?drop_rate=0.1`."""
     try:
@@ -245,6 +270,7 @@ def _two_convs(inputs: int, outputs: int) -> nn.Sequential:
 
 
 Shape = tuple[int, ...]
+Weights = Mapping[str, torch.Tensor]
 
 #: What wrappers of models put before the names of their weights: DataParallel, torch.compile, Lightning and others.
 _PREFIXES: Final = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
@@ -289,29 +315,30 @@ def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source:
     """Give a model on the host all tensors that it has by the same name and shape, and return which these are.
 
     Prefixes that wrappers add to the names make no difference. The first convolution is adapted to another number of
-    channels, and what timm adapts in a model of its own, such as position embeddings, to another size. Raises
-    UsageError, naming the `source`, when no parameter matches or one that does is not finite.
+    channels, and weights for a model of timm as timm adapts them: other names of its authors, position embeddings of
+    another size. Raises UsageError, naming the `source`, when no parameter matches or one that does is not finite.
     """
     own = model.state_dict()
     parameters = {name for name, _ in model.named_parameters()}
-    renamed = max(_renamings(model, weights), key=lambda names: _count_matches(own, names))
+    given = max(_renamings(model, weights), key=lambda names: _count_matches(own, names))
+    renamed, trouble = _adapted_by_timm(model, own, given, weights)
     matched = {name: tensor for name, tensor in renamed.items() if _fits(own, name, tensor)}
     if not parameters & {*matched}:
         raise UsageError(
             f"{source} has no weights for this model: the model has {_listed([*own])}, {source} has "
             f"{_listed([*weights])}. Give the weights of the same --model"
         )
+    before = {name: tuple(given.get(name, tensor).shape) for name, tensor in renamed.items()}
+    resampled = {name: matched.pop(name) for name in [*matched] if before[name] != tuple(own[name].shape)}
     others = {name: tensor for name, tensor in renamed.items() if name in own and name not in matched}
-    resampled, trouble = _resampled_by_timm(model, renamed) if others else ({}, "")
-    others = {name: resampled.get(name, tensor) for name, tensor in others.items()}
-    others |= _with_channels(model, own, others)
+    others |= resampled | _with_channels(model, own, others)
     adapted = {name: tensor for name, tensor in others.items() if _fits(own, name, tensor)}
     taken = matched | adapted
     bad = [name for name in parameters & {*taken} if not bool(taken[name].isfinite().all())]
     if bad:
         raise UsageError(f"{source} has values that are not finite, such as in {min(bad)}: its training had diverged")
     model.load_state_dict(taken, strict=False)
-    shapes = {name: (name, tuple(own[name].shape), tuple(renamed[name].shape)) for name in own if name in others}
+    shapes = {name: (name, tuple(own[name].shape), before[name]) for name in own if name in others}
     return MatchedWeights(
         matched=[name for name in own if name in matched],
         resized=[shapes[name] for name in shapes if name not in adapted],
@@ -362,15 +389,24 @@ def _first_convolutions(model: nn.Module) -> Iterable[str]:
     return [name for name in wanted if name in convolutions] or [*convolutions][:1]
 
 
-def _resampled_by_timm(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
-    """Return weights as timm makes them fit a model of its own, and what went wrong; nothing of any other model."""
+def _adapted_by_timm(
+    model: nn.Module, own: Weights, given: Weights, original: Weights
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Return weights as timm makes them fit a model of its own, and what went wrong; of other models as they are given.
+
+    `given` are without prefixes, as far as these were found; names that only timm knows are those of the `original`.
+    """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:
-        return {}, ""
-    try:
-        return dict(adapt(dict(weights), model)), ""
-    except Exception as error:  # noqa: BLE001  # timm raises whatever it raises, and the rest fits without it
-        return {}, f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return dict(given), ""
+    adapted, trouble = [], ""
+    for weights in (given, original):
+        try:
+            adapted.append(dict(adapt(dict(weights), model)))
+        except Exception as error:  # noqa: BLE001  # timm raises whatever it raises, and the rest fits without it
+            trouble = trouble or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    best = max([*adapted, dict(given)], key=lambda weights: len(own.keys() & weights.keys()))
+    return best, trouble if not adapted else ""
 
 
 def _is_of_timm(model: nn.Module) -> bool:

@@ -1,23 +1,27 @@
-"""Optimizers: which parameters they step and at which rates; SGD and AdamW, made for XLA."""
+"""Optimizers: which parameters they step and at which rates; SGD and AdamW, made for XLA, and others by name."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from tpucache.errors import UsageError
+from tpucache.errors import DependencyError, UsageError
 from tpucache.training.learn.schedule import Rates
-from tpucache.training.settings import OptimizerName
+from tpucache.training.settings import OPTIMIZERS
 
 #: In a group of an optimizer, what its learning rate is multiplied by.
 RATE_SCALE: Final = "rate_scale"
+#: In a group: its layer is one of the model's matcher.
+_MATCHED: Final = "layers_by_matcher"
 
 #: What norms add to in training and read in evaluation alone.
 _RUNNING: Final = ("running_mean", "running_var", "num_batches_tracked")
@@ -60,22 +64,29 @@ def buffers_of_steps(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, layer_decay: float | None = None, *, respect_model: bool = True
+    model: nn.Module,
+    weight_decay: float,
+    layer_decay: float | None = None,
+    *,
+    respect_model: bool = True,
+    use_matcher: bool = True,
 ) -> list[dict[str, Any]]:
     """Return the groups of an optimizer over all parameters that require gradients.
 
     Parameters of at most one dimension do not decay, nor do those that the model's `no_weight_decay()` names, such as
     position embeddings, if `respect_model`. With `layer_decay` the rate of a layer is that times the rate of the next
-    one, and the last layer has the whole rate (Bao et al., arXiv:2106.08254).
+    one, and the last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
     """
     kept = _undecayed_names(model) if respect_model else set()
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    layers = layer_numbers(model) if layer_decay is not None else {}
+    layers = layer_numbers(model, use_matcher=use_matcher) if layer_decay is not None else {}
+    is_matched = layer_decay is not None and use_matcher and _has_matcher(model)
     last = max(layers.values(), default=0)
     groups = []
     for layer in range(last + 1):
         members = [(name, parameter) for name, parameter in learned if layers.get(name, 0) == layer]
-        scale = {} if layer_decay is None else {RATE_SCALE: layer_decay ** (last - layer)}
+        scale: dict[str, Any] = {} if layer_decay is None else {RATE_SCALE: layer_decay ** (last - layer)}
+        scale |= {_MATCHED: True} if is_matched else {}
         for decays in (True, False):
             chosen = [parameter for name, parameter in members if _decays(name, parameter, kept) == decays]
             if chosen:
@@ -83,15 +94,32 @@ def parameter_groups(
     return groups
 
 
-def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """Return the number of the layer that each parameter is in, from 0 at the inputs, in the order of definition.
+def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, int]:
+    """Return the number of the layer that each parameter is in, from 0 at the inputs.
 
-    A layer is a module up to its first number, such as `blocks.3` or `layer1.0`, or one at the top, such as `head`.
-    Parameters of the model itself, such as position embeddings, are in the first layer.
+    A model of timm says by its `group_matcher` which layers it has, if `use_matcher`. Those of others are counted in
+    the order of definition: a layer is a module up to its first number, such as `blocks.3` or `layer1.0`, or one at the
+    top, such as `head`. Parameters of the model itself, such as position embeddings, are in the first layer.
     """
+    if use_matcher and _has_matcher(model):
+        from timm.models import group_parameters
+
+        matcher: Callable[..., Any] = model.group_matcher  # type: ignore[assignment]  # torch: may be a tensor
+        return {
+            name: int(layer) for name, layer in group_parameters(model, matcher(coarse=False), reverse=True).items()
+        }
     names = [name for name, _ in model.named_parameters()]
     order = list(dict.fromkeys(layer for layer in map(_layer, names) if layer))
     return {name: order.index(layer) if (layer := _layer(name)) else 0 for name in names}
+
+
+def is_matched(groups: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the layers in an optimizer's groups are those of the model's matcher: version 0.2 used none."""
+    return any(group.get(_MATCHED) for group in groups)
+
+
+def _has_matcher(model: nn.Module) -> bool:
+    return type(model).__module__.startswith("timm.") and callable(getattr(model, "group_matcher", None))
 
 
 def _layer(name: str) -> str:
@@ -127,7 +155,11 @@ def _is_frozen(name: str, norm: nn.Module, patterns: Sequence[str]) -> bool:
 #: Makes an optimizer of groups of parameters, with the rate as `lr`.
 OptimizerMaker = Callable[..., torch.optim.Optimizer]
 
-OPTIMIZERS: Final = get_args(OptimizerName)
+#: Optimizers that no training step can use, and why.
+_UNFIT: Final = {
+    "lbfgs": "needs a closure, which computes the loss several times in a step",
+    "sparseadam": "takes sparse gradients alone",
+}
 
 _DECAY: Final = "asked_weight_decay"
 _RATE_ALONE: Final = "schedule_sets_rate_alone"
@@ -144,12 +176,15 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     layer_decay: float | None = None,
     respect_model: bool = True,
+    use_matcher: bool = True,
     fused: bool = False,
+    capturable: bool = False,
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
     `fused` steps take one kernel for many parameters, which torch has for CUDA; AdamW's count is on the device then.
     A callable is given the groups of parameters, and the rate as `lr`; its schedule is then that of the rate alone.
+    With `capturable` one of torch's that can keep its count of steps on the device does so: XLA compiles nothing then.
     Biases, the scales of norms and what the model names do not decay; see `parameter_groups`. Raises UsageError.
     """
     if isinstance(kind, str) and kind not in OPTIMIZERS:
@@ -159,10 +194,19 @@ def make_optimizer(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
-    groups = parameter_groups(model, weight_decay, layer_decay, respect_model=respect_model)
+    groups = parameter_groups(model, weight_decay, layer_decay, respect_model=respect_model, use_matcher=use_matcher)
     optimizer: torch.optim.Optimizer
     if not isinstance(kind, str):
-        optimizer = kind([{**group, _RATE_ALONE: True} for group in groups], lr=lr)
+        more = {_RATE_ALONE: True, **({"capturable": True} if capturable and kind in _capturable() else {})}
+        try:
+            optimizer = kind([{**group, **more} for group in groups], lr=lr)
+        except (UsageError, DependencyError):
+            raise
+        except Exception as error:  # an optimizer raises whatever it raises for parameters that it does not take
+            raise UsageError(
+                f"the optimizer {optimizer_name(kind)} cannot be made for this model: {type(error).__name__}: {error}. "
+                "Use another one"
+            ) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
         return optimizer
@@ -184,19 +228,68 @@ def make_optimizer(
     return optimizer
 
 
-def torch_optimizer(name: str) -> str | OptimizerMaker:
-    """Return the optimizer of a name: one of the settings', or a class of `torch.optim`. Raises UsageError."""
-    if name.lower() in OPTIMIZERS:
-        return name.lower()
+def find_optimizer(name: str) -> str | OptimizerMaker:
+    """Return the optimizer of a name: "sgd" or "adamw", or what makes one.
+
+    Others are classes of torch.optim, `torch:NAME`, and what timm makes, `timm:NAME`; of a name alone torch's come
+    first. Capitals make no difference. Raises UsageError for one that there is not or that a training step cannot use,
+    DependencyError for `timm:` without timm.
+    """
+    library, _, key = name.lower().rpartition(":")
+    if not library and key in OPTIMIZERS:
+        return key
+    if reason := _UNFIT.get(key):
+        raise UsageError(f"the optimizer {name} {reason}: use another one")
+    found = None
+    if library in ("", "torch"):
+        found = _torch_optimizers().get(key)
+    if found is None and library in ("", "timm"):
+        found = _timm_optimizer(key, is_asked=bool(library))
+    if found is None:
+        raise UsageError(
+            f"there is no optimizer {name!r}: use {', '.join(OPTIMIZERS)}, one of torch.optim, "
+            f"{', '.join(sorted(_torch_optimizers()))}, or timm's, such as timm:lamb"
+        )
+    return found
+
+
+def optimizer_name(maker: OptimizerMaker) -> str:
+    """Return what messages call the optimizer that a callable makes."""
+    made = maker.func if isinstance(maker, functools.partial) else maker
+    return str(getattr(made, "__name__", "that was given"))
+
+
+def _torch_optimizers() -> dict[str, OptimizerMaker]:
     base = torch.optim.Optimizer
     known = {key.lower(): kind for key, kind in vars(torch.optim).items() if isinstance(kind, type)}
-    known = {
-        key: kind for key, kind in known.items() if issubclass(kind, base) and kind not in (base, torch.optim.LBFGS)
-    }
-    if name.lower() not in known:
-        raise UsageError(f"there is no optimizer {name!r}: use {', '.join(sorted(known))}, or give a callable")
-    maker: OptimizerMaker = known[name.lower()]
-    return maker
+    return {key: kind for key, kind in known.items() if issubclass(kind, base) and kind != base and key not in _UNFIT}
+
+
+def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
+    """Return timm's optimizer of a name, None where it has none. Raises as `find_optimizer` does."""
+    try:
+        from timm import optim
+    except ImportError as error:
+        if not is_asked:
+            return None
+        raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
+    if key not in optim.list_optimizers():
+        return None
+    about = optim.get_optimizer_info(key)
+    if about.second_order:
+        raise UsageError(f"the optimizer timm:{key} needs second derivatives: use another one")
+    maker: OptimizerMaker = optim.get_optimizer_class(key, bind_defaults=True)
+    return functools.partial(maker, momentum=0.9) if about.has_momentum else maker
+
+
+@functools.cache
+def _capturable() -> frozenset[OptimizerMaker]:
+    """Return torch's optimizers that can keep their count of steps on an XLA device."""
+    return frozenset(
+        kind
+        for key, kind in _torch_optimizers().items()
+        if "capturable" in inspect.signature(kind).parameters and key != "adadelta"  # torch refuses it for XLA
+    )
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

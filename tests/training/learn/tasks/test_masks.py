@@ -22,7 +22,8 @@ from tpucache.training.learn.schedule import Rates
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.learn.tasks.mask import Mask
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 

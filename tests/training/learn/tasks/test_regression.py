@@ -20,7 +20,8 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.learn.tasks.regression import Regression
 from tpucache.training.loop import train
-from tpucache.training.prediction import Predictor, predict
+from tpucache.training.prediction import predict
+from tpucache.training.predictor import Predictor
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 

@@ -1,0 +1,174 @@
+"""`--processes N` is one command: N processes do what one does, are stopped and continued, and fail in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError, process
+from tpucache.cli import main
+from tpucache.training.device import launch
+from tpucache.warmup import TableOptions, relabel_cache
+
+HERE = Path(__file__).parents[1]
+TRAIN = (
+    "--backend", "torch", "--device", "cpu", "--model", "tiny_models:layer_norm", "--epochs", "2", "--batch-size", "16",
+    "--lr", "0.05", "--flip", "--mixup", "0.3", "--folds", "--json", "--metric", "tiny_metrics:signalling",
+)  # fmt: skip
+TRUST = ("--trust", "tiny_models:layer_norm")
+
+
+def run(*arguments, **more):
+    """Run the command in a process of its own."""
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [sys.executable, "-m", "tpucache", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": path, **more}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
+
+
+def complaints(done):
+    return [line for line in done.stderr.splitlines() if line.startswith(process.PROG)]
+
+
+@pytest.fixture(scope="module")
+def folded(cache, tmp_path_factory):
+    """A cache in two folds."""
+    folder = tmp_path_factory.mktemp("folded")
+    shutil.copytree(cache, folder / "cache")
+    with (folder / "folds.csv").open("w", newline="") as file:
+        rows = [(path, number * 5 // 7 % 2) for number, path in enumerate(CachedDataset(cache).paths)]
+        csv.writer(file).writerows([("path", "fold"), *rows])
+    relabel_cache(folder / "cache", folder / "folds.csv", TableOptions(fold_col="fold"))
+    return folder / "cache"
+
+
+@pytest.fixture(scope="module")
+def runs(folded, tmp_path_factory):
+    """A run of all folds in this process, and one of two processes that a signal stops and the same command continues.
+
+    Both predict, too.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+    assert main(["train", str(folded), "--run", str(folder / "one"), *TRAIN]) == 0
+    assert (
+        main(["predict", str(folder / "one"), str(folded), "-o", str(folder / "one.csv"), "--backend", "torch", *TRUST])
+        == 0
+    )
+    both = ("train", folded, "--run-dir", folder / "two", *TRAIN, "--processes", "2", "--resume")
+    stopped = run(*both, SIGNAL_PARENT="yes")
+    finished = run(*both)
+    out = ("-o", folder / "two.csv", "--backend", "torch", *TRUST, "--processes", "2", "--batch-size", "6", "--json")
+    return folder, stopped, finished, run("predict", folder / "one", folded, *out)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_processes_with_one_line_and_the_report(runs):
+    _, stopped, _, _ = runs
+    assert stopped.returncode == 3, stopped.stderr
+    (line,) = complaints(stopped)
+    assert "interrupted" in line
+    assert "--resume" in line
+    assert not json.loads(stopped.stdout)["finished"]
+
+
+@pytest.mark.slow
+def test_folds_in_two_processes_stopped_and_continued_are_those_of_one(runs):
+    folder, _, finished, _ = runs
+    assert finished.returncode == 0, finished.stderr
+    report, expected = json.loads(finished.stdout), json.loads((folder / "one" / "report.json").read_text())
+    assert report["out_of_fold"] == pytest.approx(expected["out_of_fold"], abs=1e-5)
+    for name in ("fold-0", "fold-1"):
+        found, known = (json.loads((folder / each / name / "report.json").read_text()) for each in ("two", "one"))
+        assert found["processes"] == 2
+        np.testing.assert_allclose(found["losses"], known["losses"], atol=1e-5)
+    (head, *rows), (known_head, *known_rows) = (table(folder / each / "out_of_fold.csv") for each in ("two", "one"))
+    assert head == known_head
+    assert [row[:3] for row in rows] == [row[:3] for row in known_rows]
+    np.testing.assert_allclose(
+        np.float32([row[4:] for row in rows]), np.float32([row[4:] for row in known_rows]), atol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_predictions_of_two_processes_are_those_of_one(runs):
+    folder, _, _, predicted = runs
+    assert predicted.returncode == 0, predicted.stderr
+    assert json.loads(predicted.stdout)["samples"] == 150
+    rows, known = table(folder / "two.csv"), table(folder / "one.csv")
+    assert [row[:4] for row in rows] == [row[:4] for row in known]
+    values, expected = (np.float32([row[4:] for row in each[1:]]) for each in (rows, known))
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def end(folder, rank, status, message, time):
+    text = json.dumps({"status": status, "message": message, "time": time})
+    (folder / process.END_PATTERN.replace("*", str(rank))).write_text(text)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, TrainingError), (2, UsageError), (3, UnfinishedError)])
+def test_the_error_is_that_of_the_process_that_failed_first(tmp_path, status, kind):
+    end(tmp_path, 0, 1, "another process of the run has ended", 2.0)
+    end(tmp_path, 1, status, "why", 1.0)
+    with pytest.raises(kind, match=r"^why$"):
+        launch._raise_first(tmp_path, {0: 1, 1: status}, 2)
+
+
+def test_a_process_that_was_killed_is_named_though_another_one_complained(tmp_path):
+    end(tmp_path, 0, 1, "another process of the run has ended", 2.0)
+    with pytest.raises(TrainingError, match="process 1 of 2 was ended by SIGKILL"):
+        launch._raise_first(tmp_path, {0: 1, 1: -9}, 2)
+
+
+def test_a_process_that_says_nothing_is_named_with_its_status(tmp_path):
+    with pytest.raises(TrainingError, match="process 0 of 2 ended with status 4"):
+        launch._raise_first(tmp_path, {0: 4}, 2)
+    launch._raise_first(tmp_path, {}, 2)
+
+
+def test_processes_are_of_the_backend_torch_and_not_of_torchrun(cache, tmp_path, monkeypatch, capsys):
+    arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--processes", "2"]
+    assert main(arguments) == 2
+    assert "--processes is for the backend torch" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*arguments, "--backend", "torch"]) == 2
+    assert "leave --processes out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun_takes_no_option_of_train_for_its_own():
+    from torch.distributed.run import get_args_parser
+
+    from tpucache.cli import make_parser
+
+    (commands,) = [each for each in make_parser()._actions if each.choices and "train" in each.choices]
+    names = [name for action in commands.choices["train"]._actions for name in action.option_strings]
+    given = [name for name in names if name.startswith("--") and name != "--run"]
+    assert "--run-dir" in given
+    parsed = get_args_parser().parse_args(["--nproc-per-node", "2", "-m", "tpucache", "train", "cache", *given])
+    assert parsed.training_script_args == ["train", "cache", *given]
+
+
+def test_one_process_of_several_leaves_its_complaint_to_the_command(tmp_path, monkeypatch, capsys):
+    shared = {"folder": str(tmp_path), "began": 1.0, "parent": os.getppid()}
+    monkeypatch.setenv(process.LAUNCHED, json.dumps(shared))
+    monkeypatch.setenv("RANK", "3")
+    assert process.complain("it  failed", 2) == 2
+    assert capsys.readouterr().err == ""
+    assert json.loads((tmp_path / "3.end.json").read_text())["message"] == "it failed"
+    monkeypatch.setenv(process.LAUNCHED, json.dumps({**shared, "parent": -1}))  # that of another command
+    assert process.complain("it failed", 2) == 2
+    assert "it failed" in capsys.readouterr().err

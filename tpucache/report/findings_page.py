@@ -1,0 +1,455 @@
+"""The page of findings: copies with other labels, near-duplicates, leaks, suspects and extremes, as pictures."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import itertools
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.insight.hashing import Hashes, hashes
+from tpucache.insight.labels import Predictions, read_predictions, suspects
+from tpucache.insight.matching import THRESHOLD, Pairs, pairs
+from tpucache.report.page import Page, escape, fill_template, make_page
+from tpucache.report.records import Records
+from tpucache.report.text import class_name, size_text
+from tpucache.store.fields import IMAGE
+
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
+Array = npt.NDArray[Any]
+
+_MOST: Final = 2000  # findings of a kind that are shown
+_EXTREMES: Final = 24  # samples at each end of a scale
+_BYTES: Final = 28_000_000  # of pictures and texts, beyond which the page takes no further finding
+_BASE64: Final = 4 / 3  # how many bytes it makes of one
+_SIDE: Final = 128  # of a picture, in pixels, at most
+_BLOCK: Final = 16  # of JPEG, in pixels, with colours at half resolution
+_ACROSS, _DOWN = 8, 8  # pictures of a sprite
+_QUALITY: Final = 75
+_SMALL: Final = 64  # images that are not larger have their pixels shown as squares
+_CLASSES: Final = 5000  # that a page offers
+
+_CONFLICTS: Final = "same picture, different label"
+_SEPARATOR: Final = ";"  # between the classes of a sample
+_HASH_BITS: Final = 256
+
+_WHOLE_PAGE: Final = "allow-scripts allow-downloads"
+
+
+def report_findings(
+    cache: str | Path | CachedDataset,
+    *,
+    against: str | Path | CachedDataset | None = None,
+    predictions: str | Path | None = None,
+    threshold: int = THRESHOLD,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Page:
+    """Return a page of what a cache tells of its data, as pictures side by side, to look through and correct labels.
+
+    It has pictures that are there twice with different labels, near-duplicates, those that the cache `against` has,
+    too, the samples whose labels are the least probable by `predictions` (the table that a run of all folds wrote, or
+    the folder of that run), and the extremes of what is known of the images. Two pictures are alike where their hashes
+    differ by at most `threshold` of 256 bits (see `tpucache.insight`). Of each kind at most 2,000 are shown.
+
+    Ticks on the page become a table with the columns path and label, which `relabel` takes. The page is one file, needs
+    no server and loads nothing from elsewhere; its script runs in any browser. `on_progress` is called with what is
+    done, and how much of how much of it.
+
+    Raises UsageError for records without images and predictions of other samples, what opening a cache raises, and
+    DependencyError without jinja2 or Pillow.
+    """
+    sets = [_Set.open(cache, on_progress)]
+    if against is not None:
+        sets.append(_Set.open(against, on_progress))
+    own = sets[0]
+
+    def compared(share: float) -> None:
+        on_progress("compare", round(share * len(own)), len(own))
+
+    alike = pairs(own.hashes, threshold, on_progress=compared)
+    kinds = [*_copies(own, alike)]
+    if len(sets) > 1:
+        kinds.append(_leaks(sets, pairs(own.hashes, threshold, other=sets[1].hashes, on_progress=compared)))
+    if predictions is not None:
+        kinds.append(_suspects(own, read_predictions(predictions)))
+    kinds.append(_extremes(own))
+    shown = _Shown(sets)
+    kept = shown.choose(kinds, on_progress)
+    values = {
+        "figures": [("samples", f"{len(own):,}"), *((kind.title, f"{kind.count:,}") for kind in kinds)],
+        "state": _state(sets, alike),
+        "data": json.dumps(shown.to_json(kinds, kept), separators=(",", ":")),
+        "sprites": shown.sources(),
+        "commands": [_command(each) for each in sets if each.can_correct()],
+        "script_hash": _script_hash(),
+    }
+    return make_page("findings.html", own.name, values, allows=_WHOLE_PAGE)
+
+
+class _Set:
+    """A cache whose samples are shown, and the hashes of their images."""
+
+    def __init__(self, records: Records, found: Hashes, place: str) -> None:
+        self.records, self.hashes, self.place = records, found, place
+        self.positions = records.positions
+        self.classes = records.manifest.classes
+        self._labels = records.table.labels
+
+    @classmethod
+    def open(cls, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> _Set:
+        """Open a cache and hash its images. Raises UsageError where it has none."""
+        records = Records(cache)
+        if records.image is None:
+            names = ", ".join(each.name for each in records.manifest.fields)
+            raise UsageError(f"{records.directory} has no images to compare, only the fields {names}")
+        found = hashes(cache, on_progress=lambda done, total: on_progress(f"hash {records.name}", done, total))
+        return cls(records, found, str(cache) if isinstance(cache, (str, Path)) else str(records.directory))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def name(self) -> str:
+        """The cache's name."""
+        return self.records.name
+
+    def path(self, at: int) -> str:
+        """Return the path of a sample, by its place among those that were hashed."""
+        return self.records.table.paths[int(self.positions[at])]
+
+    def label(self, at: int) -> str:
+        """Return the label of a sample as a table for `relabel` has it; empty where it has none."""
+        if self._labels is None:
+            return ""
+        label = np.asarray(self._labels[int(self.positions[at])])
+        if not label.ndim and label.dtype.kind != "f":
+            return class_name(int(label), self.classes) if label >= 0 else ""
+        values = label.reshape(-1).tolist()
+        if len(self.classes) == len(values):
+            return _SEPARATOR.join(name for name, value in zip(self.classes, values, strict=True) if value > 0)
+        return ",".join(f"{value:.6g}" for value in values)
+
+    def is_numbers(self) -> bool:
+        """Return whether labels are numbers and not classes."""
+        return self._labels is not None and not self.classes
+
+    def can_correct(self) -> bool:
+        """Return whether a table with one column of labels can correct them."""
+        return self._labels is not None and (bool(self.classes) or self._labels.ndim == 1 or self._labels.shape[1] == 1)
+
+    def separator(self) -> str:
+        """Return what is between the classes of a sample; empty where it has one."""
+        return _SEPARATOR if self._labels is not None and self._labels.ndim == 2 and self.classes else ""
+
+
+class _Finding(NamedTuple):
+    """Samples (number of the set, place in it), the new label that is proposed for each, and what is said of them."""
+
+    samples: Sequence[tuple[int, int]]
+    labels: Sequence[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Findings of one kind, the most worth a look first: `count` of them, made when they are shown."""
+
+    title: str
+    note: str
+    count: int
+    make: Callable[[int], _Finding]
+    is_pair: bool = True
+
+
+def _copies(own: _Set, alike: Pairs) -> Iterator[_Kind]:
+    """Yield the pictures that are there more than once: with different labels, and with the same."""
+    first, second = alike.first.tolist(), alike.second.tolist()
+    differs = np.array([own.label(one) != own.label(two) for one, two in zip(first, second, strict=True)], np.bool_)
+    for title, note, chosen in (
+        (_CONFLICTS, "A label is wrong, or the classes overlap, or these are not the same after all.", differs),
+        ("near-duplicates", "They have the same label. Keep each group of them in one fold.", ~differs),
+    ):
+        rows = np.flatnonzero(chosen)
+
+        def make(number: int, rows: Array = rows) -> _Finding:
+            row = int(rows[number])
+            ends = first[row], second[row]
+            return _pair(alike, row, [(0, each) for each in ends], [own.label(ends[1]), own.label(ends[0])])
+
+        yield _Kind(title, f"{note} The closest come first.", len(rows), make)
+
+
+def _leaks(sets: Sequence[_Set], alike: Pairs) -> _Kind:
+    """Return the pictures that both caches have."""
+
+    def make(row: int) -> _Finding:
+        one, two = int(alike.first[row]), int(alike.second[row])
+        return _pair(alike, row, [(0, one), (1, two)], [sets[1].label(two), sets[0].label(one)])
+
+    note = f"Pictures of {sets[0].name} that {sets[1].name} has, too. A score on such samples is too good."
+    return _Kind("leaks", f"{note} The closest come first.", len(alike), make)
+
+
+def _pair(alike: Pairs, row: int, samples: Sequence[tuple[int, int]], labels: Sequence[str]) -> _Finding:
+    mirrored = ", mirrored" if alike.is_mirrored[row] else ""
+    return _Finding(samples, labels, f"{int(alike.distance[row])} of {_HASH_BITS} bits differ{mirrored}")
+
+
+def _suspects(own: _Set, table: Predictions) -> _Kind:
+    """Return the samples by how improbable their labels are. Raises UsageError for predictions of other samples."""
+    labels = table.label_numbers()
+    found = suspects(table.probabilities, labels)
+    places = {int(number): place for place, number in enumerate(own.records.table.numbers[own.positions].tolist())}
+    unknown = next((number for number in table.numbers.tolist() if number not in places), None)
+    if unknown is not None:
+        raise UsageError(f"{table.path} has the sample {unknown}, which {own.place} has not: give predictions of it")
+    rows = found.positions.tolist()
+    wrong = next((row for row in rows if table.paths[row] != own.path(places[int(table.numbers[row])])), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{table.path} has {table.paths[wrong]!r:.200} where {own.place} has another path: give predictions of it"
+        )
+
+    def make(number: int) -> _Finding:
+        row, name = rows[number], table.classes[int(found.classes[number])]
+        proposed = name
+        if labels.ndim == 2:
+            marks = {each for each, mark in zip(table.classes, labels[row], strict=True) if mark} ^ {name}
+            proposed = _SEPARATOR.join(each for each in table.classes if each in marks)
+        text = f"p(label) {1 - found.scores[number]:.3f}, {name} {table.probabilities[row, found.classes[number]]:.3f}"
+        return _Finding([(0, places[int(table.numbers[row])])], [proposed], text)
+
+    note = "By how improbable their labels are to models that have not seen them: a list to look through, no verdicts."
+    return _Kind("suspects", note, len(found), make, is_pair=False)
+
+
+def _extremes(own: _Set) -> _Kind:
+    """Return the samples at both ends of each scale that is known of the images, and blank ones."""
+    found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
+    for (low, high), values, to_text in _scales(own):
+        known = np.flatnonzero(np.isfinite(values))
+        order = known[np.argsort(values[known], kind="stable")]
+        count = min(_EXTREMES, len(order) // 2)
+        for name, places in ((low, order[:count]), (high, order[len(order) - count :][::-1])):
+            found += [(at, f"{name}: {to_text(values[at])}") for at in places.tolist()]
+
+    def make(number: int) -> _Finding:
+        at, text = found[number]
+        return _Finding([(0, at)], [own.label(at)], text)
+
+    note = f"The {_EXTREMES} samples at each end of what is known of the images. Most of them will be fine."
+    return _Kind("extremes", note, len(found), make, is_pair=False)
+
+
+def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
+    """Yield what both ends of a scale are called, its value for each sample, and how a value is written."""
+    table = own.records.table
+
+    def column(name: str) -> Array | None:
+        found = table.get(name)
+        return np.asarray(found, np.float64)[own.positions] if isinstance(found, np.ndarray) else None
+
+    width, height = column("image_width"), column("image_height")
+    if width is not None and height is not None:
+        known = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)
+        yield ("tallest shape", "widest shape"), known, "{:.2f} times as wide as high".format
+        yield ("smallest side", "largest side"), np.minimum(width, height), "{:,.0f} pixels".format
+    for name, ends in (("image_mean", ("darkest", "brightest")), ("image_std", ("least contrast", "most contrast"))):
+        if (values := column(name)) is not None:
+            yield ends, values, "{:.1f}".format
+    if (values := column("source_bytes")) is not None:
+        yield ("smallest file", "largest file"), np.where(values > 0, values, np.nan), size_text
+
+
+@dataclass
+class _Sprites:
+    """Pictures of a set, drawn into sprites of 64 as they are asked for."""
+
+    records: Records
+    positions: Array
+    size: tuple[int, int]
+    tile: tuple[int, int]
+    sources: list[bytes] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    bytes: int = 0
+    _open: Any = None
+
+    @classmethod
+    def of(cls, own: _Set) -> _Sprites:
+        """Return the sprites of a set, with no picture yet."""
+        from tpucache.report.draw import fitted_size
+
+        image = own.records.image
+        if image is None:
+            raise UsageError(f"{own.place} has no images")
+        side = min(_SIDE, max(image.shape[:2]))
+        width, height = fitted_size(image.shape, side)
+        tile = (-(-width // _BLOCK) * _BLOCK, -(-height // _BLOCK) * _BLOCK)
+        return cls(own.records, own.positions, (width, height), tile)
+
+    def add(self, at: int) -> None:
+        """Draw the picture of a sample, unless it is there."""
+        from PIL import Image
+
+        from tpucache.report.draw import draw_record
+
+        if at in self.places:
+            return
+        place = len(self.places) % (_ACROSS * _DOWN)
+        if place == 0:
+            self.close()
+            self._open = Image.new("RGB", (self.tile[0] * _ACROSS, self.tile[1] * _DOWN))
+        self.places[at] = len(self.places)
+        manifest = self.records.manifest
+        fields = self.records.read(int(self.positions[at]), manifest.variants[0])
+        picture = draw_record({IMAGE: fields[IMAGE]}, (), max(self.size))
+        self._open.paste(picture, (place % _ACROSS * self.tile[0], place // _ACROSS * self.tile[1]))
+
+    def close(self) -> None:
+        """Compress the sprite that is being drawn."""
+        if self._open is not None:
+            target = io.BytesIO()
+            self._open.save(target, "jpeg", quality=_QUALITY)
+            self.sources.append(target.getvalue())
+            self.bytes += len(self.sources[-1])
+            self._open = None
+
+
+class _Shown:
+    """The findings that are on the page, as many as there is room for, and their samples."""
+
+    def __init__(self, sets: Sequence[_Set]) -> None:
+        self._sets = sets
+        self._sprites = [_Sprites.of(each) for each in sets]
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._bytes = 0  # of texts
+
+    def choose(
+        self, kinds: Sequence[_Kind], on_progress: Callable[[str, int, int], None]
+    ) -> Sequence[Sequence[_Finding]]:
+        """Return the findings of each kind that there is room for, one of each kind in turn, with their pictures."""
+        kept: list[list[_Finding]] = [[] for _ in kinds]
+        counts = [min(_MOST, kind.count) for kind in kinds]
+        total, done = sum(counts), 0
+        for number in range(max(counts, default=0)):
+            for kind, count, chosen in zip(kinds, counts, kept, strict=True):
+                if number >= count:
+                    continue
+                if self._bytes + sum(_BASE64 * each.bytes for each in self._sprites) >= _BYTES:
+                    break
+                finding = kind.make(number)
+                self._bytes += len(escape(json.dumps(finding)))
+                for own, at in finding.samples:
+                    if (own, at) not in self._numbers:
+                        self._numbers[own, at] = len(self._numbers)
+                        self._bytes += len(escape(json.dumps(self._texts(own, at))))
+                        self._sprites[own].add(at)
+                chosen.append(finding)
+                done += 1
+                on_progress("draw", done, total)
+        for each in self._sprites:
+            each.close()
+        return kept
+
+    def _texts(self, own: int, at: int) -> tuple[str, str]:
+        """Return the path and the label of a sample."""
+        return self._sets[own].path(at), self._sets[own].label(at)
+
+    def sources(self) -> list[str]:
+        """Return the sprites in base64, those of the first set first."""
+        every = itertools.chain.from_iterable(each.sources for each in self._sprites)
+        return [base64.b64encode(source).decode() for source in every]
+
+    def to_json(self, kinds: Sequence[_Kind], kept: Sequence[Sequence[_Finding]]) -> dict[str, Any]:
+        """Return what the script of the page makes its cards of."""
+        own, firsts = self._sets[0], itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
+        return {
+            "kind": "image/jpeg",
+            "classes": list(own.classes[:_CLASSES]),
+            "isNumber": own.is_numbers(),
+            "separator": own.separator(),
+            "sets": [
+                {
+                    **_geometry(sprites),
+                    "first": first,
+                    "name": each.name,
+                    "table": _table_name(each),
+                    "canCorrect": each.can_correct(),
+                }
+                for each, sprites, first in zip(self._sets, self._sprites, firsts, strict=False)
+            ],
+            "samples": [[own, self._sprites[own].places[at], *self._texts(own, at)] for own, at in self._numbers],
+            "sections": [
+                {
+                    "title": kind.title,
+                    "note": _note(kind, len(findings)),
+                    "count": f"{kind.count:,}",
+                    "isPair": kind.is_pair,
+                    "cards": [
+                        [[self._numbers[each] for each in finding.samples], list(finding.labels), finding.text]
+                        for finding in findings
+                    ],
+                }
+                for kind, findings in zip(kinds, kept, strict=True)
+            ],
+        }
+
+
+def _geometry(sprites: _Sprites) -> Mapping[str, Any]:
+    (width, height), (tile_width, tile_height) = sprites.size, sprites.tile
+    return {
+        "width": width,
+        "height": height,
+        "tileWidth": tile_width,
+        "tileHeight": tile_height,
+        "across": _ACROSS,
+        "each": _ACROSS * _DOWN,
+        "small": max(sprites.size) <= _SMALL,
+    }
+
+
+def _note(kind: _Kind, shown: int) -> str:
+    if not kind.count:
+        return "None were found."
+    return kind.note if shown == kind.count else f"{kind.note} The first {shown:,} of {kind.count:,} are here."
+
+
+def _state(sets: Sequence[_Set], alike: Pairs) -> str:
+    """Return how pictures were compared."""
+    parts = [f"Pictures are alike where their hashes of {_HASH_BITS} bits differ by at most {alike.threshold}."]
+    if alike.search != "exact":
+        parts.append(f"Among so many, {alike.share:.0%} of such pairs or more are found.")
+    if blank := sum(int(each.hashes.is_blank.sum()) for each in sets):
+        parts.append(f"{blank:,} images with next to no contrast are left out: they all look alike.")
+    return " ".join(parts)
+
+
+def _table_name(own: _Set) -> str:
+    """Return what the downloaded table of a set is called."""
+    return f"{''.join(one if one.isalnum() or one in '-_' else '-' for one in own.name)[:60] or 'cache'}-labels.csv"
+
+
+def _command(own: _Set) -> str:
+    words = ["python", "-m", "tpucache", "relabel", own.place, _table_name(own)]
+    words += ["--corrections", "--path-col", "path", "--label-col", "label"]
+    if own.separator():
+        words += ["--label-sep", _SEPARATOR]
+    return shlex.join(words)
+
+
+def _script_hash() -> str:
+    """Return the hash of the page's script, by which a browser knows it."""
+    script = fill_template("findings.js", {})
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

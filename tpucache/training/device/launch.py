@@ -1,0 +1,114 @@
+"""Start a command in several processes of this host by torchrun's launcher, each in a new Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tpucache import process
+from tpucache.errors import TpucacheError, TrainingError, UnfinishedError, UsageError
+from tpucache.machine import count_cores
+
+#: Signals for which torch's launcher sets handlers of its own.
+_HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: The error that stands for each exit status; any other one is a TrainingError.
+_ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, process.STOPPED: UnfinishedError}
+
+
+def launch(arguments: Sequence[str], processes: int, began: float) -> None:
+    """Run `python -m tpucache ARGUMENTS` in so many processes of this host, and return when all have done their work.
+
+    They know of each other as those that torchrun starts. `began` is when the command began, by `time.monotonic`, for
+    the account of its seconds. A SIGINT or SIGTERM to this process is passed on; if this process is killed, the others
+    get a SIGTERM. Raises what the first process that failed ended with, as the error of its exit status, and
+    KeyboardInterrupt after a signal.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory(prefix="tpucache-launch-") as folder, _environment(Path(folder), processes, began):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id="tpucache",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",  # any port that is free
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        safe_path = ["-P"] if getattr(sys.flags, "safe_path", False) else []  # new in Python 3.11
+        try:
+            elastic_launch(config, sys.executable)(*safe_path, "-m", "tpucache", *arguments)
+        except ChildFailedError as error:
+            _raise_first(Path(folder), {rank: failure.exitcode for rank, failure in error.failures.items()}, processes)
+        except SignalException:  # all have ended
+            _raise_first(Path(folder), {}, processes)
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
+    """Give processes that are started within the context what they need to know, and put all back that this changes."""
+    threads = max(1, int(count_cores().usable) // processes)
+    given = {
+        process.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
+        # Otherwise each would have as many threads as there are cores.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+    }
+    before = {name: os.environ.get(name) for name in given}
+    handlers = {number: signal.getsignal(number) for number in _HANDLED}
+    # What it says of processes that end is said here in one line.
+    log = logging.getLogger("torch.distributed.elastic")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    os.environ |= given
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> None:
+    """Raise the error of the process that failed first, given the exit statuses by rank; nothing where none has."""
+    if killed := {rank: -status for rank, status in statuses.items() if status < 0}:  # the others have lost it
+        rank, number = next(iter(killed.items()))
+        raise TrainingError(
+            f"process {rank} of {processes} was ended by {_name(number)}: see what the system says of it (SIGKILL is "
+            "often a lack of memory), and run the same command with --resume to continue"
+        )
+    if ends := [json.loads(path.read_text()) for path in folder.glob(process.END_PATTERN)]:
+        first = min(ends, key=lambda end: end["time"])
+        raise _ERRORS.get(first["status"], TrainingError)(first["message"])
+    if statuses:
+        rank, status = next(iter(statuses.items()))
+        raise TrainingError(
+            f"process {rank} of {processes} ended with status {status}: see what it said above, and run the same "
+            "command with --resume to continue"
+        )
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

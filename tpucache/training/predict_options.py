@@ -1,0 +1,79 @@
+"""How samples are predicted: in which views, and how predictions are averaged. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from tpucache.errors import UsageError
+from tpucache.options import check_options, option
+
+Crops = Literal["none", "five"]
+Average = Literal["probability", "rank"]
+RunWeights = Literal["equal", "score"]
+
+#: The side of a crop is this share of the image's: 224 of 256 pixels (Krizhevsky et al., 2012).
+CROP_SHARE: Final = 7 / 8
+#: XLA compiles all views into one graph.
+_MOST_SIZES: Final = 8
+_LEAST_SIZE: Final = 8
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """In which views images are predicted, and how the predictions of several runs are averaged. Raises UsageError.
+
+    `sizes` are of an image's shorter side, in pixels; without them it is predicted in the size that the run was
+    evaluated in. The predictions of a run's views are averaged as they are.
+    """
+
+    flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
+    crops: Crops = option(
+        "none", "five: average over crops in the corners and the middle, of seven eighths of each side"
+    )
+    sizes: Sequence[int] = ()
+    average: Average = option(
+        "probability", "rank: average the ranks that each run gives to the samples, class by class"
+    )
+    run_weights: RunWeights = option(
+        "equal", "score: weight each run, and each fold of a run of folds, by its validation score"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        sizes = tuple(self.sizes)
+        if odd := [size for size in sizes if not _is_size(size)]:
+            raise UsageError(f"sizes are whole numbers of pixels, at least {_LEAST_SIZE}, not {odd[0]!r:.40}")
+        if len(sizes) > _MOST_SIZES or len({*sizes}) < len(sizes):
+            raise UsageError(f"sizes are at most {_MOST_SIZES} different ones, not {', '.join(map(str, sizes)):.80}")
+        object.__setattr__(self, "sizes", sizes)
+
+    @property
+    def resamples(self) -> bool:
+        """Whether views have other pixels than the image, not only another order of them."""
+        return self.crops != "none" or bool(self.sizes)
+
+    @property
+    def views(self) -> int:
+        """How many views of each image there are."""
+        return (5 if self.crops == "five" else 1) * max(1, len(self.sizes)) * (2 if self.flip_tta else 1)
+
+    @property
+    def view_names(self) -> list[str]:
+        """The options that ask for views, as the command line has them."""
+        asked = {"--flip-tta": self.flip_tta, "--crops": self.crops != "none", "--sizes": bool(self.sizes)}
+        return [name for name, is_asked in asked.items() if is_asked]
+
+    def largest(self, learned: tuple[int, int]) -> int:
+        """Return how large the shorter side of an image is, in pixels, of which no view is an enlarged part.
+
+        `learned` are the height and width in which the model was evaluated.
+        """
+        size = max(self.sizes, default=min(learned))
+        return size if self.crops == "none" else math.ceil(size / CROP_SHARE)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= _LEAST_SIZE

@@ -1,0 +1,209 @@
+"""The weights that a run begins with: of a file, a folder, another run, or the hub's cache on this machine."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tpucache.errors import DependencyError, UsageError
+from tpucache.runs import BEST_NAME
+from tpucache.store.files import check_is_local, check_stored, open_file
+from tpucache.training.learn.model import timm_name
+from tpucache.training.run.checkpoint import is_stored_whole
+from tpucache.training.settings import TrainSettings
+
+Weights = dict[str, torch.Tensor]
+
+#: Where checkpoints of other programs keep the weights of the model.
+_CONTAINERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "weights", "params", "state_dict_ema")
+_SAFETENSORS: Final = ".safetensors"
+#: What files of weights are called in a repository of the hub, the ones that are read first, first.
+_HUB_NAMES: Final = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
+)
+_SUFFIXES: Final = (_SAFETENSORS, ".bin", ".pth", ".pt")
+_HUB: Final = "hub:"
+#: Stands for the weights that timm has for a model.
+PRETRAINED: Final = "pretrained"
+
+
+class InitialWeights(NamedTuple):
+    """A run's settings, which normalise as another run whose weights it begins with, and these; None: random ones."""
+
+    settings: TrainSettings
+    weights: Weights | None
+
+
+def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
+    """Return the weights that a new run of images with so many channels begins with. Raises as `read_weights` does."""
+    if settings.weights is None:
+        return InitialWeights(settings, None)
+    source = find_weights(settings.weights, settings.model)
+    if source.resolve() in (Path(run).resolve(), (Path(run) / BEST_NAME).resolve()):
+        raise UsageError(f"--weights {source} is in the folder of the new run: give another folder as --run")
+    path = _weights_file(source)
+    content = _read(path)
+    weights = _tensors(path, content)
+    is_open = settings.normalise == "auto" and settings.mean is None and settings.std is None
+    if is_open and path.name == BEST_NAME and isinstance(content, Mapping):
+        mean, std = (_numbers(content.get(name), channels) for name in ("mean", "std"))
+        if mean and std and min(std) > 0:
+            settings = replace(settings, normalise="cache", mean=mean, std=std)
+    return InitialWeights(settings, weights)
+
+
+def find_weights(text: str, model: str) -> Path:
+    """Return where weights are: a path, `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, or `pretrained` for a model.
+
+    Nothing is downloaded. Raises UsageError for what is not on this machine, DependencyError without the hub's package.
+    """
+    if text.startswith(_HUB):
+        name, _, revision = text.removeprefix(_HUB).partition("@")
+        return _cached(name, _HUB_NAMES, revision or None)
+    if text != PRETRAINED or Path(text).exists():
+        check_is_local(text)
+        return Path(text)
+    timms = timm_name(model)
+    if timms is None:
+        raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
+    import timm
+
+    about = timm.get_pretrained_cfg(timms)
+    if about is None or not (about.hf_hub_id or about.url):
+        raise UsageError(f"timm has no weights for {timms}: give a file or a folder")
+    downloaded = Path(torch.hub.get_dir(), "checkpoints", Path(about.url or "").name)
+    if about.url and downloaded.is_file():
+        return downloaded
+    is_usual = about.hf_hub_filename in (None, *_HUB_NAMES)
+    names = _HUB_NAMES if is_usual else (str(about.hf_hub_filename), *_HUB_NAMES)
+    return _cached(about.hf_hub_id or timms, names, None)
+
+
+def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
+    """Return one of these files of a repository out of the hub's cache on this machine. Raises as `find_weights`."""
+    try:
+        from huggingface_hub import constants, try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError as error:
+        raise DependencyError(
+            f"the hub's cache cannot be read: {error}. `pip install huggingface_hub`, or give the file of the weights"
+        ) from error
+    try:
+        found = [try_to_load_from_cache(name, file, revision=revision) for file in files]
+    except HFValidationError as error:
+        raise UsageError(f"--weights hub:{name} is no name of a repository, OWNER/NAME: {error}") from error
+    paths = [Path(path) for path in found if isinstance(path, str)]
+    if not paths:
+        raise UsageError(
+            f"the hub's cache, {constants.HF_HUB_CACHE}, has no weights of {name}, and nothing is downloaded: run `hf "
+            f"download {name}` where there is a network, or give the file or its folder to --weights"
+        )
+    return paths[0]
+
+
+def _weights_file(source: Path) -> Path:
+    """Return the file of weights that is meant by a file or a folder. Raises UsageError."""
+    if not source.is_dir():
+        if not source.is_file():
+            raise UsageError(f"there are no weights at {source}: give a file of weights, or the folder of a run")
+        return source
+    for name in (BEST_NAME, *_HUB_NAMES):
+        if (source / name).is_file():
+            return source / name
+    others = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    if len(others) != 1:
+        has = f"{len(others)} files of weights, {', '.join(path.name for path in others[:3])} …" if others else "none"
+        raise UsageError(
+            f"{source} has no {BEST_NAME}, no {_HUB_NAMES[0]}, and of others {has}: give a file of weights, or a run "
+            "of which an epoch has ended"
+        )
+    return others[0]
+
+
+def read_weights(source: str | Path) -> Weights:
+    """Return tensors by name, on the host: of a `.safetensors` file, a state dict saved by torch, or a folder.
+
+    A checkpoint that holds a state dict among other things is one, too. Of a folder it is the `best.pt` of a run, the
+    file that the hub stores, or the only one. No code in the file is run. Raises UsageError when there are no such
+    weights, DependencyError for a `.safetensors` file without safetensors.
+    """
+    check_is_local(source)
+    path = _weights_file(Path(source))
+    return _tensors(path, _read(path))
+
+
+def _read(path: Path) -> Any:
+    return _read_safetensors(path) if path.suffix == _SAFETENSORS else _read_torch(path)
+
+
+def _tensors(path: Path, content: Any) -> Weights:
+    weights = _find_tensors(content)
+    if not weights:
+        raise UsageError(
+            f"{path} has no weights by name: save them by `torch.save(model.state_dict(), FILE)` or safetensors"
+        )
+    for name, tensor in weights.items():
+        if not is_stored_whole(tensor):
+            raise UsageError(
+                f"{path}: {name[:60]!r} has more values than the file: save it as a dense tensor, after `.contiguous()`"
+            )
+    return weights
+
+
+def _read_safetensors(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise DependencyError(
+            f"{path} cannot be read without safetensors: {error}. `pip install safetensors`, or save the "
+            "weights by torch"
+        ) from error
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{path} is no safetensors file that can be read: {error}. Copy it again") from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with open_file(path) as file:
+            if zipfile.is_zipfile(file):  # torch before 1.6 wrote no archive
+                check_stored(file)
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
+        raise UsageError(
+            f"{path} is no file of weights alone: it is something else, or holds objects whose code would be run. Save "
+            "the weights by `torch.save(model.state_dict(), FILE)` or safetensors"
+        ) from error
+    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read as weights: {error}. Copy it again") from error
+
+
+def _find_tensors(content: Any) -> Weights:
+    """Return the tensors of a mapping, or those of the first mapping in it that a checkpoint keeps weights in."""
+    if not isinstance(content, Mapping):
+        return {}
+    for name in _CONTAINERS:
+        if isinstance(content.get(name), Mapping) and (found := _find_tensors(content[name])):
+            return found
+    return {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
+    """Return so many finite numbers, None where the values are something else."""
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        return None
+    is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)
+    return tuple(values) if is_good else None

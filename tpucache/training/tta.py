@@ -1,0 +1,106 @@
+"""Test-time augmentation: each image is predicted in several views, and the predictions are averaged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from tpucache.geometry import lanczos
+from tpucache.ondevice.resample import split
+from tpucache.training.predict_options import CROP_SHARE, PredictOptions
+
+Sides = tuple[int, int]
+
+
+class Views:
+    """Makes the views of a batch's images, and puts predictions of them back where they are of the image."""
+
+    def __init__(self, options: PredictOptions, learned: Sides, given: Sides, device: torch.device) -> None:
+        """Take the height and width in which the model was evaluated, and those of the images given."""
+        self._given = given
+        sizes = [_scaled(learned, size) for size in options.sizes] or [learned]
+        parts = [(0, 0, *given)] if options.crops == "none" else _five(given)
+        flips = [False, True] if options.flip_tta else [False]
+        self._views = [_View(*view, given, device) for view in itertools.product(parts, sizes, flips)]
+
+    def mean(self, images: torch.Tensor, predict: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Return the mean of the predictions of all views of images (batch, height, width, channels).
+
+        `predict` gives values (batch, outputs), or maps (batch, outputs, height, width) of a view. A pixel of a map is
+        the mean over the views that show it.
+        """
+        total: torch.Tensor | None = None
+        shown: torch.Tensor | None = None
+        for view in self._views:
+            found = predict(view.of(images))
+            ones = torch.ones_like(found[:1, :1])
+            if found.dim() == 4:
+                found, ones = view.put_back(found, self._given), view.put_back(ones, self._given)
+            total, shown = (found, ones) if total is None or shown is None else (total + found, shown + ones)
+        if total is None or shown is None:
+            raise RuntimeError("there is always a view")
+        return total / shown
+
+
+class _View:
+    """A part (top, left, height, width) of the image, of another size, and turned left to right where `flip` is."""
+
+    def __init__(
+        self, part: tuple[int, int, int, int], size: Sides, flip: bool, given: Sides, device: torch.device
+    ) -> None:
+        top, left, height, width = self._part = part
+        self._flip, self._size = flip, size
+        self._weights = None
+        if size != (height, width):
+            rows, columns = (
+                torch.from_numpy(lanczos(side, first, first + count, pixels).astype(np.float32)).to(device)
+                for side, first, count, pixels in ((given[0], top, height, size[0]), (given[1], left, width, size[1]))
+            )
+            self._weights = rows, columns
+
+    def of(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the view of images (batch, height, width, channels), float32 where it is of another size."""
+        top, left, height, width = self._part
+        if self._weights is None:
+            view = images[:, top : top + height, left : left + width]
+        else:
+            rows, columns = self._weights
+            with torch.autocast(images.device.type, enabled=False):
+                pixels = _product(_product(rows, images.permute(0, 3, 1, 2).float()), columns.T)
+            if images.dtype == torch.uint8:
+                pixels = pixels.clamp(0, 255)
+            view = pixels.permute(0, 2, 3, 1)
+        return view.flip(2) if self._flip else view
+
+    def put_back(self, maps: torch.Tensor, given: Sides) -> torch.Tensor:
+        """Return maps (batch, outputs, height, width) of the view where they are of the image, 0 around them."""
+        top, left, height, width = self._part
+        maps = maps.flip(3) if self._flip else maps
+        if maps.shape[2:] != (height, width):
+            maps = functional.interpolate(maps, (height, width), mode="bilinear", align_corners=False)
+        around = (left, given[1] - left - width, top, given[0] - top - height)
+        return functional.pad(maps, around)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return a matrix product whose operands are in two parts each, as a TPU rounds them to 8 bits."""
+    first: torch.Tensor = sum(a @ b for a in split(left, 2) for b in split(right, 2))
+    return first
+
+
+def _five(given: Sides) -> list[tuple[int, int, int, int]]:
+    """Return the parts in the four corners and the middle."""
+    height, width = (max(1, round(side * CROP_SHARE)) for side in given)
+    down, right = given[0] - height, given[1] - width
+    corners = [(top, left) for top in (0, down) for left in (0, right)]
+    return [(top, left, height, width) for top, left in [*corners, (down // 2, right // 2)]]
+
+
+def _scaled(sides: Sides, shorter: int) -> Sides:
+    """Return height and width in proportion, of this shorter side."""
+    height, width = sides
+    return round(height * shorter / min(sides)), round(width * shorter / min(sides))
