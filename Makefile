@@ -3,6 +3,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= xla,dev
+# Which build of torch goes with torch_xla: cpu is the one without CUDA's 4 GB, where pip's index has it. TORCH=any takes
+# what the index gives.
+TORCH ?= cpu
+CPU_TORCH := torch==2.9.0+cpu
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
@@ -50,5 +54,9 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tpucache needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	@if [ '$(TORCH)$(findstring xla,$(EXTRAS))' = cpuxla ]; then \
+	  if $(BIN)/python -m pip install --quiet '$(CPU_TORCH)' 2>/dev/null; \
+	  then echo "$(CPU_TORCH) is installed; for CUDA's: make clean install TORCH=any"; \
+	  else echo "pip's index has no $(CPU_TORCH): torch comes with CUDA, where the index has that one"; fi; fi
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@

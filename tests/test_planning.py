@@ -16,7 +16,7 @@ from PIL import Image
 
 from tpucache import CachePlan, Manifest, PlanRow, Recipe, build_cache, kaggle, plan_cache, planning
 from tpucache.cli import main
-from tpucache.errors import DependencyError, RecipeError, SourceError, UsageError
+from tpucache.errors import BuildError, DependencyError, RecipeError, SourceError, UsageError
 from tpucache.planning import _best
 from tpucache.store.codecs.plain import Zstd
 from tpucache.warmup import candidates
@@ -58,6 +58,8 @@ def row(**changed: Any) -> PlanRow:
         "variants": 0,
         "bytes": 100,
         "seconds": 1.0,
+        "bytes_per_image": 100,
+        "batch_bytes_per_image": 400,
         "images_per_second": 1000.0,
         "reading": "keep",
         "idle": 0.0,
@@ -201,6 +203,12 @@ def test_what_does_not_fit_into_memory_is_read_from_files(photos: Path, monkeypa
     monkeypatch.setattr("tpucache.loading.reading.memory.available_memory", lambda: 0)
     found = plan_cache(photos, sizes=[16], codecs=["raw"], variants=[0], seconds=0.2, jobs=1)
     assert [each.reading for each in found.rows] == ["stream"]
+
+
+def test_without_a_temporary_folder_the_error_says_so(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(photos / "nowhere"))
+    with pytest.raises(BuildError, match="TMPDIR"):
+        plan_cache(photos, codecs=["raw"], variants=[0], jobs=1)
 
 
 class OneImage:

@@ -63,6 +63,13 @@ def test_a_bar_fits_the_terminal_and_shows_whole_words(terminal, monkeypatch, co
     assert ("80,000 of 80,000 images" in texts) == (columns == 160)
 
 
+def test_a_terminal_that_says_it_has_no_columns_gets_a_bar_of_80(terminal, monkeypatch):
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((0, 0)))
+    with Progress(10, "verify", "files", stream=terminal) as shown:
+        shown.advance(10)
+    assert len(terminal.lines()[-1]) == 79
+
+
 def test_no_bar_is_drawn_where_a_line_cannot_be_replaced(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     with Progress(10, "verify", "files", stream=terminal) as shown:

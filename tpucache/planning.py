@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -27,7 +29,6 @@ from tpucache.store.fields import IMAGE, Field
 from tpucache.warmup.build_options import CODECS_COMPARED, BuildOptions, LabelKind, Target
 from tpucache.warmup.candidates import Candidate, try_recipes
 from tpucache.warmup.estimate import kaggle_blocks
-from tpucache.warmup.run.folder import check_source
 from tpucache.warmup.sources import label_source, pad_source, to_source
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.sources.source import Items, Source
@@ -40,6 +41,8 @@ _BANDS: Final = (2, 4, BLOCK)
 #: A device that waits so little is fed.
 _FED: Final = 0.02
 _ROUNDS: Final = 3
+#: What writing and reading a small cache takes at least, about.
+_READING_SECONDS: Final = 1.0
 _BATCH: Final = 256
 _LEAST_SECONDS: Final = 0.1
 _MOST_SECONDS: Final = 1.0
@@ -52,6 +55,7 @@ class PlanRow:
 
     `size` is what is stored, (height, width), `resolution` what is read where that is smaller: then `bands` are the
     frequencies that are stored apart. `bytes` and `seconds` are estimates, of the whole cache and of its build here.
+    `bytes_per_image` are those that are read of one, and `batch_bytes_per_image` those that a device is given.
     `images_per_second` is measured, with images that a device finishes left packed, and `reading` is how: "keep" where
     all images that an epoch may read fit into memory, else "stream". `idle` is the share of its time that a device of
     the given rate waits. `psnr` is in dB, of the images that are read against pixels that no codec has touched, None
@@ -65,6 +69,8 @@ class PlanRow:
     variants: int
     bytes: int
     seconds: float
+    bytes_per_image: int
+    batch_bytes_per_image: int
     images_per_second: float
     reading: Literal["keep", "stream"]
     idle: float | None
@@ -152,15 +158,16 @@ def plan_cache(
     BuildOptions(labels, target=target)  # refuses values that no option has
     recipe = recipe or Recipe()
     wanted, left_out = _to_wanted(recipe, sizes, codecs, variants)
-    if isinstance(source, (str, Path)):
-        check_source(source, Path(tempfile.gettempdir(), "tpucache-plan"))
     source = label_source(pad_source(to_source(source), pad, truncate), labels, class_names(classes))
-    with tempfile.TemporaryDirectory(prefix="tpucache-plan-") as folder:
+    with _temporary_folder() as folder:
+        ways = sum(len(each.read) for each in wanted)
+        expected = max(seconds, seconds / 3 + _READING_SECONDS * ways)
         on_progress(
-            f"trying {len(wanted)} kinds of records on a few samples, then reading them: about {seconds:,.0f} s"
+            f"trying {len(wanted)} kinds of records on a few samples, then reading them in {ways} ways: about "
+            f"{expected:,.0f} s"
         )
         recipes = [each.recipe for each in wanted]
-        tried = try_recipes(source, recipes, Path(folder), seconds=seconds / 3, jobs=jobs, labels=labels)
+        tried = try_recipes(source, recipes, folder, seconds=seconds / 3, jobs=jobs, labels=labels)
         readings = [
             _Reading(tried.found[number], size)
             for number, each in enumerate(wanted)
@@ -191,6 +198,21 @@ def plan_cache(
         threads=threads,
         seconds=time.monotonic() - began,
     )
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """Make a folder for small caches, and remove it. Raises BuildError."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tpucache-plan-"))
+    except OSError as error:
+        raise BuildError(f"no temporary folder can be made: {error}. Name a writable one by TMPDIR") from error
+    try:
+        yield folder
+    except OSError as error:
+        raise BuildError(f"the temporary folder {folder} cannot be used: {error}. Name another by TMPDIR") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Wanted(NamedTuple):
@@ -287,7 +309,10 @@ def _rows(
     candidate = reading.candidate
     with CachedDataset(candidate.cache, resolution=reading.resolution, in_memory=False) as dataset:
         psnr = _psnr(dataset, candidate.images)
-        record_bytes = sum(each.nbytes for each in dataset.packed().record_fields)
+        read_bytes, record_bytes = (
+            dataset.mean_record_bytes,
+            sum(each.nbytes for each in dataset.packed().record_fields),
+        )
     recipe, room = candidate.recipe, BUDGET.room
     ways = {
         count: "keep" if candidate.samples * max(1, count) * record_bytes <= room else "stream" for count in variants
@@ -311,6 +336,8 @@ def _rows(
                 variants=count,
                 bytes=needed,
                 seconds=candidate.seconds(count),
+                bytes_per_image=read_bytes,
+                batch_bytes_per_image=record_bytes,
                 images_per_second=rates[way].images_per_second,
                 reading="keep" if way == "keep" else "stream",
                 idle=rates[way].idle,

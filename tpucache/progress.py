@@ -13,7 +13,8 @@ from typing import Any, Final, TextIO
 from tpucache.redact import printable
 
 _LINE_SECONDS: Final = 10.0
-_COLUMNS: Final = 80  # of a terminal that does not say how many it has
+_COLUMNS: Final = 80  # of a terminal that does not say how many it has, or that it has none
+_ROWS: Final = 20  # for bars, one below the other
 _LEAST_BAR: Final = 8  # columns of a bar
 _SCALES: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -52,9 +53,25 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def size_text(count: float) -> str:
+    """Return a number of bytes as text, such as `491.7 MB`."""
+    for scale, name in _SCALES:
+        if count >= scale:
+            return f"{count / scale:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
 def rate_text(value: float) -> str:
     """Return a number that was measured as text: with one decimal where it is below 10."""
     return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
+
+
+def _columns(stream: TextIO | None) -> int:
+    """Return how many columns a terminal has now."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream is not None else _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
 
 
 class Progress:
@@ -170,17 +187,17 @@ class Progress:
         class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
             @property
             def format_dict(self) -> dict[str, Any]:
-                values: dict[str, Any] = super().format_dict
-                columns = values["ncols"] or _COLUMNS
+                columns = _columns(progress._stream) - 1
                 head = len(progress._label) + (len(": 100% ") + _LEAST_BAR + 1 if progress._total else len(": "))
-                return {**values, "text": progress._text(columns - head - 1)}
+                return {**super().format_dict, "ncols": columns, "text": progress._text(columns - head - 1)}
 
         bar = "{percentage:3.0f}% {bar} " if self._total else ""
         return Bar(
             total=self._total,
             initial=self._done,
             bar_format=f"{self._label.replace('{', '{{').replace('}', '}}')}: {bar}{{text}}",
-            dynamic_ncols=True,
+            ncols=_COLUMNS,  # format_dict has those of the moment
+            nrows=_ROWS,
             leave=not self._is_brief,
             file=self._stream,
         )

@@ -141,7 +141,9 @@ def main() -> None:
     report |= {"versions": track.versions, "left_out": left_out}
     if options.picture:
         draw_stream(report, options.picture)
-    markdown = to_markdown(report, is_picture=options.picture is not None)
+    page = options.page or options.markdown
+    picture = os.path.relpath(options.picture, page.parent) if options.picture and page else str(options.picture or "")
+    markdown = to_markdown(report, picture)
     write_files(options, report, markdown)
     if options.page:
         replace_part(options.page, "stream picture" if options.picture else "stream", markdown)
@@ -390,16 +392,17 @@ def _cpu(epoch: dict[str, Any]) -> str:
     return f"{epoch['cpu_seconds'] / max(1, epoch['bytes']) * 1e9:.2f}"
 
 
-def to_markdown(report: dict[str, Any], *, is_picture: bool = False) -> str:
-    """Return the tables in Markdown, what was measured and how, and the versions."""
+def to_markdown(report: dict[str, Any], picture: str = "") -> str:
+    """Return the tables in Markdown, what was measured and how, and the versions; `picture` is where theirs is."""
     parts = []
 
     def is_ours(name: str) -> bool:
         return name.startswith("tpucache")
 
-    if is_picture:
+    if picture:
+        parts += [f"![Images a second in the first epoch, by bandwidth and by latency of the link]({picture})", ""]
         parts += [as_markdown(to_pictured_rows(report["links"]), is_bold=is_ours)]
-    for link in report["links"] if not is_picture else ():
+    for link in report["links"] if not picture else ():
         table = as_markdown(to_rows(link["rows"]), is_bold=is_ours)
         parts += [f"{link['rate']} MB/s, {link['latency']} ms an answer:", "", table]
     rounds = report["rounds"]

@@ -42,7 +42,7 @@ def test_a_log_tells_how_much_there_is_to_do_how_fast_it_goes_and_what_was_skipp
     assert main(command) == 0
     first, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"to do: 151 records, about [\d.]+ [kM]B \([\d,.]+ [GT]B are free\), about \d+ s of one core's work", first
+        r"to do: 151 records, about [\d.]+ [kM]B \([\d,.]+ [GT]B are free\), about [\d.]+ s of one core's work", first
     )
     assert re.fullmatch(r"warmup: 151 of 151 samples, [\d,.]+/s, [\d.]+ kB, 1 skipped", last)
 

@@ -15,6 +15,7 @@ import torch
 
 from tpucache import CachedDataset
 from tpucache.cli import main
+from tpucache.geometry import lanczos
 from tpucache.training.device import CpuDevice
 from tpucache.training.feed import idle
 from tpucache.training.learn.model import build_model
@@ -58,7 +59,7 @@ def competition(photos, tmp_path, monkeypatch):
         csv.writer(file).writerows([("id", *CLASSES[::-1]), *((path.stem, *[0.25] * 4) for path in tests)])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(curves, "save_figure", lambda *_: None)  # it takes most of the time, as does measuring rates
-    monkeypatch.setattr(idle, "_REPLAY_SECONDS", 0.0)
+    monkeypatch.setattr(idle, "REPLAY_SECONDS", 0.0)
 
 
 def plain(run, images):
@@ -69,6 +70,17 @@ def plain(run, images):
     mean, std = (torch.tensor(best[name]).view(3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
         return model.eval()((images.float() - mean) / std).softmax(1).numpy()
+
+
+def plain_views(run, images):
+    """The mean over five crops, resized by Pillow's filter, and their mirror images."""
+    boxes = [(0, 0), (2, 0), (0, 2), (2, 2), (1, 1)]
+    rows = [torch.from_numpy(lanczos(16, first, first + 14, 16)).float() for first in range(3)]
+    found = []
+    for left, top in boxes:
+        crops = (rows[top] @ images.float() @ rows[left].T).clamp(0, 255)
+        found += [plain(run, crops), plain(run, crops.flip(3))]
+    return np.mean(found, 0)
 
 
 def read(path):
@@ -125,3 +137,18 @@ def test_a_competition_works_word_by_word_and_survives_two_kills(competition, mo
     assert [row["id"] for row in submission] == [row["id"] for row in sample]
     by_id = dict(zip([Path(path).stem for path in test.paths], expected, strict=True))
     np.testing.assert_allclose(values_of(submission), [by_id[row["id"]] for row in submission], atol=1e-6)
+
+    second, both = Path("runs/second"), CachedDataset("cache/both")
+    assert sorted(read("predictions.csv")[0]) < sorted([*read("pseudo.csv")[0]])
+    assert [row["path"] for row in read(second / "out_of_fold.csv")] == [f"train/{path}" for path in cache.paths]
+    weights, targets = np.asarray(both.table["soft_weight"]), np.asarray(both.table["soft_label"])
+    pseudo = {row["path"]: row for row in read("pseudo.csv")}
+    for path, weight, target, label in zip(both.paths, weights, targets, both.labels, strict=True):
+        row = pseudo.get(path)
+        known = np.eye(4)[label] if row is None else values_of([row])[0]
+        np.testing.assert_allclose(target, known, atol=1e-6)
+        assert weight == pytest.approx(1 if row is None else float(row["weight"]))
+    scores = [fold["metrics"]["accuracy"] for fold in json.loads((second / "report.json").read_text())["folds"]]
+    found = [plain_views(second / f"fold-{fold}", images_of(test)) for fold in range(5)]
+    np.testing.assert_allclose(values_of(read("final.csv")), np.average(found, 0, scores), atol=1e-5)
+    assert np.asarray(cache.table["fold"]).tolist() == folds.tolist()

@@ -28,7 +28,7 @@ def page(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(curves, "save_figure", lambda *_: None)  # it takes most of the time, as does measuring rates
-    monkeypatch.setattr(idle, "_REPLAY_SECONDS", 0.0)
+    monkeypatch.setattr(idle, "REPLAY_SECONDS", 0.0)
     return re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -14,7 +14,7 @@ from tpucache.store.cache import Cache
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 _SAMPLES = 64
-_ROUNDS = 6  # of 63 flips: more than a thousand for all codecs
+_ROUNDS = 8  # of 63 flips: more than a thousand for the codecs, and as many for those in bands
 
 
 class Gradients:
@@ -29,23 +29,29 @@ class Gradients:
         return Item({"image": np.clip(ramp + rng.normal(0, 30, ramp.shape), 0, 255).astype(np.uint8)})
 
 
-@pytest.fixture(scope="module", params=["dct-zstd", "dct-lz4", "yuv420"])
+@pytest.fixture(scope="module", params=["dct-zstd", "dct-lz4", "yuv420", "dct-zstd in bands", "dct-lz4 in bands"])
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of one shard."""
+    """A cache of one shard, or of one of each band."""
+    codec, _, bands = request.param.partition(" ")
     cache = tmp_path_factory.mktemp("sound") / "cache"
-    assert len(build_cache(Gradients(), cache, Recipe(size=(24, 20), codec=request.param), jobs=1).shards) == 1
+    recipe = Recipe(size=(24, 20), codec=codec, bands=(2, 4, 8) if bands else None)
+    assert len(build_cache(Gradients(), cache, recipe, jobs=1).shards) == (3 if bands else 1)
     return cache
 
 
-def flip_bits(cache: Path, chance: np.random.Generator) -> list[int]:
-    """Flip a bit of each record but the first, which readers compare with its checksum; return the samples' numbers."""
+def flip_bits(cache: Path, chance: np.random.Generator, first_band: int = 0) -> list[int]:
+    """Flip a bit of one band, from the first one on, of each record but the first, which readers compare with its
+    checksum; return the samples' numbers."""
     opened = Cache.open(cache)
-    path = cache / opened.manifest.shards[0].name
-    data = bytearray(path.read_bytes())
-    for row in opened.index.read_all()[1:]:
+    names = [entry.name for entry in opened.manifest.shards]
+    files = {name: bytearray((cache / name).read_bytes()) for name in names}
+    of_bands = opened.index.read_all().reshape(-1, _SAMPLES)
+    for number in range(1, _SAMPLES):
+        row = of_bands[int(chance.integers(first_band, len(of_bands)))][number]
         bit = int(chance.integers(8 * int(row["length"])))
-        data[int(row["offset"]) + bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
+        files[names[int(row["shard"])]][int(row["offset"]) + bit // 8] ^= 1 << bit % 8
+    for name, data in files.items():
+        (cache / name).write_bytes(data)
     return list(range(1, _SAMPLES))
 
 
@@ -77,6 +83,17 @@ def test_every_flipped_bit_is_found_by_verify_and_kills_no_reader(sound: Path, t
 
 def test_the_first_record_that_is_read_of_a_damaged_shard_is_refused(sound: Path, tmp_path: Path) -> None:
     cache = Path(shutil.copytree(sound, tmp_path / "cache"))
-    flip_bits(cache, np.random.default_rng(0))
+    flip_bits(cache, np.random.default_rng(0), first_band=len(Cache.open(cache).manifest.layouts) - 1)
     with pytest.raises(DamageError, match="holds other records than the index lists"):
         CachedDataset(cache)[1]
+
+
+@pytest.mark.parametrize("sound", ["dct-zstd in bands", "dct-lz4 in bands"], indirect=True)
+def test_images_of_half_the_size_do_not_depend_on_damage_in_the_highest_band(sound: Path, tmp_path: Path) -> None:
+    cache = Path(shutil.copytree(sound, tmp_path / "cache"))
+    flip_bits(cache, np.random.default_rng(0), first_band=2)
+    half = (12, 10)
+    shown, expected = (
+        torch.stack([image for image, _ in CachedDataset(each, resolution=half)]) for each in (cache, sound)
+    )
+    assert torch.equal(shown, expected)

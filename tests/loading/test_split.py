@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache import UsageError
-from tpucache.loading.split import fold_split, stratified_split
+from tpucache.loading.split import fold_split, fold_splits, stratified_split
 from tpucache.store.samples import Strings
 
 
@@ -81,3 +81,12 @@ def test_a_fold_that_is_not_there_is_refused(fold):
         fold_split({"fold": FOLDS["integers"]}, fold)
     with pytest.raises(UsageError, match=r"the cache has \[1\]"):
         fold_split({"fold": np.ones(3, np.int64)}, "1")
+
+
+@pytest.mark.parametrize("folds", [np.array([0, -1, 1, 0]), Strings.pack(["0", "-1", "1", "0"])])
+def test_samples_of_fold_minus_one_train_in_every_fold_and_validate_in_none(folds):
+    splits = fold_splits({"fold": folds})
+    assert {name: split.valid.tolist() for name, split in splits.items()} == {"0": [0, 3], "1": [2]}
+    assert {name: split.train.tolist() for name, split in splits.items()} == {"0": [1, 2], "1": [0, 1, 3]}
+    with pytest.raises(UsageError, match="one fold"):
+        fold_splits({"fold": np.array([0, -1, 0])})

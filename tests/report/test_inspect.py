@@ -58,7 +58,7 @@ def test_records_are_counted_in_words(cache, tokens):
 
 def test_a_cache_without_images_shows_nothing_about_images(tokens):
     lines = by_name(tokens)
-    assert lines["recipe"] == "else the defaults"
+    assert lines["recipe"] == "the defaults"
     assert "mean, std" not in "\n".join(describe_lines(tokens))
     assert lines["fields"] == "input_ids 4 int64 raw"
 

@@ -71,7 +71,7 @@ def test_the_picture_has_a_table_of_all_links(tmp_path: Path) -> None:
     ]
     report: dict[str, Any] = {"links": links(), "rounds": 1, "versions": {}, "left_out": []}
     report["machine"] = {"cpus": 2, "cpu": "a processor", "system": "Linux", "python": "3"}
-    assert "| **tpucache raw** | **900 (0.50 s)** |" in to_markdown(report, is_picture=True)
+    assert "| **tpucache raw** | **900 (0.50 s)** |" in to_markdown(report, "stream.png")
     draw_stream(report, tmp_path / "stream.png")
     with Image.open(tmp_path / "stream.png") as image:
         assert image.width == 1200

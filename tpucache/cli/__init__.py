@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tpucache import process
-from tpucache.cli import inspecting, planning, predicting, publishing, training, warming
+from tpucache.cli import insight, inspecting, planning, predicting, publishing, training, warming
 from tpucache.cli.terminal import Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import package_of
@@ -94,6 +94,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for group in (warming, planning, inspecting, training, predicting, publishing):
+    for group in (warming, planning, inspecting, insight, training, predicting, publishing):
         group.add(commands)
     return parser

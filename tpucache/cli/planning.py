@@ -90,12 +90,13 @@ def _lines(found: CachePlan) -> Iterator[str]:
         yield from (f"  {path!r}: {reason}" for path, reason in found.failed[:_NAMED])
     yield from (f"left out: {codec}: {reason}" for codec, reason in found.left_out.items())
     has_rate, has_target = found.device_rate is not None, found.target is not None
-    table = [["", "codec", "stored", "read as", "variants", "GB", "minutes", "images/s", "from"]]
+    table = [["", "codec", "stored", "read as", "variants", "GB", "minutes", "kB read", "sent", "images/s", "from"]]
     table[0] += [*(["idle"] if has_rate else []), "PSNR, dB", *(["fits"] if has_target else [])]
     for row in found.rows:
         cells = ["*" if found.is_recommended(row) else "", row.codec, _side(row.size)]
         cells += [_side(row.resolution or row.size), f"{row.variants}", _gigabytes(row.bytes)]
-        cells += [f"{row.seconds / 60:,.1f}", f"{row.images_per_second:,.0f}"]
+        cells += [f"{row.seconds / 60:,.1f}", f"{row.bytes_per_image / 1000:,.1f}"]
+        cells += [f"{row.batch_bytes_per_image / 1000:,.0f}", f"{row.images_per_second:,.0f}"]
         cells += ["memory" if row.reading == "keep" else "files"]
         cells += [f"{row.idle:.1%}"] if row.idle is not None else []
         cells += ["exact" if row.psnr is None else f"{row.psnr:.1f}"]

@@ -108,6 +108,7 @@ class _Transfer:
 
 def cached(options: argparse.Namespace) -> int:
     """List what this machine keeps of caches at URLs, or remove it."""
+    from tpucache.report.text import size_text
     from tpucache.store.remote.cache import clear_kept, list_kept
 
     kept = list_kept(options.cache_dir)
@@ -119,7 +120,7 @@ def cached(options: argparse.Namespace) -> int:
             clear_kept(each)
     verb = "removed, " if options.clear is not None else ""
     lines = [
-        f"{each.url}: {verb}{each.bytes / 1e9:,.2f} of {each.total_bytes / 1e9:,.2f} GB, in {each.directory}"
+        f"{each.url}: {verb}{size_text(each.bytes)} of {size_text(each.total_bytes)}, in {each.directory}"
         for each in chosen
     ]
     show(options, {"kept": [each.to_dict() for each in chosen]}, lines or ["nothing is kept of caches at URLs"])

@@ -24,13 +24,21 @@ from tpucache.cli.arguments import (
     seconds,
     size,
 )
+from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
-from tpucache.progress import duration_text
+from tpucache.progress import duration_text, size_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.build_options import BoxOptions, BuildOptions, LabelKind, SelectionOptions, WorkerOptions
+from tpucache.warmup.build_options import (
+    BoxOptions,
+    BuildOptions,
+    LabelKind,
+    SelectionOptions,
+    SoftOptions,
+    WorkerOptions,
+)
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -52,7 +60,7 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.errors import SampleError
     from tpucache.redact import shown
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
-    from tpucache.report.text import size_text
+    from tpucache.report.text import seconds_text
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
@@ -70,7 +78,7 @@ def warmup(options: argparse.Namespace) -> int:
     def announce(expected: Estimate) -> None:
         tell(
             f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
-            f"free), about {duration_text(expected.process_seconds)} of one core's work"
+            f"free), about {seconds_text(max(0.1, expected.process_seconds))} of one core's work"
         )
 
     try:
@@ -145,18 +153,40 @@ def _truncated(cache: str | Path, pad: int) -> int:
 
 
 def relabel(options: argparse.Namespace) -> int:
-    """Give a finished cache the labels, folds and columns of a .csv, without touching a record."""
+    """Give a finished cache the labels, folds and columns of a .csv, or folds of its own, without touching a record."""
+    from tpucache.errors import UsageError
     from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
 
     began = time.monotonic()
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
-    manifest = relabel_cache(options.cache, options.table, table, labels=options.labels, classes=options.classes)
+    if options.table is None and (table != TableOptions() or options.corrections or options.classes is not None):
+        raise UsageError("what a table's columns mean is for a .csv: give it after the cache, too")
+    if options.make_folds is None and (options.groups is not None or "stratify" in explicit(options)):
+        raise UsageError("--groups and --stratify are for --make-folds N: give it, too")
+    if options.make_folds is not None and options.fold_col is not None:
+        raise UsageError("--fold-col takes the folds of the table and --make-folds makes others: leave one of them out")
+    soft = from_options(SoftOptions, options)
+    if options.table is None and soft.soft_labels:
+        raise UsageError("--soft-labels is for a table of predictions: give it after the cache, too")
+    found: dict[str, Any] = {}
+    lines: list[str] = []
+    if options.table is not None:
+        chosen: dict[str, Any] = {
+            "labels": options.labels,
+            "classes": options.classes,
+            "corrections": options.corrections,
+        }
+        chosen["soft"] = soft
+        manifest = relabel_cache(options.cache, options.table, table, **chosen)
+    if options.make_folds is not None:
+        manifest, found, lines = make_folds(options)
     lines = [
         f"{options.cache}: {manifest.samples:,} samples, {time.monotonic() - began:,.1f} s",
         f"  labels: {label_text(manifest)}",
+        *lines,
     ]
-    show(options, describe(manifest), lines)
+    show(options, {**describe(manifest), **found}, lines)
     return 0
 
 
@@ -268,10 +298,15 @@ def add(commands: Any) -> None:
     add_table(command)
     command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
     add_cache(command)
-    command.add_argument(
+    table = command.add_argument(
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
     )
+    command.add_argument(
+        "--corrections", action="store_true", help="the table has rows of some samples: all others keep their labels"
+    )
+    add_folds(command, table)
     add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
+    add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
     add_cache(command)
@@ -301,7 +336,6 @@ class _Progress:
 
     def show(self, progress: BuildProgress) -> None:
         from tpucache.progress import Progress
-        from tpucache.report.text import size_text
 
         if self._shown is None:
             self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
@@ -348,7 +382,6 @@ def run_dry(
 
 def _lines(found: DryRun, sheet: Path | None) -> list[str]:
     from tpucache.report.inspect import describe_labels
-    from tpucache.report.text import size_text
 
     expected = found.estimate
     lines = [

@@ -1,5 +1,12 @@
 """The public names of the package; its `__init__.py` reads them here, and imports each when it is first used."""
 
+from tpucache.insight.comparison import (
+    Comparison as Comparison,
+    Drift as Drift,
+    Exact as Exact,
+    compare as compare,
+    exact_copies as exact_copies,
+)
 from tpucache.insight.hashing import Hashes as Hashes, hashes as hashes
 from tpucache.insight.labels import (
     Predictions as Predictions,

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from tpucache.store.cache import Cache, read_field
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
-from tpucache.store.samples import Column, SampleTable, encode_columns
+from tpucache.store.samples import SampleTable, encode_columns
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -60,22 +60,22 @@ class Hashes:
 
     `words` are those of the images and `mirrored` those of the images with left and right exchanged: uint64 (n, 4).
     `is_blank`, bool (n,), marks images with next to no contrast: they all look alike, and `pairs` leaves them out.
-    `numbers` are the samples' numbers, uint64 (n,).
+    `numbers` are the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), are the images in grey, 0 to 255; of
+    other depths than 8 bits, the mean of the cache is 128 and its standard deviation 64.
     """
 
     numbers: Words
     words: Words
     mirrored: Words
     is_blank: npt.NDArray[np.bool_]
+    thumbnails: npt.NDArray[np.uint8]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def select(self, positions: Positions) -> Hashes:
         """Return the hashes of these of the images, by their positions, in this order."""
-        return Hashes(
-            self.numbers[positions], self.words[positions], self.mirrored[positions], self.is_blank[positions]
-        )
+        return Hashes(**{name: column[positions] for name, column in vars(self).items()})
 
 
 def hashes(
@@ -129,21 +129,23 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         raise UsageError(
             f"{cache.place} has no images to hash: its records have {', '.join(each.name for each in manifest.fields)}"
         )
-    rows, numbers = cache.rows(manifest.variants[0], positions), cache.samples.numbers[positions]
-    least_std = _BLANK_STD
+    rows = cache.rows(manifest.variants[0], positions)
+    unit, base = 1.0, 0.0
     if image.is_deep:  # what their numbers reach to, only the cache itself shows
-        least_std *= float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
+        unit = float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
+        base = float(np.mean(manifest.statistics.mean or (0.0,))) - 2 * _USUAL_STD * unit
     step = max(1, _BATCH_BYTES // max(1, image.nbytes))
     bands = [band * cache.rows_a_band for band in range(len(manifest.layouts))]
     windows = (np.concatenate([rows[at : at + step] + band for band in bands]) for at in range(0, len(rows), step))
-    found = Hashes(numbers, *_empty(len(positions)))
+    found = _empty(cache.samples.numbers[positions])
 
     def work(start: int) -> int:
         some = rows[start : start + step]
         grids = grey_grids(read_field(cache, some, IMAGE))
         part = slice(start, start + len(some))
         found.words[part], found.mirrored[part] = phash(grids)
-        found.is_blank[part] = grids.std((1, 2)) < least_std
+        found.is_blank[part] = grids.std((1, 2)) < _BLANK_STD * unit
+        found.thumbnails[part] = _thumbnails((grids - base) / (unit or 1.0))
         return len(some)
 
     cache.reader.expect(work, (cache.index[window] for window in windows))
@@ -154,9 +156,16 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
     return found
 
 
-def _empty(count: int) -> tuple[Words, Words, npt.NDArray[np.bool_]]:
-    shape = count, BITS // 64
-    return np.empty(shape, np.uint64), np.empty(shape, np.uint64), np.empty(count, np.bool_)
+def _empty(numbers: Words) -> Hashes:
+    shape = len(numbers), BITS // 64
+    words, mirrored = np.empty(shape, np.uint64), np.empty(shape, np.uint64)
+    return Hashes(numbers, words, mirrored, np.empty(len(numbers), np.bool_), np.empty((len(numbers), 8, 8), np.uint8))
+
+
+def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    means = grids.reshape(len(grids), 8, 4, 8, 4).mean((2, 4))
+    found: npt.NDArray[np.uint8] = np.clip(np.rint(means), 0, 255).astype(np.uint8)
+    return found
 
 
 def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
@@ -179,16 +188,18 @@ def grey_grids(images: Array) -> npt.NDArray[np.float64]:
     """Return the averages of images (n, height, width, channels) over a grid, in grey: float64 (n, 32, 32).
 
     Three channels of 8 bits are red, green and blue, of which grey is the luma; of any others it is the mean. The grid
-    is in the numbers of the images, less the lowest that float32 and signed images have.
+    is in the numbers of the images.
     """
-    levels, unit = (images, np.ones(1)) if images.dtype in (np.uint8, np.uint16) else _to_levels(images)
+    levels, unit, low = images, np.ones(1), np.zeros(1)
+    if images.dtype not in (np.uint8, np.uint16):
+        levels, unit, low = _to_levels(images)
     count, height, width, channels = levels.shape
     weights = _LUMA if images.dtype == np.uint8 and channels == len(_LUMA) else (1,) * channels
     rows = _averages(levels.reshape(count, height, width * channels)).reshape(count, _GRID, width, channels)
     grey = rows @ np.array(weights, np.float64)
     grids = _averages(grey.swapaxes(1, 2)).swapaxes(1, 2)
     scale = unit / (sum(weights) * _FINE * _FINE)
-    scaled: npt.NDArray[np.float64] = grids * scale[:, None, None]
+    scaled: npt.NDArray[np.float64] = grids * scale[:, None, None] + low[:, None, None]
     return scaled
 
 
@@ -250,17 +261,24 @@ def _above_median(found: npt.NDArray[np.float64]) -> Words:
     return words
 
 
-def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float64]]:
-    """Return images as whole numbers from each one's lowest value on, and what a step is worth in each (n,)."""
+def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
+    """Return images as whole numbers from each one's lowest value on, what a step is worth in each, and that value."""
     values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
     low = values.min((1, 2, 3), keepdims=True)
     contrast = values.max((1, 2, 3), keepdims=True) - low
     unit = np.where(contrast > 0, contrast / 0xFFFF, 1.0) if images.dtype.kind == "f" else np.ones_like(contrast)
-    return np.rint((values - low) / unit).astype(np.uint16), unit.reshape(-1)
+    return np.rint((values - low) / unit).astype(np.uint16), unit.reshape(-1), low.reshape(-1)
 
 
 _PREFIX: Final = "hashes-"
-_COLUMNS: Final = ("number", "phash256", "phash256_mirrored", "is_blank")
+#: The columns of the file: dtype, and shape of a sample's value, of each. Another hash would have another name.
+_COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
+    "number": (np.uint64, ()),
+    "phash256": (np.uint64, (BITS // 64,)),
+    "phash256_mirrored": (np.uint64, (BITS // 64,)),
+    "is_blank": (np.bool_, ()),
+    "thumbnail": (np.uint8, (8, 8)),
+}
 
 
 def hashes_name(manifest: Manifest) -> str:
@@ -278,19 +296,19 @@ def kept_hashes(cache: Cache) -> Hashes | None:
         return None
     try:
         table = SampleTable(path, cache.manifest.samples)
-        numbers, words, mirrored, is_blank = (_column(table, name) for name in _COLUMNS)
-        if not np.array_equal(numbers, cache.samples.numbers):
+        found = Hashes(*(_column(table, name) for name in _COLUMNS))
+        if not np.array_equal(found.numbers, cache.samples.numbers):
             raise StoreError("it is of other samples")
     except StoreError as error:
         _log.warning("%s is not used, and its hashes are computed again: %s", path, error)
         return None
-    return Hashes(numbers, words, mirrored, is_blank)
+    return found
 
 
 def _column(table: SampleTable, name: str) -> Array:
-    kind, width = (np.bool_, 0) if name == "is_blank" else (np.uint64, BITS // 64 if name.startswith("phash") else 0)
+    dtype, shape = _COLUMNS[name]
     column = table.get(name)
-    if not isinstance(column, np.ndarray) or column.dtype != kind or column.shape[1:] != (width,) * bool(width):
+    if not isinstance(column, np.ndarray) or column.dtype != dtype or column.shape[1:] != shape:
         raise StoreError(f"it has no column {name!r} of hashes")
     return column
 
@@ -298,13 +316,11 @@ def _column(table: SampleTable, name: str) -> Array:
 def _keep(cache: Cache, found: Hashes) -> None:
     """Write hashes into the folder of a cache, in place of those of other records; not where it cannot be written."""
     path = cache.directory / hashes_name(cache.manifest)
-    columns: dict[str, Column] = dict(
-        zip(_COLUMNS, (found.numbers, found.words, found.mirrored, found.is_blank), strict=True)
-    )
+    columns = (found.numbers, found.words, found.mirrored, found.is_blank, found.thumbnails)
     try:
         if not os.access(path.parent, os.W_OK):
             return
-        write_atomically(path, encode_columns(columns))
+        write_atomically(path, encode_columns(dict(zip(_COLUMNS, columns, strict=True))))
         for other in path.parent.glob(f"{_PREFIX}*.npz"):
             if other != path:
                 other.unlink(missing_ok=True)

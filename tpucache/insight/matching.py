@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -275,21 +275,32 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
         places = order[band * width : (band + 1) * width]
         keys, asked = _values(two, places), _values(one, places)
         by_key, by_asked = np.argsort(keys, kind="stable"), np.argsort(asked, kind="stable")
-        ends = np.cumsum(np.bincount(keys, minlength=1 << width))
+        starts = np.zeros((1 << width) + 1, np.int32)
+        np.cumsum(np.bincount(keys, minlength=1 << width), out=starts[1:])
         asked = asked[by_asked]  # in order, as neighbours in the table are then looked up one after the other
         for number, flip in enumerate(flips):
-            values = asked ^ flip
-            counts = ends[values] - np.where(values > 0, ends[values - 1], 0)
+            done = (band + number / len(flips)) / bands
+            # In one table, two values that differ are looked up from one of them alone.
+            is_from = asked & (1 << (flip.bit_length() - 1)) == 0 if one is two and flip else slice(None)
+            values, sources = asked[is_from] ^ flip, by_asked[is_from]
+            counts = starts[values + 1] - starts[values]
             hits = np.flatnonzero(counts)
-            if not len(hits):
-                continue
-            starts, counts = (ends[values] - counts)[hits], counts[hits]
-            parts = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum(), _MOST_CANDIDATES), "left")
-            for begin, end in zip(parts, [*parts[1:], len(hits)], strict=True):
-                columns = by_key[_ranges(starts[begin:end], counts[begin:end])]
-                rows = np.repeat(by_asked[hits[begin:end]], counts[begin:end])
-                done = (band + number / len(flips)) / bands
+            values, sources, counts = values[hits], sources[hits], counts[hits].astype(np.int64)
+            for part in _parts(counts):
+                columns = by_key[_ranges(starts[values[part]].astype(np.int64), counts[part])]
+                rows = np.repeat(sources[part], counts[part])
+                if one is two and flip:
+                    rows, columns = np.minimum(rows, columns), np.maximum(rows, columns)
                 yield done, *_close(one, two, rows, columns, threshold, is_one_set)
+
+
+def _parts(counts: Positions) -> Iterator[slice]:
+    """Yield runs of values that have about as many candidates as may be looked at together."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.searchsorted(ends, np.arange(_MOST_CANDIDATES, total, _MOST_CANDIDATES), "right").tolist()
+    bounds = sorted({0, *cuts, len(counts)})
+    return (slice(start, stop) for start, stop in pairwise(bounds))
 
 
 def _band_bits(images: int) -> tuple[int, int]:

@@ -64,6 +64,16 @@ def folds(
     return _divide(units, marks, count, order)
 
 
+def column_groups(dataset: Samples, name: str) -> Integers:
+    """Return the number of each sample's group by a column of the samples table, from 0: int64 (n,), as `folds` does.
+
+    Raises UsageError where there is no such column of one value a sample.
+    """
+    cache, positions = opened(dataset)
+    total = cache.manifest.samples if positions is None else len(positions)
+    return _units(_values(cache, positions, total, name, "groups"))
+
+
 def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
     """Return a column or an array as a value for each sample. Raises UsageError."""
     if not isinstance(given, str):

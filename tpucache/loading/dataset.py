@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import UsageError
+from tpucache.errors import FormatError, UsageError
 from tpucache.loading.filter import matching
 from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
@@ -22,7 +22,7 @@ from tpucache.loading.reading.views import in_resolution
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache, field_batches
-from tpucache.store.fields import IMAGE, LABEL, Field
+from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import NetworkUse
@@ -97,6 +97,7 @@ class CachedDataset(Dataset[Item]):
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._digest: str | None = None
         self._columns: Array | None = None  # float32 (samples of the cache, width)
+        self._targets: Array | None = None  # float32 (samples of the cache, classes)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(
@@ -207,9 +208,10 @@ class CachedDataset(Dataset[Item]):
         """
         if self._digest is None:
             self._digest = self.digest_without_columns
-            if self._columns is not None:
-                values = np.ascontiguousarray(self._columns[self.positions])
-                self._digest = hashlib.sha256(self._digest.encode() + values.tobytes()).hexdigest()
+            for each in (self._columns, self._targets):
+                if each is not None:
+                    values = np.ascontiguousarray(each[self.positions])
+                    self._digest = hashlib.sha256(self._digest.encode() + values.tobytes()).hexdigest()
         return self._digest
 
     @property
@@ -303,6 +305,24 @@ class CachedDataset(Dataset[Item]):
         derived._columns = whole
         return derived
 
+    def with_soft_labels(self) -> CachedDataset:
+        """Return these samples so that batches have, in place of labels, what `relabel` gave them as soft labels.
+
+        That is float32 (n, classes): the probabilities times the sample's weight. It is the dataset itself where the
+        cache has none. `labels` stay as they are. Raises FormatError for columns that are no soft labels.
+        """
+        if SOFT_LABEL not in self.table or SOFT_WEIGHT not in self.table:
+            return self
+        soft, weights = np.asarray(self.table[SOFT_LABEL]), np.asarray(self.table[SOFT_WEIGHT])
+        shape = (self.manifest.samples, len(self.classes))
+        if soft.shape != shape or weights.shape != shape[:1] or {soft.dtype.kind, weights.dtype.kind} != {"f"}:
+            raise FormatError(f"{self.directory}: the soft labels do not fit its samples and classes: relabel it again")
+        if not (np.isfinite(soft).all() and np.isfinite(weights).all() and soft.min() >= 0 and weights.min() >= 0):
+            raise FormatError(f"{self.directory}: the soft labels are not all numbers from 0: relabel it again")
+        derived = self._derive(self._selection, self._open_reader)
+        derived._targets = (soft * weights[:, None]).astype(np.float32)
+        return derived
+
     def packed(self) -> CachedDataset:
         """Return the same samples with fields as their codecs pack them, for a device to finish.
 
@@ -387,6 +407,8 @@ class CachedDataset(Dataset[Item]):
         columns = {}
         if self._columns is not None:
             columns[COLUMNS] = to_tensor(self._columns[self._selection.positions_of(indices)])
+        if self._targets is not None:
+            return {**columns, LABEL: to_tensor(self._targets[self._selection.positions_of(indices)])}
         return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.store.samples import Column, SampleTable
+
+#: The fold of samples that train in every fold.
+NO_FOLD: Final = -1
 
 
 class Split(NamedTuple):
@@ -73,10 +76,12 @@ def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]
 def fold_splits(table: SampleTable) -> dict[str, Split]:
     """Return each fold's split by the fold's name, in the order of the numbers or names.
 
-    Raises UsageError where there are fewer than two folds, and where samples are in no fold.
+    Samples of fold -1 train in each and validate in none, as in scikit-learn's PredefinedSplit. Raises UsageError where
+    there are fewer than two folds, and where samples are in no fold.
     """
     folds = _folds(table)
     values = np.unique(folds)
+    values = values[values != (str(NO_FOLD) if folds.dtype.kind == "U" else NO_FOLD)]
     if len(values) < 2:
         raise UsageError(f"all samples are in one fold, {values.tolist()}: nothing would remain to train on")
     return {str(value): Split(np.flatnonzero(folds != value), np.flatnonzero(folds == value)) for value in values}

@@ -14,6 +14,7 @@ import email.parser
 import functools
 import hashlib
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -39,23 +40,13 @@ _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what describes that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
-# What the package has besides its modules.
-_DATA: Final = (
-    "py.typed",
-    "publish/templates/card.md.jinja",
-    "report/templates/cache.html",
-    "report/templates/folds.html",
-    "report/templates/frame.html",
-    "report/templates/page.css",
-    "report/templates/page.html",
-    "report/templates/parts.html",
-    "report/templates/run.html",
-    "report/templates/run_parts.html",
-)
+# What the package has besides its modules, as `pyproject.toml` lists it.
+_DATA: Final = ("py.typed", "*/templates/[!._]*")
 # Modules that users import and tpucache itself does not, or only by a name that it makes.
 _ROOTS: Final = (
     "tpucache",
     "tpucache.__main__",
+    "tpucache.insight",
     "tpucache.jax",
     *TASKS.modules,
     *BACKENDS.modules,
@@ -99,7 +90,11 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
     """Yield the names and bytes of the package's own files: its modules, the lists of their public names, its data."""
     package = Path(version.__file__).parent
     modules = _modules(package).values()
-    paths = [*(package / name for name in _DATA), *modules, *(path.with_suffix(".pyi") for path in modules)]
+    paths = [
+        *itertools.chain.from_iterable(map(package.glob, _DATA)),
+        *modules,
+        *(path.with_suffix(".pyi") for path in modules),
+    ]
     for path in sorted(path for path in paths if path.is_file()):
         yield f"{_NAME}/{path.relative_to(package).as_posix()}", path.read_bytes()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.progress import size_text
 from tpucache.report.page import (
     Figure,
     Page,
@@ -25,7 +26,7 @@ from tpucache.report.page import (
 )
 from tpucache.report.preview import SAMPLES, VARIANTS, variant_name
 from tpucache.report.records import Records
-from tpucache.report.text import describe_label, outline, size_text
+from tpucache.report.text import describe_label, outline
 from tpucache.store.fields import IMAGE, LABEL
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from tpucache.machine import (
     measure_space,
     network_file_system,
 )
+from tpucache.progress import size_text
 from tpucache.redact import printable
-from tpucache.report.text import size_text
 from tpucache.store.manifest import Manifest
 from tpucache.version import __version__
 

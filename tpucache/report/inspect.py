@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache.progress import size_text
 from tpucache.recipe import Recipe
 from tpucache.redact import printable
-from tpucache.report.text import count_text, size_text
+from tpucache.report.text import count_text
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.store.manifest import Manifest
@@ -71,7 +72,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
         f"records      {records_text(manifest)}",
         f"fields       {fields}",
         f"bytes        {size_text(manifest.total_bytes)} in {count_text(len(manifest.shards), 'shard')}",
-        printable(f"recipe       {', '.join([*map(' '.join, recipe_texts(manifest).items()), 'else the defaults'])}"),
+        printable(f"recipe       {_recipe_line(manifest)}"),
         printable(f"made by      {', '.join(map(' '.join, version_texts(manifest).items()))}"),
         *([_statistics_line(manifest)] if manifest.statistics.mean else []),
         *_frequency_lines(manifest),
@@ -109,6 +110,11 @@ def recipe_texts(manifest: Manifest) -> dict[str, str]:
     if not manifest.augmented:
         names -= {"augment", "seed"}
     return {name: _setting_text(recipe[name]) for name in recipe if name in names - {"augmentation"}}
+
+
+def _recipe_line(manifest: Manifest) -> str:
+    texts = ", ".join(map(" ".join, recipe_texts(manifest).items()))
+    return f"{texts}, else the defaults" if texts else "the defaults"
 
 
 def version_texts(manifest: Manifest) -> dict[str, str]:

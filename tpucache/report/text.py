@@ -15,8 +15,6 @@ ELLIPSIS: Final = "\u2026"
 
 _NAMED: Final = 4  # classes of a mask
 
-_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-
 
 def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
     """Return the longest beginning of a text (or its end) that fits, with an ellipsis where something was cut off.
@@ -88,14 +86,6 @@ def count_text(count: int, noun: str) -> str:
 def seconds_text(seconds: float) -> str:
     """Return a duration as text with as many digits as matter, such as `0.4 s`, `25 s` or `3 min 20 s`."""
     return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
-
-
-def size_text(count: float) -> str:
-    """Return a number of bytes as text, such as `491.7 MB`."""
-    for unit, name in _UNITS:
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,.0f} bytes"
 
 
 def _part(text: str, length: int, keep_end: bool) -> str:

@@ -36,6 +36,10 @@ BOXES: Final = "boxes"
 KEYPOINTS: Final = "keypoints"
 #: The name of a sample's label, a column of the samples table, beside the fields in a batch.
 LABEL: Final = "label"
+#: Columns of the samples table: what a sample is learned as in place of its label, float32 (samples, classes), rows
+#: that add up to 1, or 0 where there is nothing to learn; and how much it counts, float32 (samples,).
+SOFT_LABEL: Final = "soft_label"
+SOFT_WEIGHT: Final = "soft_weight"
 
 FIELD_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", "<f4", "<f8")

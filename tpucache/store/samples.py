@@ -23,6 +23,16 @@ Array = npt.NDArray[Any]
 #: The class number of a sample without a label.
 NO_LABEL: Final = -1
 
+# What warmup adds of each image: the source's width and height as displayed, what its file really is ("jpeg", "png",
+# "array", ...), whether EXIF turns it (0 or 1), and mean and standard deviation of the clean record's numbers.
+WIDTH: Final = "image_width"
+HEIGHT: Final = "image_height"
+TYPE: Final = "image_type"
+TURNED: Final = "image_turned"
+MEAN: Final = "image_mean"
+STD: Final = "image_std"
+IMAGE_COLUMNS: Final = (WIDTH, HEIGHT, TYPE, TURNED, MEAN, STD)
+
 _CHUNK_BYTES: Final = 1 << 20
 
 # What zipfile raises for archives that are damaged; a flipped bit may claim encryption or a later version.

@@ -80,6 +80,21 @@ def add_columns(settings: TrainSettings, train_set: CachedDataset, *others: Cach
     return [each.with_columns(columns.encode(each.table, each.positions)) for each in (train_set, *others)]
 
 
+def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
+    """Return a training set that gives its soft labels in place of its labels, where it has some. Raises UsageError."""
+    soft = train_set.with_soft_labels()
+    if soft is train_set:
+        return train_set
+    own = [name for name in (settings.loss, settings.train_step) if name not in (None, "cross-entropy")]
+    if task.name != "classes" or own:
+        what = f"the task {task.name!r}" if task.name != "classes" else str(own[0])
+        raise UsageError(
+            f"{train_set.directory} has soft labels with weights, which cross-entropy over classes learns, not {what}: "
+            "leave it out, or relabel the cache with --label-col"
+        )
+    return soft
+
+
 def _advice(train_set: CachedDataset) -> str:
     return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
 

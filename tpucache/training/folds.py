@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
@@ -57,7 +59,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folds:
-    """All folds of a cache, in the folder of a run."""
+    """All folds of a cache, in the folder of a run; `dataset` has the samples that are in one."""
 
     run: Path
     dataset: CachedDataset
@@ -77,7 +79,8 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
         Fold(name, fold_folder(run, name), train_set.select(split.train), valid_set.select(split.valid))
         for name, split in splits.items()
     ]
-    return Folds(run, valid_set, folds)
+    validated = np.sort(np.concatenate([split.valid for split in splits.values()]))
+    return Folds(run, valid_set if len(validated) == len(valid_set) else valid_set.select(validated), folds)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Final
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, duration_text, note
 from tpucache.store.fields import IMAGE
-from tpucache.training.check import add_columns, check_fit, find_task
+from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
@@ -24,7 +24,6 @@ from tpucache.training.run.files import BackgroundWriter, RunData, open_run, sna
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
-    describe_device,
     epoch_line,
     finished_report,
     make_report,
@@ -75,6 +74,7 @@ def train(
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)
+    train_set = soft_labelled(settings, task, train_set)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
     valid_set = others[0] if others else None
     # All that is kept of a run is of the size in which it is evaluated.
@@ -141,7 +141,8 @@ class _Run:
 def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
     """Return in one line what is about to be trained, on what, and how long."""
     device, valid = learner.device, data.valid_set
-    where = describe_device(device.name, device.torch_device.type, device.cores)
+    where = device.torch_device.type if device.name == "torch" else device.name
+    where += f", {device.cores} cores" if device.cores > 1 else ""
     validation = "" if valid is None else f", {len(valid):,} to validate on"
     epochs, steps = (
         f"{count:,} {name}{'s' * (count != 1)}" for name, count in (("epoch", plan.epochs), ("step", plan.per_epoch))

@@ -25,7 +25,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files import write_atomically
-from tpucache.training.check import add_columns, check_fit, find_task
+from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device, Processes
 from tpucache.training.device.tensors import to_host
 from tpucache.training.feed.feeder import Feeder, drawer, parts
@@ -63,6 +63,7 @@ def find_lr(
         return replace(settings, lr=known)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, None, device)
+    train_set = soft_labelled(settings, task, train_set)
     (train_set,) = add_columns(settings, train_set)
     channels = len(train_set.manifest.statistics.mean)
     begun = processes.on_main(lambda: initial_weights(run, settings, channels))

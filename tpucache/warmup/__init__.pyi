@@ -2,9 +2,9 @@
 
 from tpucache.recipe import Recipe as Recipe
 from tpucache.warmup.build import build_cache as build_cache
-from tpucache.warmup.build_options import LabelKind as LabelKind
+from tpucache.warmup.build_options import LabelKind as LabelKind, SoftOptions as SoftOptions
 from tpucache.warmup.estimate import Estimate as Estimate
-from tpucache.warmup.relabel import relabel_cache as relabel_cache
+from tpucache.warmup.relabel import relabel_cache as relabel_cache, set_columns as set_columns
 from tpucache.warmup.repair import repair_cache as repair_cache
 from tpucache.warmup.run.executors import Executor as Executor
 from tpucache.warmup.run.scheduler import BuildProgress as BuildProgress

@@ -20,6 +20,30 @@ CODECS_COMPARED: Final = ("raw", "yuv420", "dct-lz4", "dct-zstd", "jpeg")
 
 
 @dataclass(frozen=True)
+class SoftOptions:
+    """Whether a table has predictions that samples are learned as, and how much these count. Raises UsageError."""
+
+    soft_labels: bool = option(
+        False,
+        "the table is predictions as predict writes them: train learns the probabilities of the classes, for the "
+        "samples that have a row, in place of their labels, which stay as they are for validation",
+    )
+    weight_col: str | None = option(
+        None, "with --soft-labels: the column of how much a sample counts, from 0; 1 if not given", metavar="NAME"
+    )
+    soft_share: float = option(
+        1.0, "with --soft-labels: the share of the prediction in what is learned; the rest is the label", metavar="X"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not 0 < self.soft_share <= 1:
+            raise UsageError(f"soft_share is above 0 and at most 1, not {self.soft_share}")
+        if not self.soft_labels and (self.weight_col is not None or self.soft_share != 1):
+            raise UsageError("--weight-col and --soft-share are for a table of predictions: give --soft-labels, too")
+
+
+@dataclass(frozen=True)
 class BuildOptions:
     """How samples are read, what a bad one does, and when to stop. Raises UsageError."""
 

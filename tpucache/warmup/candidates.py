@@ -285,7 +285,7 @@ def _try_sample(encoders: dict[int, SampleEncoder], sample: Sample) -> tuple[_Tr
         recipe = encoder.recipe
         key = _without_codec(recipe)
         if key not in shared:
-            (clean, _), seconds = _timed(clean_and_count, item, encoder.fields, recipe, sample.path)
+            (clean, *_), seconds = _timed(clean_and_count, item, encoder.fields, recipe, sample.path)
             augmented = _timed(encoder.augment, clean, sample, 1) if recipe.variants else (clean, 0.0)
             shared[key] = (clean, seconds), augmented
         (clean, clean_seconds[number]), (augmented_arrays, augment_seconds) = shared[key]
@@ -332,7 +332,7 @@ class _KnownRecords(SampleEncoder):
         one = self.known[sample.number % len(self.known)]
         variants = len(one.records) // len(part_layouts(self.fields))
         made = dict(zip(parts_of(range(variants), self.fields), one.records, strict=True))
-        return EncodedSample(Item({}), one.clean, [made[part] for part in parts], [{}] * (1 + variants))
+        return EncodedSample(Item({}), one.clean, [made[part] for part in parts], [{}] * (1 + variants), {})
 
 
 def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float]:

@@ -20,7 +20,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import LABEL, MASK
 from tpucache.store.manifest import Manifest
-from tpucache.store.samples import SampleTable, Strings
+from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
 from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.sources import label_source, pad_source, select_source
@@ -30,7 +30,7 @@ from tpucache.warmup.sources.source import Column, Item, Label, Listing, Sample,
 #: The column of the samples table with each sample's size in its source.
 SIZE_COLUMN: Final = "source_bytes"
 #: The columns of the samples table that every cache may have; all others came from its source.
-OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN)
+OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN, *IMAGE_COLUMNS)
 _NAMED: Final = 3
 
 _log: Final = logging.getLogger("tpucache")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -13,18 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, SourceError, UsageError
+from tpucache.redact import from_cell
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
-from tpucache.store.fields import LABEL
+from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.files import link_or_copy
 from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
-from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.listing import name_some
+from tpucache.warmup.build_options import LabelKind, SoftOptions
+from tpucache.warmup.listing import OWN_COLUMNS, name_some
 from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
 from tpucache.warmup.run.plan_file import is_adding_to
-from tpucache.warmup.sources.cells import Table, read_table
+from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import unique
@@ -34,6 +36,9 @@ from tpucache.warmup.tables import label_column, label_facts, write_table
 RowNumbers = npt.NDArray[np.int64]
 
 _ID: Final = "id"
+#: How far the probabilities of a row may be from adding up to 1: tables are rounded.
+_SUM_ERROR: Final = 0.02
+_MOST_WEIGHT: Final = 1e6
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -45,6 +50,8 @@ def relabel_cache(
     *,
     labels: LabelKind = "auto",
     classes: str | Path | Sequence[str] | None = None,
+    corrections: bool = False,
+    soft: SoftOptions | None = None,
 ) -> Manifest:
     """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
 
@@ -52,6 +59,13 @@ def relabel_cache(
     column of the same name, then with its column `id`, then with the names of files without their folders. Every sample
     needs a row; rows of other samples are not used, which a warning says. What the table does not have stays as it is:
     labels without `label_cols`, folds without `fold_col`, and other columns.
+
+    With `corrections` the table has rows of some samples alone, with other labels out of the same classes, or other
+    numbers: all other samples keep theirs, and classes and further columns stay as they are.
+
+    With `soft` labels the table is predictions as `predict` writes them, a column of probabilities for each class, and
+    nothing else changes but what `train` learns: a sample that has a row is learned as these, and counts by its weight.
+    One without a row keeps what it was learned as, at first its label. New labels put an end to soft ones.
 
     `options`, `labels` and `classes` are those of a build. No record is read or written, and at any moment the cache
     has either its old labels or the new ones. Raises UsageError for options that do not fit, SourceError for a table
@@ -65,10 +79,38 @@ def relabel_cache(
     check_kind(labels, names)
     if not options.label_cols and (labels != "auto" or names):
         raise UsageError("what labels are needs a column of labels: name it with --label-col")
+    soft = soft or SoftOptions()
+    if soft.soft_labels and (options.label_cols or options.fold_col is not None or corrections):
+        raise UsageError("soft labels change nothing but what is learned: leave --label-col and --fold-col out")
+    if corrections and (not options.label_cols or labels != "auto" or names):
+        raise UsageError("corrections are of labels: name their column with --label-col, and leave classes as they are")
     content = read_table(table)
     with _held(cache) as opened:
-        columns, changes = _new_columns(opened, content, options, labels, names)
+        if soft.soft_labels:
+            columns, changes = {**opened.samples, **_soft_columns(opened, content, options, soft)}, {}
+        elif corrections:
+            columns, changes = _corrected(opened, content, options)
+        else:
+            columns, changes = _new_columns(opened, content, options, labels, names)
         return _write(opened, columns, changes)
+
+
+def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[Any]]) -> Manifest:
+    """Give the samples of a finished cache columns by name, such as `fold`, and return its manifest.
+
+    A column is an array (n,) of numbers or a `Strings`, with a value for each sample in their order; it replaces one of
+    its name. No record is read or written. Raises UsageError for labels and for the columns that a warmup sets, and for
+    another number of values; else as `relabel_cache` does.
+    """
+    cache = Path(cache).absolute()
+    with _held(cache) as opened:
+        for name, column in columns.items():
+            if name in OWN_COLUMNS or not FIELD_NAME.fullmatch(name):
+                raise UsageError(f"no column can be called {name!r} here: labels are given by a table, to relabel")
+            if len(column) != opened.manifest.samples:
+                samples = opened.manifest.samples
+                raise UsageError(f"the column {name!r} has {len(column):,} values, and {cache} has {samples:,} samples")
+        return _write(opened, {**opened.samples, **columns}, {})
 
 
 @contextlib.contextmanager
@@ -113,6 +155,8 @@ def _new_columns(
         if None in used:
             line = table.lines[int(rows[used.index(None)])]
             raise SourceError(f"{table.path}, line {line}: it has no label, and every sample needs one")
+        columns.pop(SOFT_LABEL, None)
+        columns.pop(SOFT_WEIGHT, None)
         columns[LABEL], classes, counts = label_column(used, samples.paths, classes)
         asked = {name: value for name, value in manifest.source.get("asked", {}).items() if name != "classes"}
         asked |= {"classes": "given"} if names else {}
@@ -133,8 +177,101 @@ def _new_columns(
     return columns, changes
 
 
-def _find_rows(cache: Cache, table: Table, options: TableOptions) -> RowNumbers:
-    """Return the row of each sample: int64 (samples,). Raises SourceError unless each has exactly one."""
+def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
+    """Return what each sample is learned as, and how much it counts. Raises UsageError and SourceError."""
+    samples, classes = cache.samples, cache.manifest.classes
+    # What predict wrote: names that a spreadsheet would take for a formula have a mark before them.
+    path, labels = path_column(table, options), samples.get(LABEL)
+    plain = {
+        from_cell(name): [*map(from_cell, cells)] if name == path else cells for name, cells in table.columns.items()
+    }
+    table = dataclasses.replace(table, columns=plain)
+    if not classes or not isinstance(labels, np.ndarray) or labels.ndim != 1:
+        raise UsageError(
+            f"soft labels are of one class for each sample, and {cache.directory} has others: give values and several "
+            "classes a sample as --label-col, which takes any number from 0 to 1"
+        )
+    rows = _find_rows(cache, table, options, need_all=False)
+    numbers, found = labels.astype(np.int64), rows >= 0
+    targets = np.eye(len(classes), dtype=np.float32)[np.maximum(numbers, 0)] * (numbers >= 0)[:, None]
+    weights = (numbers >= 0).astype(np.float32)
+    earlier = samples.get(SOFT_LABEL), samples.get(SOFT_WEIGHT)
+    kept = targets.copy(), weights.copy()
+    if isinstance(earlier[0], np.ndarray) and isinstance(earlier[1], np.ndarray):
+        kept = earlier[0].copy(), earlier[1].copy()
+    used = rows[found].tolist()
+    predicted = np.stack([_cells(table, name, used, most=1.0) for name in classes], 1)
+    totals = predicted.sum(1)
+    if len(odd := np.flatnonzero(abs(totals - 1) > _SUM_ERROR)):
+        raise SourceError(
+            f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
+            f"{totals[odd[0]]:.3g}, not to 1: give what predict writes, without --average rank"
+        )
+    shares = np.where(numbers[found] >= 0, soft.soft_share, 1.0)[:, None]
+    kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
+    kept[1][found] = 1.0 if soft.weight_col is None else _cells(table, soft.weight_col, used)
+    return {SOFT_LABEL: kept[0], SOFT_WEIGHT: kept[1]}
+
+
+def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
+    """Return the numbers of a column in some rows. Raises SourceError for one that is not from 0 to `most`."""
+    cells = table.column(column)
+    numbers = [to_number(cells[row]) for row in rows]
+    for row, number in zip(rows, numbers, strict=True):
+        if number is None or not 0 <= number <= min(most, _MOST_WEIGHT):
+            limit = "" if math.isinf(most) else f" to {most:g}"
+            raise table.wrong(row, column, f"it is a number from 0{limit}, not {cells[row]!r:.40}")
+    return np.array(numbers, np.float64)
+
+
+def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[str, Column], dict[str, Any]]:
+    """Return all columns, with the labels of a table in place of some, and what changes in the manifest with them."""
+    samples, manifest = cache.samples, cache.manifest
+    if samples.labels is None:
+        raise UsageError(f"{cache.directory} has no labels to correct: relabel it with a row for each sample")
+    cells = {path_column(table, options), *options.label_cols}  # which tpucache may have written
+    plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
+    table = dataclasses.replace(table, columns=plain)
+    rows = _find_rows(cache, table, options, need_all=False)
+    found, names = read_labels(table, options.label_cols, options.label_sep)
+    labels, classes = samples.labels.copy(), manifest.classes
+    if unknown := [name for name in names if name not in classes]:
+        raise SourceError(
+            f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "
+            f"{name_some(list(classes)) if classes else 'none'}: correct it, or relabel all samples with new classes"
+        )
+    places = np.array([classes.index(name) for name in names], np.int64)
+    for at in np.flatnonzero(rows >= 0).tolist():
+        value = found[int(rows[at])]
+        if isinstance(value, int) and labels.ndim == 1:
+            labels[at] = places[value]
+        elif isinstance(value, tuple) and labels.ndim > 1 and names:
+            labels[at] = 0
+            labels[at, places] = value
+        elif isinstance(value, tuple) and not classes and len(value) == labels.shape[-1]:
+            labels[at] = value
+        else:
+            line = table.lines[int(rows[at])]
+            raise SourceError(
+                f"{table.path}, line {line}: it has no label such as the samples of {cache.directory} have"
+            )
+    counts = (labels > 0).sum(0) if labels.ndim > 1 else np.bincount(labels[labels >= 0], minlength=len(classes))
+    asked = str(manifest.source.get("labels", {}).get("asked", "auto"))
+    changes = {
+        "statistics": dataclasses.replace(
+            manifest.statistics, class_counts=tuple(counts.tolist()) if manifest.classes else ()
+        ),
+        "source": {**manifest.source, "labels": label_facts(asked, labels, bool(classes))},
+    }
+    kept = {name: column for name, column in samples.items() if name not in (SOFT_LABEL, SOFT_WEIGHT)}
+    return {**kept, LABEL: labels}, changes
+
+
+def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool = True) -> RowNumbers:
+    """Return the row of each sample: int64 (samples,), -1 for none. Raises SourceError unless each has exactly one.
+
+    Without `need_all` samples may have none.
+    """
     column = path_column(table, options)
     keys = table.column(column)
     if options.suffix:
@@ -153,12 +290,12 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions) -> RowNumbers:
         places = {key: row for row, key in enumerate(keys)}
     rows = [places.get(name, -1) for name in names]
     lacking = [cache.samples.paths[at] for at, row in enumerate(rows) if row < 0]
-    if lacking:
+    if lacking and need_all:
         raise SourceError(
             f"{len(lacking):,} samples of {cache.directory} have no row in {table.path}, compared by {what}: "
-            f"{name_some(lacking)}. Add their rows, with their old labels where these are to stay"
+            f"{name_some(lacking)}. Add their rows, or say --corrections where these are to stay as they are"
         )
-    if len(keys) > len(names):
+    if len(keys) > len(names) or not need_all:
         _warn_of_others(cache, table, keys, set(names))
     return np.array(rows, np.int64)
 

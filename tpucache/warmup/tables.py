@@ -31,7 +31,7 @@ from tpucache.store.format import (
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, version_of
 from tpucache.store.reader import ShardReader
-from tpucache.store.samples import Column, Strings, encode_columns
+from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
@@ -205,7 +205,7 @@ def sample_columns(
         items = [column[at] for at in places.tolist()]
         columns[name] = np.array(items) if isinstance(column, np.ndarray) else Strings.pack([str(i) for i in items])
     known = [name for name in table if name not in columns]
-    for name in sorted({*new.columns, *known}):
+    for name in sorted({*new.columns, *known} - (columns.keys() & set(IMAGE_COLUMNS))):
         kept = list(table[name]) if name in table else [None] * (len(samples) - len(new.numbers))
         columns[name] = _plain_column([*kept, *new.columns.get(name, [None] * len(new.numbers))])
     return columns, classes, counts

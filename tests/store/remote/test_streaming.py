@@ -121,6 +121,58 @@ def test_no_path_reads_what_is_not_there(opened: Opened, cache: Path, server: Se
     assert batches(dataset) == batches(own)
 
 
+def mixed_batches(dataset: CachedDataset) -> list[object]:
+    """Return the images of a loader that reads the dataset twice."""
+    loaders = [CachedLoader(dataset, 8, shuffle=shuffle) for shuffle in (True, "block")]
+    return [images.tolist() for images, _ in MixedLoader(loaders, shares=[3, 1])]
+
+
+def hinted_samples(dataset: CachedDataset) -> list[object]:
+    """Return each sample by itself, after the kernel was asked to read all of them."""
+    dataset.hint(np.arange(len(dataset)), 0)
+    dataset.prepare(2)
+    return [dataset[position][0].tolist() for position in range(len(dataset))]
+
+
+WAYS: dict[str, Callable[[CachedDataset], object]] = {
+    "single": lambda dataset: [image.tolist() for image, _ in dataset],
+    "several": lambda dataset: [image.tolist() for image, _ in dataset.__getitems__([5, 149, 77, 3, 5])],
+    "selected": lambda dataset: [image.tolist() for image, _ in dataset.select(np.arange(150) % 3 == 1)],
+    "hinted": hinted_samples,
+    "fields": lambda dataset: np.concatenate([*dataset.field_batches("image")]).tolist(),
+    "records": lambda dataset: [
+        bytes(dataset.cache.reader.read(dataset.cache.index[np.array([number])][0])) for number in range(0, 600, 5)
+    ],
+    "DataLoader": lambda dataset: [images.tolist() for images, _ in DataLoader(dataset, 16)],
+    "file": batches,
+    "block": lambda dataset: batches(dataset, 2, shuffle="block", window=32),
+    "full": lambda dataset: batches(dataset, 2, shuffle=True),
+    "threads": lambda dataset: batches(dataset, threads=6, prefetch=0),
+    "rank": lambda dataset: batches(dataset, 2, shuffle="block", rank=1, world_size=3),
+    "mixed": mixed_batches,
+    "variants": lambda dataset: [batches(dataset.in_variant(variant)) for variant in ("epoch", 2)],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "in_memory"), [*((way, False) for way in WAYS), ("single", True), ("block", True)])
+def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
+    opened: Opened, cache: Path, way: str, in_memory: bool
+) -> None:
+    dataset = opened(in_memory=in_memory)
+    fetcher = dataset.cache.reader.fetcher
+    pieces, kept = fetcher._pieces, fetcher._local
+    for piece in range(0, len(pieces), 2):
+        run = pieces.run(piece)
+        assert kept.make_room(piece)
+        assert kept.write(run, fetcher._read_checked(run))
+    hole = pieces.run(1)
+    assert not any(
+        os.pread(kept.file(hole.shard).number, int(row["length"]), int(row["offset"]))[-1] for row in hole.rows
+    )
+    assert WAYS[way](dataset) == WAYS[way](CachedDataset(cache, in_memory=in_memory))
+
+
 def test_a_cache_is_opened_by_three_requests_however_many_open_it(opened: Opened, server: Server) -> None:
     datasets = [opened() for _ in range(4)]
     assert dict(server.requests) == dict.fromkeys(TABLES, 1)

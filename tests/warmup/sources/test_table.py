@@ -278,7 +278,7 @@ def test_columns_with_a_meaning_are_not_kept_again_and_the_fold_is(tmp_path: Pat
     assert listing.columns["fold"].dtype == np.int64
 
 
-@pytest.mark.parametrize("cell", ["", "-1", "0.5", "a", "nan", "99999999999999999999"])
+@pytest.mark.parametrize("cell", ["", "-2", "0.5", "a", "nan", "99999999999999999999"])
 def test_a_fold_that_is_no_whole_number_from_0_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
     with pytest.raises(SourceError, match="line 3, column 'f': a fold is a whole number from 0"):
         _list(tmp_path, f"path,f\n1,0\n2,{cell}\n", fold_col="f")

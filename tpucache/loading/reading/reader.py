@@ -21,6 +21,7 @@ from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
+from tpucache.progress import size_text
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
@@ -41,7 +42,7 @@ class ReadingPlan(NamedTuple):
     @property
     def text(self) -> str:
         """The plan in words."""
-        size = f"{self.planned_bytes / 1e9:,.1f} GB"
+        size = size_text(self.planned_bytes)
         if self.way == "keep":
             return f"kept in memory, {size}"
         if self.way == "map":

@@ -128,6 +128,8 @@ class TrainReport:
 
     def _network_line(self) -> str:
         use = self.network
+        if not use["bytes"]:
+            return "network    nothing read: all that was needed is on this machine"
         share, each = use["rate"] / max(1.0, use["best_rate"]), use["bytes"] / max(1.0, use["needed_bytes"])
         return (
             f"network    {use['bytes'] / 1e6:,.1f} MB read, {each:.2f} for each that was needed; the link brought "

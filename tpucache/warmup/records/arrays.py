@@ -21,6 +21,7 @@ from tpucache.geometry import clip_boxes, fill_boxes, mark_points, within
 from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
+from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
 from tpucache.warmup.records.decoding import TURNS, Turn, turn, turn_back
 from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.presize import View, presize, presize_in_view
@@ -87,17 +88,20 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
     return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, channels), **decoded_by)
 
 
-def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: str) -> tuple[dict[str, Array], Counts]:
+def clean_and_count(
+    item: Item, fields: Sequence[Field], recipe: Recipe, path: str
+) -> tuple[dict[str, Array], Counts, Facts]:
     """Return a sample's arrays, each of exactly its field's dtype and shape, in the fields' order; count annotations.
 
     The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
     class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
     keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors. The annotations
-    counted are those of the source's image.
+    counted are those of the source's image, and the facts what columns of the samples table say of that.
 
     Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
     """
     counts: Counts = {}
+    facts: Facts = {}
     names = [field.name for field in fields]
     given = _names(item)
     for name in (*names, *given):
@@ -110,6 +114,7 @@ def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: s
     if known:
         clean[IMAGE], view = presize_in_view(item.fields[IMAGE], recipe, path)
         _check_alike(clean[IMAGE], fields[names.index(IMAGE)], path)
+        facts = _facts(view)
     for field in fields:
         if field.name == MASK and MASK in known and item.mask_runs is not None:
             clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, view, recipe, path)
@@ -127,7 +132,14 @@ def clean_and_count(item: Item, fields: Sequence[Field], recipe: Recipe, path: s
             clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
             size = view.stored_as(_coordinates(view, recipe, path))
             counts[KEYPOINTS] = int(within(points, (0, 0, *size)).sum())
-    return clean, counts
+    return clean, counts, facts
+
+
+def _facts(view: View) -> Facts:
+    """Return what is known of a source's image; mean and standard deviation are left to whoever adds images up."""
+    width, height = view.stored_as("displayed")
+    kind = view.kind.partition(" ")[0].lower()
+    return {WIDTH: width, HEIGHT: height, TYPE: kind, TURNED: int(view.turn != Turn()), MEAN: None, STD: None}
 
 
 def _names(item: Item) -> list[str]:
@@ -264,6 +276,8 @@ def _keypoints(
 
 #: Annotations by the name of their field.
 Counts = dict[str, int]
+#: What is known of a source's image, by the column of the samples table.
+Facts = dict[str, int | str | None]
 
 _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
     MASK: lambda mask: mask.any(),

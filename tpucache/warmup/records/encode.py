@@ -13,7 +13,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.codecs import encode_bands
 from tpucache.store.fields import Field, part_layouts
 from tpucache.store.format import Part
-from tpucache.warmup.records.arrays import Counts, clean_and_count, count_annotations, image_fields
+from tpucache.warmup.records.arrays import Counts, Facts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
 from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
@@ -21,13 +21,15 @@ from tpucache.warmup.sources.source import Item, Label, Sample, Source
 class EncodedSample(NamedTuple):
     """A sample as its source returns it, its clean arrays by field, and its record of each requested part.
 
-    `counts` are of its annotations: in the source, then in each of the variants that these are of.
+    `counts` are of its annotations: in the source, then in each of the variants that these are of. `facts` are what is
+    known of its image, by the column of the samples table.
     """
 
     item: Item
     clean: dict[str, npt.NDArray[Any]]
     records: list[bytes]
     counts: list[Counts]
+    facts: Facts
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class SampleEncoder:
     def encode(self, sample: Sample, parts: Sequence[Part]) -> EncodedSample:
         """Load and decode a sample once, and encode these parts of it. Raises SampleError, RecipeError."""
         item = self.load(sample)
-        clean, given = clean_and_count(item, self.fields, self.recipe, sample.path)
+        clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
         made: dict[Part, bytes] = {}
         counts = [given]
         for variant in dict.fromkeys(part.variant for part in parts):
             arrays = self.augment(clean, sample, variant) if variant else clean
             made |= {Part(variant, band): record for band, record in enumerate(self.to_records(arrays))}
             counts.append(count_annotations(arrays))
-        return EncodedSample(item, clean, [made[part] for part in parts], counts)
+        return EncodedSample(item, clean, [made[part] for part in parts], counts, facts)
 
     def load(self, sample: Sample) -> Item:
         """Return a sample as its source returns it, with a label that it may have. Raises SampleError."""

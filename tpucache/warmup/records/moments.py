@@ -46,6 +46,14 @@ def add_moments(first: Moments, second: Moments) -> Moments:
     return sums, squares
 
 
+def mean_and_std(of_channels: Moments, image: Array) -> tuple[float, float]:
+    """Return the mean and the standard deviation of all numbers of an image, given its moments."""
+    scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
+    total, square, count = sum(of_channels[0]), sum(of_channels[1]), image.size
+    variance = (square * count - total * total) / (count * count * scale * scale)
+    return float(total / (count * scale)), float(variance**0.5)
+
+
 def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
     height, width, channels = image.shape
     columns = np.zeros((2, width * channels), np.uint64)

@@ -43,7 +43,7 @@ class View:
     """How an image gets into its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
 
     `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
-    (width, height).
+    (width, height). `kind` is what the image is stored as, such as `JPEG RGB`.
     """
 
     stored: tuple[int, int]
@@ -51,6 +51,7 @@ class View:
     size: tuple[int, int]
     turn: Turn
     canvas: tuple[int, int]
+    kind: str = ""
 
     @property
     def area(self) -> tuple[int, int, int, int]:
@@ -122,7 +123,7 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
 def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Array, View]:
     """Return what `presize` does, and the view by which masks and points go the same way. Raises SampleError."""
     with open_picture(data, recipe, path) as picture:
-        view = view_of(picture.size, picture.orientation, recipe)
+        view = view_of(picture.size, picture.orientation, recipe, picture.kind)
         pixels, scale = picture.decode(recipe, None if recipe.exact else view.least())
         left, top, right, bottom = (side * scale for side in view.box)
         resized = resize(pixels, (left, top, right, bottom), view.size)
@@ -148,14 +149,14 @@ def slow_parts() -> list[str]:
     return [line for name, line in lines.items() if not versions[name]]
 
 
-def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe) -> View:
-    """Return the view that a recipe gives of an image stored as (width, height)."""
+def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe, kind: str = "") -> View:
+    """Return the view that a recipe gives of an image stored as (width, height), in a file of a kind."""
     turned = TURNS[exif_orientation]
     canvas = (recipe.width, recipe.height)
     place = placement(
         (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
     )
-    return View(stored, place.box, place.size, turned, canvas)
+    return View(stored, place.box, place.size, turned, canvas, kind)
 
 
 Pixels = npt.NDArray[np.uint8]

@@ -56,11 +56,15 @@ class ChunkInfo:
     digests: dict[str, str] = field(default_factory=dict)
     frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
-    def add(self, number: int, item: Item) -> None:
-        """Add a sample that is kept, with the label and columns that only its content states."""
-        for name in {*self.columns, *item.columns}:
+    def add(self, number: int, item: Item, facts: Mapping[str, Any] | None = None) -> None:
+        """Add a sample that is kept, with the label and columns that only its content states, and facts of its image.
+
+        Where a source has a column with the name of a fact, the column is kept.
+        """
+        values = {**(facts or {}), **item.columns}
+        for name in {*self.columns, *values}:
             column = self.columns.setdefault(name, [None] * len(self.numbers))
-            column.append(item.columns.get(name))
+            column.append(values.get(name))
         self.numbers.append(number)
         self.labels.append(item.label)
 

@@ -20,12 +20,13 @@ from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped, value_bytes_of
+from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.frequencies import measure_frequencies
-from tpucache.warmup.records.moments import Moments, add_moments, moments
+from tpucache.warmup.records.moments import Moments, add_moments, mean_and_std, moments
 from tpucache.warmup.run.chunks import (
     IN_SOURCE,
     BuiltShard,
@@ -312,14 +313,14 @@ def add_samples(
         if sample.number in chunk.clean:
             check_clean(context, sample, encoded, chunk.clean[sample.number])
         keep(sample.number, encoded.records)
+        info.add(sample.number, encoded.item, encoded.facts)
         if IMAGE in encoded.clean:
             images.append(encoded.clean[IMAGE])
             if len(images) * images[0].nbytes >= _ADDED_BYTES:
-                totals = _add_images(totals, images)
-        info.add(sample.number, encoded.item)
+                totals = _add_images(totals, images, info)
         for place, counts in zip((IN_SOURCE, *map(str, variants_of(chunk.parts))), encoded.counts, strict=True):
             info.count(place, counts)
-    info.sums[:], info.squares[:] = _add_images(totals, images)
+    info.sums[:], info.squares[:] = _add_images(totals, images, info)
     return done
 
 
@@ -329,10 +330,14 @@ def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) 
     return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
 
-def _add_images(totals: Moments, images: list[Array]) -> Moments:
-    """Return the sums with those of images added, and empty the list."""
-    for image in images:
-        totals = add_moments(totals, moments(image))
+def _add_images(totals: Moments, images: list[Array], info: ChunkInfo) -> Moments:
+    """Return the sums with those of images added, and empty the list: they are those of the last samples of `info`."""
+    for place, image in enumerate(images, len(info.numbers) - len(images)):
+        found = moments(image)
+        totals = add_moments(totals, found)
+        for name, value in zip((MEAN, STD), mean_and_std(found, image), strict=True):
+            if name in info.columns and info.columns[name][place] is None:  # else the source has one of this name
+                info.columns[name][place] = value
     images.clear()
     return totals
 

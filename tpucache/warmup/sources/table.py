@@ -250,7 +250,7 @@ def path_column(table: Table, options: TableOptions) -> str:
 def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
     """Return the columns that are kept: the fold, and those without a meaning here.
 
-    Raises SourceError for a fold that is no whole number from 0.
+    Raises SourceError for a fold that is no whole number from -1.
     """
     columns: dict[str, Column] = {}
     if options.fold_col is not None:
@@ -258,8 +258,9 @@ def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
         numbers = {cell: to_number(cell) for cell in set(cells)}
         folds = [numbers[cell] for cell in cells]
         for cell, fold in numbers.items():
-            if not isinstance(fold, int) or not 0 <= fold < 2**31:
-                raise table.wrong(cells.index(cell), options.fold_col, "a fold is a whole number from 0")
+            if not isinstance(fold, int) or not -1 <= fold < 2**31:
+                reason = "a fold is a whole number from 0, or -1 for a sample that trains in all"
+                raise table.wrong(cells.index(cell), options.fold_col, reason)
         columns["fold"] = np.array(folds, np.int64)
     taken = {path_column(table, options), *options.label_cols, options.mask_col, options.fold_col}
     kept = column_names(name for name in table.names if name not in taken and options.is_kept(name))

@@ -1,0 +1,195 @@
+"""compare, suspects and the folds of relabel, as they are typed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import edited, picture
+from PIL import Image
+
+from tpucache import CachedDataset, Recipe, build_cache
+from tpucache.cli import main
+
+pytestmark = pytest.mark.slow
+
+
+def write_pictures(folder: Path, pictures: dict[str, np.ndarray]) -> Path:
+    for name, pixels in pictures.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Caches `train` (20 pictures, two of them copies) and `test` (9, of them two records and three edits of train)."""
+    folder = tmp_path_factory.mktemp("insight")
+    train = {f"{'ab'[number % 2]}/{number:02d}.png": picture(number) for number in range(18)}
+    train |= {"a/copy1.png": edited(picture(3), 2), "b/copy2.png": edited(picture(4), 0)}
+    test = {f"{'ab'[number % 2]}/t{number:02d}.png": picture(number + 100) for number in range(4)}
+    test |= {"a/same0.png": picture(0), "b/same5.png": picture(5)}
+    test |= {f"b/near{number}.png": edited(picture(number), number) for number in (6, 8, 9)}
+    for name, pictures in (("train", train), ("test", test)):
+        source = write_pictures(folder / f"{name}-photos", pictures)
+        build_cache(source, folder / name, Recipe(size=64), jobs=1)
+    build_cache(folder / "test-photos", folder / "jpeg", Recipe(size=64, codec="jpeg", quality=80), jobs=1)
+    build_cache(
+        write_pictures(folder / "other-photos", {"a/x.png": picture(900)}), folder / "other", Recipe(size=64), jobs=1
+    )
+    return folder
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    status = main([*map(str, arguments), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def paths_of(pairs: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(pair["first"]["path"], pair["second"]["path"]) for pair in pairs}
+
+
+def test_compare_finds_equal_records_and_near_copies(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, report = ask(capsys, "compare", caches / "train", caches / "test")
+    assert (status, report["found"]) == (1, True)
+    (found,) = report["comparisons"]
+    assert found["exact"]["compared"]
+    assert paths_of(found["exact"]["pairs"]) == {("a/00.png", "a/same0.png"), ("b/05.png", "b/same5.png")}
+    assert paths_of(found["near"]["pairs"]) == {
+        ("a/06.png", "b/near6.png"),
+        ("a/08.png", "b/near8.png"),
+        ("b/09.png", "b/near9.png"),
+    }
+    assert [pair["mirrored"] for pair in found["near"]["pairs"] if "near8" in pair["second"]["path"]] == [True]
+    assert (found["near"]["search"], found["near"]["share"], found["near"]["count"]) == ("exact", 1.0, 3)
+    assert found["drift"]["sizes"] == [[96.0, 96.0], [96.0, 96.0]]
+    assert set(found["drift"]["classes"]) == {"a", "b"}
+
+
+def test_compare_says_in_lines_what_it_found_and_status_0_is_for_nothing(
+    caches: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(caches / "train"), str(caches / "test")]) == 1
+    text = capsys.readouterr().out
+    assert "'a/06.png' and 'b/near6.png'" in text
+    assert "labels 'a' and 'b'" in text
+    assert "at most 48 of 256 bits apart, all images compared" in text
+    assert main(["compare", str(caches / "train"), str(caches / "other")]) == 0
+    assert "equal records  0" in capsys.readouterr().out
+
+
+def test_compare_of_other_codecs_compares_pictures_alone(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, report = ask(capsys, "compare", caches / "train", caches / "jpeg", caches / "other")
+    first, second, third = report["comparisons"]
+    assert status == 1
+    assert first["exact"] == {
+        "compared": False,
+        "reason": "their records have other fields, sizes or codecs",
+        "count": 0,
+        "pairs": [],
+    }
+    assert first["near"]["count"] == 5
+    assert (second["near"]["count"], third["near"]["count"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["train"], "give two caches or more"), (["train", "other", "--threshold", "200"], "a threshold is 0 to 96")],
+)
+def test_compare_refuses_what_it_cannot_do(
+    caches: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(caches / each) if (caches / each).exists() else each for each in arguments]
+    assert main(["compare", *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_folds_keep_copies_together(caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = Path(shutil.copytree(caches / "train", tmp_path / "cache"))
+    status, report = ask(capsys, "relabel", cache, "--make-folds", "4", "--groups", "duplicates")
+    assert status == 0
+    assert report["folds"]["groups"] == 2
+    assert sorted(report["folds"]["sizes"]) == [5, 5, 5, 5]
+    assert report["folds"]["large_groups"] == []
+    dataset = CachedDataset(cache)
+    fold = dict(zip(dataset.paths, np.asarray(dataset.table["fold"]).tolist(), strict=True))
+    assert fold["b/03.png"] == fold["a/copy1.png"]
+    assert fold["a/04.png"] == fold["b/copy2.png"]
+    _, again = ask(capsys, "relabel", cache, "--make-folds", "4", "--groups", "duplicates")
+    assert again["folds"] == report["folds"]
+    assert np.asarray(CachedDataset(cache).table["fold"]).tolist() == list(fold.values())
+    assert dataset.classes == ("a", "b")
+
+
+def test_folds_follow_a_column_of_groups(caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = Path(shutil.copytree(caches / "train", tmp_path / "cache"))
+    table = tmp_path / "patients.csv"
+    rows = [f"{path},p{number % 6}" for number, path in enumerate(CachedDataset(cache).paths)]
+    table.write_text("path,patient\n" + "\n".join(rows) + "\n")
+    command = ["relabel", str(cache), str(table), "--make-folds", "3", "--groups", "patient", "--stratify", "none"]
+    assert main(command) == 0
+    assert "groups: 6 of more than one sample, none divided" in capsys.readouterr().out
+    dataset = CachedDataset(cache)
+    folds = np.asarray(dataset.table["fold"])
+    assert all(len(set(folds[np.arange(20) % 6 == patient])) == 1 for patient in range(6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--corrections", "--label-col", "x"], "the following arguments are required: TABLE"),
+        (["--groups", "duplicates", "t.csv"], "--groups and --stratify are for --make-folds"),
+        (["--make-folds", "3", "--label-col", "x"], "what a table's columns mean is for a .csv"),
+        (["--make-folds", "3", "--groups", "patient"], "has no column 'patient' for groups"),
+        (["--make-folds", "1"], "they make 2 to 20 folds, not 1"),
+        (["--make-folds", "99"], "they make 2 to 20 folds, not 99"),
+    ],
+)
+def test_what_makes_no_folds_changes_nothing(
+    caches: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (caches / "train" / "manifest.json").read_bytes()
+    with contextlib.suppress(SystemExit):
+        assert main(["relabel", str(caches / "train"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert (caches / "train" / "manifest.json").read_bytes() == before
+
+
+def test_suspects_are_corrected_by_the_table_that_they_are_written_to(
+    caches: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = Path(shutil.copytree(caches / "train", tmp_path / "cache"))
+    dataset = CachedDataset(cache)
+    rows = ["sample,path,label,prediction,a,b"]
+    for number, path, label in zip(dataset.numbers.tolist(), dataset.paths, dataset.labels.tolist(), strict=True):
+        doubt = 0.9 if path in ("a/02.png", "b/07.png") else 0.1
+        probabilities = (doubt, 1 - doubt) if label else (1 - doubt, doubt)
+        rows.append(
+            f"{number},{path},{'ab'[label]},{'ab'[probabilities[1] > 0.5]},{probabilities[0]},{probabilities[1]}"
+        )
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "out_of_fold.csv").write_text("\n".join(rows) + "\n")
+    table = tmp_path / "suspects.csv"
+    status, report = ask(capsys, "suspects", tmp_path / "run", "--top", "2", "-o", table)
+    assert status == 0
+    assert report["ranked"] == 20
+    assert [(each["path"], each["score"]) for each in report["suspects"]] == [("a/02.png", 0.9), ("b/07.png", 0.9)]
+    corrected = [{**row, "label": row["predicted"]} for row in csv.DictReader(io.StringIO(table.read_text()))]
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, corrected[0])
+        writer.writeheader()
+        writer.writerows(corrected)
+    assert main(["relabel", str(cache), str(table), "--corrections", "--label-col", "label"]) == 0
+    after = CachedDataset(cache)
+    changed = [path for path, old, new in zip(dataset.paths, dataset.labels, after.labels, strict=True) if old != new]
+    assert changed == ["a/02.png", "b/07.png"]
+    assert after.manifest.statistics.class_counts == (10, 10)
+    assert sorted(after.table) == sorted(dataset.table)

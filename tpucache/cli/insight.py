@@ -1,0 +1,321 @@
+"""compare and suspects, and the folds of relabel: what a cache can tell of its data."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
+from tpucache.cli.terminal import note, show
+from tpucache.errors import TpucacheError, UsageError
+from tpucache.redact import printable, to_cell
+
+if TYPE_CHECKING:
+    from tpucache.insight.comparison import Comparison
+    from tpucache.insight.hashing import Hashes
+    from tpucache.insight.matching import Pairs
+    from tpucache.store.cache import Cache
+    from tpucache.store.manifest import Manifest
+
+_DUPLICATES: Final = "duplicates"
+_SHOWN: Final = 20
+#: A group of more of the samples than this share is worth a look: it may be a chain of pictures that only look alike.
+_LARGE_GROUP: Final = 0.01
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Find pictures that caches have in common, and how the caches differ; exit status 1 when there are some."""
+    from tpucache.insight.comparison import compare as compare_two
+    from tpucache.loading.find import open_cache
+
+    if len(options.caches) < 2:
+        raise UsageError("give two caches or more to compare")
+    caches = [open_cache(each, options.cache_dir) for each in options.caches]
+    hashed = [_hashes(each, options.threads) for each in caches]
+    found = [
+        (one, two, compare_two(caches[one], caches[two], options.threshold, hashed=(hashed[one], hashed[two])))
+        for one, two in combinations(range(len(caches)), 2)
+    ]
+    has_copies = any(each.has_copies for _, _, each in found)
+    report = {
+        "caches": [{"place": each.place, "samples": each.manifest.samples} for each in caches],
+        "threshold": options.threshold,
+        "found": has_copies,
+        "comparisons": [_comparison_dict(caches[one], caches[two], each) for one, two, each in found],
+    }
+    lines = [line for one, two, each in found for line in _comparison_lines(caches[one], caches[two], each)]
+    show(options, report, lines)
+    return int(has_copies)
+
+
+def _hashes(cache: Cache, threads: int | None) -> Hashes:
+    """Return a cache's hashes, with a progress bar where they have to be computed."""
+    from tpucache.insight.hashing import hashes
+    from tpucache.progress import Progress
+
+    with Progress(cache.manifest.samples, "hash", "images") as progress:
+        return hashes(cache, threads=threads, on_progress=lambda done, _: progress.advance_to(done))
+
+
+def _sample(cache: Cache, position: int) -> dict[str, Any]:
+    """Return what a pair says of one of its samples."""
+    labels, classes = cache.samples.labels, cache.manifest.classes
+    label: Any = None
+    if labels is not None:
+        value = labels[position]
+        if labels.ndim == 1 and classes:
+            label = classes[int(value)] if value >= 0 else None
+        elif classes and len(classes) == len(value):
+            label = [name for name, mark in zip(classes, value.tolist(), strict=True) if mark > 0]
+        else:
+            label = value.tolist()
+    return {"number": int(cache.samples.numbers[position]), "path": cache.samples.paths[position], "label": label}
+
+
+def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any]:
+    exact = zip(found.exact.first.tolist(), found.exact.second.tolist(), strict=True)
+    near = found.near
+    rows = zip(*(getattr(near, name).tolist() for name in ("first", "second", "distance", "is_mirrored")), strict=True)
+    return {
+        "first": one.place,
+        "second": two.place,
+        "exact": {
+            "compared": not found.exact.reason,
+            "reason": found.exact.reason,
+            "count": len(found.exact),
+            "pairs": [{"first": _sample(one, first), "second": _sample(two, second)} for first, second in exact],
+        },
+        "near": {
+            **_search_dict(near),
+            "count": len(near),
+            "pairs": [
+                {"first": _sample(one, first), "second": _sample(two, second), "distance": far, "mirrored": mirrored}
+                for first, second, far, mirrored in rows
+            ],
+        },
+        "drift": found.drift.to_dict(),
+    }
+
+
+def _search_dict(found: Pairs) -> dict[str, Any]:
+    return {"search": found.search, "share": found.share, "threshold": found.threshold, "blank": found.blank}
+
+
+def _search_text(found: Pairs) -> str:
+    """Say how pairs were searched, and what that leaves out."""
+    text = f"at most {found.threshold} of 256 bits apart"
+    if found.search == "exact":
+        text += ", all images compared"
+    else:
+        text += f", searched by bands, which find {found.share:.1%} of pairs that far apart and more of closer ones"
+    return f"{text}; {found.blank:,} blank images left out" if found.blank else text
+
+
+def _comparison_lines(one: Cache, two: Cache, found: Comparison) -> list[str]:
+    exact, near, drift = found.exact, found.near, found.drift
+    said = f"not compared: {exact.reason}" if exact.reason else f"{len(exact):,}"
+    lines = [
+        f"{one.place} and {two.place}",
+        f"  equal records  {said}",
+        *_pair_lines(one, two, zip(exact.first.tolist(), exact.second.tolist(), strict=True), len(exact)),
+        f"  near copies    {len(near):,} ({_search_text(near)})",
+    ]
+    far = [
+        f"{bits} bits{', mirrored' if turned else ''}"
+        for bits, turned in zip(near.distance.tolist(), near.is_mirrored.tolist(), strict=True)
+    ]
+    pairs = zip(near.first.tolist(), near.second.tolist(), strict=True)
+    lines += _pair_lines(one, two, pairs, len(near), far)
+    lines.append(
+        f"  brightness     {drift.brightness[0]:.1f} and {drift.brightness[1]:.1f} of 255, contrast "
+        f"{drift.contrast[0]:.1f} and {drift.contrast[1]:.1f}"
+    )
+    if all(drift.sizes):
+        texts = [f"{size[0]:,.0f} x {size[1]:,.0f}" for size in drift.sizes if size is not None]
+        lines.append(f"  source sizes   {' and '.join(texts)} pixels (medians)")
+    furthest = sorted(drift.classes.items(), key=lambda each: -(each[1][0] - each[1][1]))[:_SHOWN]
+    if furthest:
+        texts = [f"{printable(name)} {apart:.1f} ({chance:.1f})" for name, (apart, chance) in furthest]
+        lines.append(f"  mean pictures  {', '.join(texts)} apart of 255 (and by chance)")
+    return lines
+
+
+def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[str] = ()) -> list[str]:
+    lines = []
+    for number, (first, second) in enumerate(pairs):
+        if number == _SHOWN:
+            lines.append(f"    … and {count - _SHOWN:,} more (--json has all)")
+            break
+        left, right = _sample(one, first), _sample(two, second)
+        other = f", labels {left['label']!r} and {right['label']!r}" if left["label"] != right["label"] else ""
+        lines.append(f"    {left['path']!r} and {right['path']!r}{f', {more[number]}' if more else ''}{other}")
+    return lines
+
+
+def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
+    """Give a cache folds of its own; return its manifest, what was made as JSON values, and as lines."""
+    from tpucache.insight.matching import groups as join
+    from tpucache.insight.matching import pairs
+    from tpucache.insight.splitting import column_groups, folds
+    from tpucache.store.cache import Cache
+    from tpucache.warmup.relabel import set_columns
+
+    cache = Cache.open(options.cache)
+    members, search, lines = np.arange(cache.manifest.samples), {}, []
+    if options.groups == _DUPLICATES:
+        found = pairs(_hashes(cache, None))
+        members, search = join(found), _search_dict(found)
+        lines.append(f"  copies: {len(found):,} pairs {_search_text(found)}")
+    elif options.groups is not None:
+        members = column_groups(cache, options.groups)
+    stratify = None if options.stratify == "none" else options.stratify
+    found_folds = folds(cache, options.make_folds, members, stratify, seed=options.seed)
+    manifest = set_columns(options.cache, {"fold": found_folds})
+    sizes = np.bincount(found_folds, minlength=options.make_folds).tolist()
+    names, counts = np.unique(members, return_counts=True)
+    several = int((counts > 1).sum())
+    large = [at for at in np.argsort(-counts, kind="stable").tolist() if counts[at] > _LARGE_GROUP * len(members) > 1]
+    firsts = [int(np.flatnonzero(members == names[at])[0]) for at in large]
+    groups = [
+        {"path": cache.samples.paths[first], "samples": int(counts[at])}
+        for first, at in zip(firsts, large, strict=True)
+    ]
+    report = {"folds": {"sizes": sizes, "groups": several, "large_groups": groups, **search}}
+    lines.insert(0, f"  folds: {', '.join(f'{size:,}' for size in sizes)} samples")
+    if options.groups is not None:
+        lines.append(f"  groups: {several:,} of more than one sample, none divided")
+    lines += [
+        f"  large: {group['samples']:,} samples are one group, with {group['path']!r}: look at it, as it may be a "
+        "chain of pictures of which each is like the next"
+        for group in groups[:_SHOWN]
+    ]
+    return manifest, report, lines
+
+
+class _InsteadOfTable(argparse.Action):
+    """Stores a value, and lets a table be left out. (What may always be left out cannot follow options.)"""
+
+    def __init__(self, *given: Any, table: argparse.Action, **keywords: Any) -> None:
+        super().__init__(*given, **keywords)
+        self._table = table
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, values)
+        self._table.required = False
+
+
+def add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
+    """Add the options of `make_folds`, which needs no table."""
+    group = command.add_argument_group("folds", "for train --folds, instead of those of a table")
+    group.add_argument(
+        "--make-folds",
+        action=_InsteadOfTable,
+        table=table,
+        type=positive,
+        metavar="N",
+        help="divide the samples into so many folds; a table is not needed then",
+    )
+    group.add_argument(
+        "--groups",
+        metavar="duplicates|COLUMN",
+        help="what is never divided: pictures that look alike, or samples with one value in a column",
+    )
+    group.add_argument(
+        "--stratify",
+        metavar="COLUMN|label|none",
+        default="label",
+        help="of what each fold has equal shares",
+    )
+    group.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the folds")
+
+
+def suspects(options: argparse.Namespace) -> int:
+    """List the samples whose labels are the least probable out of fold: worth a look, not wrong for certain."""
+    from tpucache.insight.labels import read_predictions
+    from tpucache.insight.labels import suspects as rank
+
+    table = read_predictions(options.run)
+    found = rank(table.probabilities, table.label_numbers())
+    rows = [
+        {
+            "sample": int(table.numbers[at]),
+            "path": table.paths[at],
+            "label": table.labels[at],
+            "predicted": table.predictions[at],
+            "score": round(score, 6),
+        }
+        for at, score in zip(found.positions[: options.top].tolist(), found.scores.tolist(), strict=False)
+    ]
+    if options.output is not None:
+        _write_table(options.output, rows)
+        note(
+            f"{options.output}: correct the labels in it, then `relabel CACHE {options.output} --corrections "
+            "--label-col label`"
+        )
+    lines = [
+        f"{row['score']:.3f}  {row['path']!r}: label {row['label']!r}, predicted {row['predicted']!r}" for row in rows
+    ]
+    show(options, {"ranked": len(found), "suspects": rows}, lines or ["no sample has a label"])
+    return 0
+
+
+def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    from tpucache.runs import check_no_run_file
+    from tpucache.store.copying import check_no_cache_file
+    from tpucache.store.files import write_atomically
+
+    check_no_cache_file(path)
+    check_no_run_file(path)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    names = ["sample", "path", "label", "predicted", "score"]
+    writer.writerow(names)
+    writer.writerows([to_cell(str(row[name])) for name in names] for row in rows)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise TpucacheError(f"{path} cannot be written: {error}. Give another path") from error
+
+
+def add(commands: Any) -> None:
+    """Add compare and suspects."""
+    command = add_command(commands, compare, "cache/train cache/test")
+    command.add_argument(
+        "caches",
+        metavar="CACHE",
+        nargs="+",
+        type=cache_or_url,
+        help="the folders of caches that warmup built, kaggle:slug for mounted ones, or their URLs",
+    )
+    add_json(command)
+    command.add_argument(
+        "--threshold",
+        type=natural,
+        default=48,
+        metavar="BITS",
+        help="bits of 256 by which the hashes of near copies differ at most",
+    )
+    command.add_argument("--threads", type=positive, metavar="N", help="threads that hash; one a core if not given")
+    command.add_argument(
+        "--cache-dir", type=local_path, metavar="DIR", help="keep what is read of caches at URLs below this folder"
+    )
+    command = add_command(commands, suspects, "runs/folds --top 50 -o suspects.csv")
+    command.add_argument(
+        "run",
+        metavar="RUN|TABLE",
+        type=local_path,
+        help="the folder of a run of all folds, or a .csv of predictions of samples that the model has not seen",
+    )
+    command.add_argument("--top", type=positive, default=50, metavar="N", help="samples to list, at most")
+    command.add_argument(
+        "-o", "--output", type=local_path, metavar="FILE", help="write them as a .csv to be corrected, too"
+    )
+    add_json(command)

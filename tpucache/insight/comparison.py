@@ -1,0 +1,211 @@
+"""compare: what two caches have in common that they should not, and how they differ that should be alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.insight.hashing import Hashes, hashes, opened
+from tpucache.insight.matching import THRESHOLD, Pairs, Search, pairs
+from tpucache.store.cache import Cache
+from tpucache.store.samples import HEIGHT, WIDTH
+
+if TYPE_CHECKING:
+    from tpucache.insight.hashing import Samples
+
+Array = npt.NDArray[Any]
+Positions = npt.NDArray[np.int64]
+
+#: Settings of a recipe that say nothing of the bytes of a clean record.
+_NOT_IN_RECORDS: Final = {"variants", "augment", "augmentation", "seed", "shard_mb"}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Samples of two caches whose clean records are equal byte for byte, which `first` and `second` give the positions
+    of: int64 (m,). `reason` says why none were compared where records of one picture differ; else it is empty.
+    """
+
+    first: Positions
+    second: Positions
+    reason: str = ""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
+    """Return the samples of two caches, or of one, that have the same clean record.
+
+    Lengths and checksums of all records are compared, then the bytes of those that agree in both. Of several equal
+    records of one cache, each further one is paired with the first. Where the two caches were made by other settings
+    or libraries, one picture has other bytes in each, and nothing is compared.
+
+    Raises DamageError or FormatError for records that cannot be read, and what opening a cache raises.
+    """
+    first, second = (_Records.of(each) for each in (one, one if two is None else two))
+    if reason := _difference(first.cache, second.cache):
+        return Exact(np.empty(0, np.int64), np.empty(0, np.int64), reason)
+    return _match(first, first if two is None else second, is_one_set=two is None)
+
+
+@dataclass(frozen=True)
+class _Records:
+    """The clean records of some samples: the rows of the index of each band, and the first band's length and CRC-32."""
+
+    cache: Cache
+    bands: list[Array]
+    keys: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, dataset: Samples) -> _Records:
+        """Return the clean records of what `opened` opens."""
+        cache, positions = opened(dataset)
+        chosen = np.arange(cache.manifest.samples) if positions is None else positions
+        variant, layouts = cache.manifest.variants[0], cache.manifest.layouts
+        bands = [cache.index[cache.rows(variant, chosen, band)] for band in range(len(layouts))]
+        lengths, sums = (bands[0][name].astype(np.uint64) for name in ("length", "crc32"))
+        return cls(cache, bands, lengths << np.uint64(32) | sums)
+
+    def read(self, place: int) -> list[bytes]:
+        """Return the bytes of a record in each band."""
+        return [bytes(self.cache.reader.read(rows[place])) for rows in self.bands]
+
+
+def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
+    """Return the pairs whose keys agree, as far as their bytes do."""
+    order = np.argsort(one.keys, kind="stable")
+    places = np.searchsorted(one.keys[order], two.keys)
+    is_there = places < len(order)
+    is_there[is_there] = one.keys[order[places[is_there]]] == two.keys[is_there]
+    first, second = order[places[is_there]], np.flatnonzero(is_there)
+    if is_one_set:
+        is_other = first != second
+        first, second = first[is_other], second[is_other]
+    is_equal = [one.read(a) == two.read(b) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+    kept = np.array(is_equal, np.bool_)
+    return Exact(first[kept], second[kept])
+
+
+def _difference(one: Cache, two: Cache) -> str:
+    """Say why equal pictures have other records in two caches; "" where they have the same."""
+    if one.manifest.fields != two.manifest.fields:
+        return "their records have other fields, sizes or codecs"
+    if one.manifest.variants[0] != two.manifest.variants[0]:
+        return "one of them lacks the clean variant"
+    first, second = one.manifest.recipe, two.manifest.recipe
+    others = sorted(str(name) for name in {*first, *second} - _NOT_IN_RECORDS if first.get(name) != second.get(name))
+    return f"they were made with another {', '.join(others)}" if others else ""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How the images of two caches differ on the whole: numbers to look at, no verdicts.
+
+    `brightness` and `contrast` are the means over each cache's images of the mean and the standard deviation of a
+    thumbnail, 0 to 255. `sizes` are the medians of the source images' width and height, None where a cache does not
+    know them. `classes` has, for each class of both, how far apart the mean thumbnails are (root mean square, 0 to
+    255), and how far they would be by chance, as the classes are no larger than they are.
+    """
+
+    brightness: tuple[float, float]
+    contrast: tuple[float, float]
+    sizes: tuple[tuple[float, float] | None, tuple[float, float] | None]
+    classes: Mapping[str, tuple[float, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        classes = {name: {"distance": far, "by_chance": chance} for name, (far, chance) in self.classes.items()}
+        return {
+            "brightness": list(self.brightness),
+            "contrast": list(self.contrast),
+            "sizes": [None if size is None else list(size) for size in self.sizes],
+            "classes": classes,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found of two caches: equal records, pictures that look alike, and how they differ on the whole.
+
+    `near` has no pair that is in `exact`.
+    """
+
+    exact: Exact
+    near: Pairs
+    drift: Drift
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether there is any picture of one cache in the other."""
+        return bool(len(self.exact) or len(self.near))
+
+
+def compare(
+    one: Samples,
+    two: Samples,
+    threshold: int = THRESHOLD,
+    *,
+    search: Search = "auto",
+    hashed: tuple[Hashes, Hashes] | None = None,
+) -> Comparison:
+    """Return the copies that two caches have of each other's pictures, and how they differ on the whole.
+
+    `hashed` are the hashes of both, if they are there already; else `hashes` gives them. Raises what `hashes`, `pairs`
+    and `exact_copies` raise.
+    """
+    first, second = hashed or (hashes(one), hashes(two))
+    exact = exact_copies(one, two)
+    near = pairs(first, threshold, other=second, search=search)
+    known = np.isin(near.first * len(second) + near.second, exact.first * len(second) + exact.second)
+    columns = {name: getattr(near, name)[~known] for name in ("first", "second", "distance", "is_mirrored")}
+    return Comparison(exact, replace(near, **columns), _drift((one, first), (two, second)))
+
+
+def _drift(*sets: tuple[Samples, Hashes]) -> Drift:
+    thumbnails = [hashed.thumbnails.reshape(len(hashed), -1).astype(np.float64) for _, hashed in sets]
+    brightness = [float(each.mean()) if each.size else 0.0 for each in thumbnails]
+    contrast = [float(each.std(1).mean()) if each.size else 0.0 for each in thumbnails]
+    classes: dict[str, tuple[float, float]] = {}
+    by_class = [_by_class(dataset, each) for (dataset, _), each in zip(sets, thumbnails, strict=True)]
+    for name in by_class[0]:
+        if name in by_class[1]:
+            (mean, error), (other, other_error) = by_class[0][name], by_class[1][name]
+            far = float(np.sqrt(np.mean((mean - other) ** 2)))
+            classes[name] = (far, float(np.sqrt(np.mean(error + other_error))))
+    sizes = tuple(_median_size(dataset) for dataset, _ in sets)
+    return Drift((brightness[0], brightness[1]), (contrast[0], contrast[1]), (sizes[0], sizes[1]), classes)
+
+
+def _by_class(dataset: Samples, thumbnails: Array) -> dict[str, tuple[Array, Array]]:
+    """Return the mean thumbnail of each class, and the variance of that mean."""
+    cache, positions = opened(dataset)
+    labels, names = cache.samples.labels, cache.manifest.classes
+    if labels is None or not names:
+        return {}
+    labels = labels if positions is None else labels[positions]
+    found = {}
+    for number, name in enumerate(names):
+        members = thumbnails[labels == number if labels.ndim == 1 else labels[:, number] > 0]
+        if len(members) > 1:
+            found[name] = (members.mean(0), members.var(0, ddof=1) / len(members))
+    return found
+
+
+def _median_size(dataset: Samples) -> tuple[float, float] | None:
+    """Return the median width and height of the source images, None where the cache does not know them."""
+    cache, positions = opened(dataset)
+    sides = []
+    for name in (WIDTH, HEIGHT):
+        column = cache.samples.get(name)
+        if not isinstance(column, np.ndarray) or column.ndim != 1:
+            return None
+        known = column[column > 0] if positions is None else column[positions][column[positions] > 0]
+        if not len(known):
+            return None
+        sides.append(float(np.median(known)))
+    return sides[0], sides[1]
