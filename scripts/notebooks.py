@@ -7,6 +7,7 @@ Needs `pip install .[docs,report,jax] flax optax scikit-learn`.
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import shutil
@@ -30,6 +31,15 @@ SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
     "01-warmup.ipynb": {"SIZE": 32, "VARIANTS": 3},
     "02-train.ipynb": {"MODEL": "cnn", "EPOCHS": 3, "BATCH": 64, "RATE": 0.05},
     "03-train-jax.ipynb": {"EPOCHS": 3, "BATCH": 64, "WIDTH": 16},
+    "04-competition.ipynb": {
+        "SIZE": 32,
+        "VARIANTS": 2,
+        "MODEL": "cnn",
+        "EPOCHS": 3,
+        "BATCH": 64,
+        "DEVICE": "--backend torch",
+        "PRECISION": "",
+    },
 }
 
 #: The cell that says what the outputs are of.
@@ -97,13 +107,29 @@ def kaggle(work: Path) -> Iterator[None]:
     if KAGGLE.exists() or KAGGLE.is_symlink():
         raise CommandError(f"{KAGGLE} is there already: run this where it is not")
     shutil.rmtree(work, ignore_errors=True)
-    for name in ("input/my-photos", "working"):
+    for name in ("input/my-photos", "input/my-competition/train", "input/my-competition/test", "working"):
         (work / name).mkdir(parents=True)
     KAGGLE.symlink_to(work)
     try:
         yield
     finally:
         KAGGLE.unlink()
+
+
+def write_competition(digits: Path, folder: Path) -> None:
+    """Make a competition's files of scanned digits: every eighth is to be predicted."""
+    train, test = [], []
+    for number, path in enumerate(sorted(digits.glob("*/*.png"))):
+        rows, part = (test, "test") if number % 8 == 0 else (train, "train")
+        rows.append((path.stem, path.parent.name))
+        shutil.copy(path, folder / part)
+    with (folder / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "label"), *train])
+    classes = sorted({label for _, label in train})
+    with (folder / "sample_submission.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("id", *classes), *((name, *[1 / len(classes)] * len(classes)) for name, _ in test)]
+        )
 
 
 def main() -> None:
@@ -113,7 +139,9 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= {"JAX_PLATFORMS": "cpu", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     with kaggle(options.work.resolve()):
-        write_digits(KAGGLE / "input" / "my-photos" / "train")
+        digits = KAGGLE / "input" / "my-photos" / "train"
+        write_digits(digits)
+        write_competition(digits, KAGGLE / "input" / "my-competition")
         for name, values in SMALL.items():
             say(name)
             run_notebook(FOLDER / name, values)

@@ -6,6 +6,7 @@ set as papermill sets them, after the cell tagged "parameters".
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -151,7 +152,29 @@ def test_the_third_trains_on_it_with_jax(built):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["01-warmup.ipynb", "02-train.ipynb", "03-train-jax.ipynb"])
+def test_the_fourth_ends_with_a_submission(photos, tmp_path):
+    data = tmp_path / "data"
+    for name in ("train", "test"):
+        (data / name).mkdir(parents=True)
+    paths = sorted(photos.rglob("*.png"))[:60]
+    for number, path in enumerate(paths):
+        shutil.copy(path, data / ("test" if number % 6 == 0 else "train"))
+    with (data / "train.csv").open("w", newline="") as file:
+        rows = [(path.stem, path.parent.name) for number, path in enumerate(paths) if number % 6]
+        csv.writer(file).writerows([("id", "label"), *rows])
+    classes = sorted({label for _, label in rows})
+    tests = [path.stem for path in paths[::6]]
+    with (data / "sample_submission.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", *classes), *((name, *[0] * len(classes)) for name in tests)])
+    values = {"SIZE": 16, "VARIANTS": 1, "MODEL": "cnn", "EPOCHS": 1, "BATCH": 16, "PRECISION": ""}
+    run_notebook("04-competition.ipynb", DATA=data, WORK=tmp_path, DEVICE="--backend torch", **values)
+    with (tmp_path / "submission.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["id"] for row in found] == tests
+    assert all(abs(sum(float(row[name]) for name in classes) - 1) < 1e-4 for row in found)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.ipynb")))
 def test_a_notebook_is_committed_with_the_outputs_of_one_run(name):
     notebook = json.loads((FOLDER / name).read_text())
     ids = [cell["id"] for cell in notebook["cells"]]
