@@ -61,7 +61,7 @@ def main() -> None:
 
     pace = trained["pace"]
     rows = [
-        ("samples x variants", f"{held['samples']:,} x {held['variants'] + 1}"),
+        ("samples, augmented", f"{held['samples']:,}, each in {held['variants']} variants"),
         ("cache", f"{held['bytes'] / 1e6:,.1f} MB in {held['shards']} shards, verified"),
         ("read rate", f"{read['images_per_second']:,.0f} images/s"),
         ("idle at 7,500 images/s", f"{read['idle']:.1%}"),

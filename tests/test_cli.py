@@ -36,7 +36,7 @@ def test_warmup_verify_inspect_and_bench_tell_what_they_did(photos, tmp_path, ca
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)
     cache = str(tmp_path / "cache")
     assert main(["warmup", str(photos), cache, "--size", "16", "--variants", "1", "--jobs", "1"]) == 0
-    assert "150 samples x 2 variants = 300 records" in capsys.readouterr().out
+    assert "150 samples, 300 records: the clean one and 1 augmented variant of each" in capsys.readouterr().out
     assert main(["verify", cache]) == 0
     assert "all sound" in capsys.readouterr().out
     assert main(["inspect", cache, "--json"]) == 0

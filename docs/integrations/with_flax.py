@@ -1,13 +1,16 @@
-"""Flax NNX with optax: a network with BatchNorm on all devices, fed by `tpucache.jax.feed`."""
+"""Flax NNX with optax, fed by `tpucache.jax.feed`: from weights, and continued in the middle of an epoch."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 import jax
+import numpy as np
 import optax
 from flax import nnx
 
 from tpucache import CachedDataset, CachedLoader
-from tpucache.jax import feed
+from tpucache.jax import AugmentSettings, Feed, feed
 
 
 class Network(nnx.Module):
@@ -35,26 +38,83 @@ def predict(model: Network, images: jax.Array) -> jax.Array:
     return model(images).argmax(1)
 
 
-def main(cache: str) -> None:
-    train, valid = CachedDataset(cache, variant="epoch"), CachedDataset(cache)
-    batch = 32 * jax.device_count()
-    batches = feed(CachedLoader(train, batch, shuffle=True, drop_last=True), normalise=True)
-    model = Network(len(train.classes), nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
+class Run:
+    """A model with its optimizer and its place in the data: all that a checkpoint holds."""
 
-    seen = 0
-    model.train()
-    for _ in range(2):
-        for images, labels in batches:
-            step(model, optimizer, images, labels)
-            seen += len(labels)
+    def __init__(self, cache: str, seed: int) -> None:
+        train = CachedDataset(cache, variant="epoch")
+        loader = CachedLoader(train, 32 * jax.device_count(), shuffle=True, drop_last=True)
+        self.batches: Feed = feed(loader, augment=AugmentSettings(flip=True, shift=2))
+        self.model = Network(len(train.classes), nnx.Rngs(seed))
+        self.optimizer = nnx.Optimizer(self.model, optax.adam(3e-3), wrt=nnx.Param)
+        self.losses: list[float] = []
+        self.seen = 0
+
+    def train_epoch(self, checkpoint: Path | None = None, at: int = 2) -> None:
+        """Train to the end of the epoch, and save a checkpoint after step `at`."""
+        self.model.train()
+        for images, labels in self.batches:
+            self.losses.append(float(step(self.model, self.optimizer, images, labels)))
+            self.seen += len(labels)
+            if checkpoint is not None and len(self.losses) == at:
+                self.save(checkpoint)
+
+    def save(self, path: Path) -> None:
+        arrays = {str(n): np.asarray(leaf) for n, leaf in enumerate(jax.tree.leaves(self._state()))}
+        place = {f"place {name}": np.array(value) for name, value in self.batches.state_dict().items()}
+        np.savez(path, **arrays, **place)
+
+    def load(self, path: Path) -> None:
+        with np.load(path) as saved:
+            leaves, tree = jax.tree.flatten(self._state())
+            state = jax.tree.unflatten(tree, [saved[str(n)] for n in range(len(leaves))])
+            nnx.update((self.model, self.optimizer), state)
+            names = [name for name in saved.files if name.startswith("place ")]
+            self.batches.load_state_dict({name.removeprefix("place "): saved[name].item() for name in names})
+
+    def load_weights(self, path: Path) -> None:
+        """Take over a network's weights, all but those of its head."""
+        with np.load(path) as saved:
+            for layer, name in (key.split("/") for key in saved.files if not key.startswith("head/")):
+                getattr(getattr(self.model, layer), name).set_value(saved[f"{layer}/{name}"])
+
+    def save_weights(self, path: Path) -> None:
+        layers = {layer: getattr(self.model, layer) for layer in ("convolution", "normalise", "head")}
+        names = {"convolution": ("kernel", "bias"), "normalise": ("scale", "bias", "mean", "var")}
+        parts = [(layer, name) for layer in layers for name in names.get(layer, ("kernel", "bias"))]
+        np.savez(path, **{f"{layer}/{name}": np.asarray(getattr(layers[layer], name)[...]) for layer, name in parts})
+
+    def _state(self) -> nnx.State:
+        return nnx.state((self.model, self.optimizer))
+
+
+def main(cache: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        weights, checkpoint = Path(folder, "weights.npz"), Path(folder, "checkpoint.npz")
+        first = Run(cache, seed=0)
+        first.train_epoch()
+        first.save_weights(weights)
+
+        tuned = Run(cache, seed=1)
+        tuned.load_weights(weights)
+        tuned.train_epoch(checkpoint)
+
+        # Another process would begin like this: it sees the samples that are left, changed alike.
+        resumed = Run(cache, seed=2)
+        resumed.load(checkpoint)
+        resumed.train_epoch()
+        if resumed.losses != tuned.losses[2:]:
+            sys.exit(f"the losses are not those of the run that was not stopped: {resumed.losses}, {tuned.losses[2:]}")
 
     right = total = 0
-    model.eval()
-    for images, labels, is_sample in feed(CachedLoader(valid, batch), normalise=True, pad_last=True):
-        right += int(((predict(model, images) == labels) & is_sample).sum())
+    valid = CachedDataset(cache)
+    tuned.model.eval()
+    batches = feed(CachedLoader(valid, 32 * jax.device_count()), normalise=True, pad_last=True)
+    for images, labels, is_sample in batches:
+        right += int(((predict(tuned.model, images) == labels) & is_sample).sum())
         total += int(is_sample.sum())
-    print(f"{seen} images seen, accuracy {right / total:.3f}, waited for data {batches.waited:.1%} of the time")
+    seen, waited = first.seen + tuned.seen, tuned.batches.waited
+    print(f"{seen} images seen, accuracy {right / total:.3f}, waited for data {waited:.1%} of the time")
 
 
 if __name__ == "__main__":

@@ -230,10 +230,10 @@ def draw_stream(report: dict[str, Any], path: Path) -> None:
         (panels[1], "latency", "rate", rate, f"{rate} MB/s"),
     ):
         chosen = sorted((link for link in links if link[fixed] == value), key=lambda link: float(link[along]))
+        axes.set_yscale("log" if along == "rate" else "linear")
         _draw_readers(axes, chosen, along)
         axes.set_title(title, fontsize=10)
     panels[0].set_xlabel("MB/s of the link")
-    panels[0].set_yscale("log")
     panels[1].set_xlabel("ms an answer")
     panels[1].set_ylim(bottom=0)
     panels[0].set_ylabel("images/s in the first epoch")
@@ -248,7 +248,11 @@ def _draw_readers(axes: Any, links: Sequence[dict[str, Any]], along: str) -> Non
     for number, name in enumerate(sorted(names, key=lambda name: (not name.startswith(OURS), name == "ranges", name))):
         found = [(link[along], row) for link in links for row in link["rows"] if row["name"] == name]
         points = [(at, row["first"]["images_per_second"]) for at, row in found]
-        style: dict[str, Any] = {"marker": "osD^v"[number % 5], "color": f"C{number}", "markersize": 5}
+        style: dict[str, Any] = {
+            "marker": "osD^v"[number % 5],
+            "color": ["C1", "C0", "C2", "C4", "C5"][number % 5],
+            "markersize": 5,
+        }
         if name == "ranges":
             style = {"color": _LIMIT, "linestyle": "dashed", "linewidth": 1.2, "zorder": 0}
         elif name.startswith(OURS):

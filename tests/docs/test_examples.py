@@ -87,7 +87,7 @@ def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsy
         for words in commands(text) if language == "sh" else ():
             assert main(words) == 0, words
     out = capsys.readouterr().out
-    assert "150 samples x 3 variants = 450 records" in out
+    assert "150 samples, 450 records: the clean one and 2 augmented variants of each" in out
     assert "all sound" in out
     assert "epoch   2 " in out
 

@@ -35,8 +35,12 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture(scope="session")
-def port() -> int:
-    """A port that is free now."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return int(free.getsockname()[1])
+def port() -> Callable[[], int]:
+    """Return a port that is free now."""
+
+    def find() -> int:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            return int(free.getsockname()[1])
+
+    return find

@@ -18,7 +18,7 @@ from PIL import Image
 
 import tpucache.jax
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
-from tpucache.jax import AugmentSettings, feed
+from tpucache.jax import AugmentSettings, feed, process_slice
 from tpucache.ondevice import Augment, Normalise, decoder, draw
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.crop import CropDecoder
@@ -57,7 +57,8 @@ def cache(tmp_path_factory):
 
 
 def test_the_public_names_are_there_and_documented():
-    assert sorted(dir(tpucache.jax)) == sorted(tpucache.jax.__all__) == ["AugmentSettings", "Feed", "feed"]
+    names = ["AugmentSettings", "Feed", "feed", "process_slice"]
+    assert sorted(dir(tpucache.jax)) == sorted(tpucache.jax.__all__) == names
     assert all(getattr(tpucache.jax, name).__doc__ for name in tpucache.jax.__all__)
 
 
@@ -150,6 +151,57 @@ class Deep:
 
     def __getitem__(self, number):
         return {"image": np.random.default_rng(number).integers(0, 65536, (8, 8, 1), np.uint16), "label": 0}
+
+
+def test_normalised_images_come_as_bfloat16_where_that_is_wanted(cache):
+    dataset, settings = CachedDataset(cache), AugmentSettings(flip=True, brightness=0.2)
+    for given in ({"normalise": True}, {"augment": settings}):
+        long = feed(CachedLoader(dataset, 16), **given)
+        short = feed(CachedLoader(dataset, 16), dtype="bfloat16", **given)
+        for (expected, _), (images, _) in zip(long, short, strict=True):
+            assert images.dtype == jax.numpy.bfloat16
+            # Rounded to 8 bits, the last of which a fused multiply and add may change.
+            assert np.allclose(images.astype("float32"), expected, rtol=1 / 128, atol=1e-5)
+    loader = CachedLoader(dataset, 16)
+    with pytest.raises(UsageError, match="add normalise=True for bfloat16"):
+        feed(loader, dtype="bfloat16")
+    with pytest.raises(UsageError, match="dtype is one of float32, bfloat16"):
+        feed(loader, normalise=True, dtype="float16")
+
+
+def test_a_process_reads_what_its_devices_need():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
+    for spec in (PartitionSpec("data"), PartitionSpec(("data", "model")), PartitionSpec()):
+        assert process_slice(NamedSharding(mesh, spec)) == {"rank": 0, "world_size": 1}
+    assert process_slice() == {"rank": 0, "world_size": 1}
+
+
+class FakeDevice:
+    """A device of a process."""
+
+    def __init__(self, host):
+        self.process_index = host
+
+
+def test_processes_along_the_batch_have_slices_and_others_the_same(monkeypatch):
+    def found(hosts, own):
+        """The slice of a process, given the process of each of four places along the axis of the batch."""
+        devices = [[FakeDevice(host) for host in place] for place in hosts]
+        places = {device: (slice(at, at + 1),) for at, place in enumerate(devices) for device in place}
+        fake = types.SimpleNamespace(device_set={*range(4)}, devices_indices_map=lambda shape: places)
+        monkeypatch.setattr("tpucache.jax.batches._of_first_axis", lambda sharding: fake)
+        monkeypatch.setattr(jax, "process_index", lambda: own)
+        return tuple(process_slice().values())
+
+    assert [found([[0], [0], [1], [1]], own) for own in (0, 1)] == [(0, 2), (1, 2)]
+    assert [found([[1], [1], [0], [0]], own) for own in (0, 1)] == [(1, 2), (0, 2)]
+    assert [found([[0, 1]] * 4, own) for own in (0, 1)] == [(0, 1), (0, 1)]
+    assert [found([[0, 1], [0, 1], [2, 3], [2, 3]], own) for own in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    for hosts in ([[0], [1], [0], [1]], [[0], [0, 1], [1], [1]], [[0], [0], [0], [1]]):
+        with pytest.raises(UsageError, match="share a part of their samples"):
+            found(hosts, 0)
+    with pytest.raises(UsageError, match="none of the devices"):
+        found([[0], [0], [1], [1]], 2)
 
 
 def test_an_epoch_continued_in_the_middle_has_the_same_batches(cache):

@@ -1,4 +1,7 @@
-"""Eight devices, and two processes of four, train as one device does, and see every sample once."""
+"""Eight devices, and two processes of four, train as one device does, and see every sample once.
+
+Two processes are what two hosts of a pod are; their mesh may also divide the model over them.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def found(start, cache, port, tmp_path_factory):
     """What each process of each way of running wrote into its file; with torch installed on one device alone."""
     folder = tmp_path_factory.mktemp("found")
-    ways = {"one": [(1, 0, 1)], "eight": [(1, 0, 8)], "two": [(2, 0, 4), (2, 1, 4)]}
+    two = [(2, 0, 4), (2, 1, 4)]
+    ways = {"one": ([(1, 0, 1)], 1), "eight": ([(1, 0, 8)], 1), "two": (two, 1), "model": (two, 2)}
     running = {}
-    for way, processes in ways.items():
-        program = [TRAIN] if way == "one" else ["-c", WITHOUT_TORCH, TRAIN]
+    for way, (processes, model) in ways.items():
+        program, free = [TRAIN] if way == "one" else ["-c", WITHOUT_TORCH, TRAIN], port()
         for count, process, devices in processes:
-            words = [*program, cache, folder / f"{way}{process}.npz", count, process, port]
+            words = [*program, cache, folder / f"{way}{process}.npz", count, process, free, model]
             running[way, process] = start(*words, devices=devices)
     for key, program in running.items():
         output, _ = program.communicate(timeout=300)
@@ -41,7 +45,7 @@ def found(start, cache, port, tmp_path_factory):
     return {key: dict(np.load(folder / f"{key[0]}{key[1]}.npz")) for key in running}
 
 
-@pytest.mark.parametrize("key", [("eight", 0), ("two", 0), ("two", 1)])
+@pytest.mark.parametrize("key", [("eight", 0), ("two", 0), ("two", 1), ("model", 0), ("model", 1)])
 def test_losses_are_those_of_one_device(found, key):
     expected = found["one", 0]["losses"]
     assert len(expected) == 50
@@ -49,7 +53,7 @@ def test_losses_are_those_of_one_device(found, key):
     assert np.abs(found[key]["losses"] - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize("way", ["one", "eight", "two"])
+@pytest.mark.parametrize("way", ["one", "eight", "two", "model"])
 def test_every_sample_of_an_epoch_is_seen_exactly_once(found, cache, way):
     seen = np.concatenate([values["seen"] for (name, _), values in found.items() if name == way])
     dataset = CachedDataset(cache, variant="epoch")
@@ -57,7 +61,7 @@ def test_every_sample_of_an_epoch_is_seen_exactly_once(found, cache, way):
     assert sorted(seen.tolist()) == sorted(expected)
 
 
-@pytest.mark.parametrize("way", ["one", "eight", "two"])
+@pytest.mark.parametrize("way", ["one", "eight", "two", "model"])
 def test_every_sample_is_evaluated_exactly_once_in_batches_of_one_shape(found, cache, way):
     rows = np.concatenate([values["evaluated"] for (name, _), values in found.items() if name == way])
     expected = [zlib.crc32(image.permute(1, 2, 0).numpy().tobytes()) for image, _ in CachedDataset(cache)]

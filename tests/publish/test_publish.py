@@ -35,7 +35,7 @@ def test_one_that_exists_gets_a_new_version(bundle, kaggle):
     send(bundle)
     result = send(bundle, PublishOptions(message="more of it", public=True))
     assert result.command == f"kaggle datasets version -p {bundle.folder} -m 'more of it'"
-    assert send(bundle).command.endswith(f"-m '150 samples x 4 variants, {fingerprint(bundle)}'")
+    assert send(bundle).command.endswith(f"-m '150 samples, 600 records, {fingerprint(bundle)}'")
 
 
 def fingerprint(bundle):

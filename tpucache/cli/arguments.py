@@ -54,16 +54,20 @@ def add_options(
     only: Container[str] | None = None,
     without: Container[str] = (),
     parsers: Mapping[str, Callable[[str], Any]] | None = None,
+    can_be_off: bool = False,
 ) -> None:
     """Add the options that a dataclass declares with `option`, to a command or a group of it.
 
     `parsers` convert the text of options whose type is not enough for that. A choice or a number that is not allowed is
-    wrong usage.
+    wrong usage. If switches `can_be_off`, each has a second option, --no-NAME, which help does not list.
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
             keywords = _keywords(each, (parsers or {}).get(each.name))
             group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+            if can_be_off and bool in each.types:
+                flag = f"--no-{each.flag.removeprefix('--')}"
+                group.add_argument(flag, dest=each.name, help=argparse.SUPPRESS, action=_Off, nargs=0)
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
@@ -113,6 +117,24 @@ def local_path(text: str) -> Path:
 
 #: What reads the text of an option of a type, where it is not the type itself.
 _KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
+
+
+def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of the dataclass's options that were given, by name."""
+    given = {}
+    for each in options_of(settings).values():
+        value = getattr(options, each.name)
+        if each.name in explicit(options) or value is True or (isinstance(each.default, tuple) and value):
+            given[each.name] = value
+    return given
+
+
+class _Off(argparse.Action):
+    """Turns a switch off, and stores that this was given."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        setattr(namespace, self.dest, False)
+        namespace.explicit = explicit(namespace) | {self.dest}
 
 
 class _Explicit(argparse.Action):

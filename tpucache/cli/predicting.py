@@ -60,6 +60,13 @@ def predict(options: argparse.Namespace) -> int:
     shares = device.cores * processes.world_size
     batch_size = options.batch_size or -(-predictor.settings.part_size // shares) * shares
     report = run_predict(predictor, datasets, options.output, batch_size, options.threads)
+    if options.export is not None:
+        from tpucache.training.export import export_runs
+
+        folder = options.output.with_name(f"{options.output.stem}_models")
+        processes.on_main(
+            lambda: export_runs(options.runs, opened.manifest, folder, options.export, options.trust, predictor.weights)
+        )
     if processes.is_main:
         show(options, report.to_dict(), report.lines())
     return 0
@@ -103,6 +110,12 @@ def add(commands: Any) -> None:
         default=[],
         help="average over these sizes of the image, in pixels of its shorter side; if not given it has that of the "
         "run's evaluation",
+    )
+    command.add_argument(
+        "--export",
+        choices=("onnx", "safetensors"),
+        help="also write the models for other programs, with a card of how to preprocess, to a folder next to the CSV "
+        "(out_models for out.csv)",
     )
     command.add_argument(
         "--trust",

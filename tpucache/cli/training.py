@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import signal
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tpucache.cli.arguments import (
     add_cache_or_url,
@@ -18,6 +15,7 @@ from tpucache.cli.arguments import (
     add_options,
     add_reading,
     from_options,
+    given_options,
     in_memory,
     keeping,
     launched,
@@ -30,14 +28,14 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.progress import note as show_note
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import RecipeName, TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import InMemory
+    from tpucache.training.folds import Watch
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.folds import FoldsReport
-    from tpucache.training.run.history import Watcher
     from tpucache.training.run.report import TrainReport
 
 
@@ -119,7 +117,7 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
             settings = find_lr(run, settings, train_set, device, options.resume, stop)
         if processes.is_main:
             note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
-    watch = _tensorboard if options.tensorboard and processes.is_main else no_watchers
+    watch = _watchers(options, settings) if processes.is_main else no_watchers
     on_epoch = show_note if options.json else say_now
     run_options = from_options(
         RunOptions, options, stop=stop, account=account, time_limit=None, curves=True, on_epoch=on_epoch
@@ -130,12 +128,12 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
         return run_training(run, settings, train_set, valid_set, device, replace(run_options, watchers=watchers))
 
 
-@contextlib.contextmanager
-def _tensorboard(run: Path) -> Iterator[Sequence[Watcher]]:
-    from tpucache.training.watch.tensorboard import TensorBoard
+def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
+    """Return what gives the watchers of a run."""
+    from tpucache.training.watch.trackers import watch_with
 
-    with TensorBoard(run / "tensorboard") as board:
-        yield [board]
+    names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
+    return functools.partial(watch_with, names, settings.to_dict())
 
 
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
@@ -143,12 +141,17 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
 
     The learning rate is left open until it is found.
     """
-    others: dict[str, Any] = {"augment": from_options(AugmentSettings, options)}
+    others: dict[str, Any] = {}
     if options.lr == FIND:
         others["lr"] = None
     if options.per_core:
         others["batch_size"] = options.batch_size * cores
-    return from_options(TrainSettings, options, **others)
+    if options.recipe is None:
+        return from_options(TrainSettings, options, **others, augment=from_options(AugmentSettings, options))
+    from tpucache.training.recipes import recipe_settings
+
+    given = {**given_options(TrainSettings, options), **others}
+    return recipe_settings(options.recipe, given_options(AugmentSettings, options), **given)
 
 
 def rate(text: str) -> float | str:
@@ -208,11 +211,29 @@ def add(commands: Any) -> None:
     command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
-    command.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard to RUN/tensorboard")
+    command.add_argument(
+        "--watch-with",
+        action="append",
+        default=[],
+        choices=("tensorboard", "wandb", "mlflow"),
+        help="show losses and metrics there, too, where it is installed; may be given several times",
+    )
+    command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
     command.add_argument("--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     group = command.add_argument_group("what is learned, and how")
-    add_options(group, TrainSettings, without=["threads"], parsers={"lr": rate, "mean": numbers, "std": numbers})
+    group.add_argument(
+        "--recipe",
+        choices=get_args(RecipeName),
+        help="begin with the settings of a recipe; other options replace its own, and --no-NAME turns a switch off",
+    )
+    add_options(
+        group,
+        TrainSettings,
+        without=["threads"],
+        parsers={"lr": rate, "mean": numbers, "std": numbers},
+        can_be_off=True,
+    )
     group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
     group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
-    add_options(group, AugmentSettings)
+    add_options(group, AugmentSettings, can_be_off=True)
     add_reading(command)

@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
 _UNCOUNTED: Final = 2
 _AXIS: Final = "data"
 
+_Dtype = Literal["float32", "bfloat16"]
 Array = npt.NDArray[Any]
 Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
 
@@ -45,6 +46,7 @@ def feed(
     seed: int = 0,
     depth: int = 2,
     pad_last: bool = False,
+    dtype: _Dtype = "float32",
 ) -> Feed:
     """Return an iterator of (images, labels) as sharded arrays: one epoch of the loader, and the next one when it is
     iterated again.
@@ -60,17 +62,47 @@ def feed(
     each batch says which of its rows are samples: bool (batch,), as the last of (images, labels, is_sample), or under
     "is_sample" of a dict. For evaluation: each sample comes once.
 
+    Normalised images are of `dtype`; what is computed before is float32.
+
     `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
-    has a loader with `rank=jax.process_index()` and `world_size=jax.process_count()`, and the arrays are of the global
-    batch. Uploading is done by a thread, `depth` batches ahead; computing is started by the caller's thread, so that
-    all processes do it in the same order. Raises UsageError, also for whole numbers that 32 bits do not hold.
+    has a loader of the rank and world size that `process_slice(sharding)` gives, and the arrays are of the global
+    batch: processes that a mesh gives the same samples read the same. Uploading is done by a thread, `depth` batches
+    ahead; computing is started by the caller's thread, so that all processes do it in the same order. Raises
+    UsageError, also for whole numbers that 32 bits do not hold.
     """
+    if dtype not in get_args(_Dtype):
+        raise UsageError(f"dtype is one of {', '.join(get_args(_Dtype))}, not {dtype!r}")
+    if dtype != "float32" and augment is None and not normalise:
+        raise UsageError(f"images that are not normalised stay bytes: add normalise=True for {dtype}")
     sharding = _of_first_axis(sharding or _all_devices())
     _check(loader, sharding, pad_last)
     settings = AugmentSettings() if augment is None and normalise else augment
     if pad_last and settings is not None and settings.mixes:
         raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave one of them out")
-    return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last))
+    return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last, dtype))
+
+
+def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, int]:
+    """Return `rank` and `world_size` of this process's loader: which slice of every global batch its devices need.
+
+    `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`; without a
+    sharding, that over all devices. Where an axis of the mesh other than that of the batch lies across processes, these
+    have the same rank. Raises UsageError where the devices of a process need no slice of their own, or this has none.
+    """
+    sharding = _of_first_axis(sharding or _all_devices())
+    count = len(sharding.device_set)
+    rows: dict[int, set[int]] = {}
+    for device, (index,) in sharding.devices_indices_map((count,)).items():
+        rows.setdefault(device.process_index, set()).update(range(*index.indices(count)))
+    slices = sorted({tuple(sorted(each)) for each in rows.values()})
+    if [row for each in slices for row in each] != list(range(count)) or len({*map(len, slices)}) > 1:
+        raise UsageError(
+            "the mesh divides a batch so that some processes share a part of their samples: order its devices so that "
+            "those of a process lie side by side along the axis of the batch"
+        )
+    if jax.process_index() not in rows:
+        raise UsageError(f"process {jax.process_index()} has none of the devices of the sharding")
+    return {"rank": slices.index(tuple(sorted(rows[jax.process_index()]))), "world_size": len(slices)}
 
 
 class Feed:
@@ -114,6 +146,11 @@ class Feed:
             self._current = None
             raise
 
+    def metrics(self) -> dict[str, Any]:
+        """Return the loader's metrics; what it waited is the uploading thread's. `upload` is what the caller waited."""
+        upload = {"waited_seconds": self.waited_seconds, "waited": self.waited}
+        return {**self._epochs.loader.metrics(), "upload": upload}
+
     def state_dict(self) -> dict[str, int | str]:
         """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict."""
         return self._epochs.loader.state_dict()
@@ -144,12 +181,13 @@ class _Epochs:
         seed: int,
         depth: int,
         pad_last: bool,
+        dtype: _Dtype,
     ) -> None:
         self.loader, self._sharding = loader, sharding
         self._pads = pad_last
         self._draws = None if augment == AugmentSettings() else augment
         self._seed, self._depth = seed, depth
-        options = _options(loader, augment)
+        options = _options(loader, augment, dtype)
         self._size = (0, 0) if options.image is None else (options.image.shape[0], options.image.shape[1])
         self._finish = make_finish(options)
         self._views = 1 if self._draws is None else self._draws.views
@@ -240,7 +278,7 @@ def _to_jax_dtype(name: str, array: Array) -> Array:
     return array.astype(kept)
 
 
-def _options(loader: CachedLoader, augment: AugmentSettings | None) -> FinishOptions:
+def _options(loader: CachedLoader, augment: AugmentSettings | None, dtype: _Dtype) -> FinishOptions:
     manifest = loader.dataset.manifest
     fields: dict[str, Field] = {field.name: field for field in manifest.fields}
     shapes = {field.name: field.shape for field in loader.dataset.record_fields}
@@ -259,6 +297,7 @@ def _options(loader: CachedLoader, augment: AugmentSettings | None) -> FinishOpt
         mean=tuple(manifest.statistics.mean),
         std=tuple(manifest.statistics.std),
         classes=len(manifest.classes),
+        dtype=dtype,
     )
 
 
@@ -280,12 +319,12 @@ def _of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
     """Raise UsageError unless the loader is of this process and each of its batches can be divided evenly."""
-    processes = len({device.process_index for device in sharding.device_set})
-    if loader.world_size != processes or (processes > 1 and loader.rank != jax.process_index()):
+    needed = process_slice(sharding)
+    if (loader.rank, loader.world_size) != (needed["rank"], needed["world_size"]):
         raise UsageError(
-            f"the sharding is over {processes} process(es) and this is process {jax.process_index()}, but the loader "
-            f"has rank={loader.rank}, world_size={loader.world_size}: give it rank=jax.process_index() and "
-            "world_size=jax.process_count()"
+            f"the sharding is over {needed['world_size']} slice(s) of a batch and this is process "
+            f"{jax.process_index()}, which needs number {needed['rank']}, but the loader has rank={loader.rank}, "
+            f"world_size={loader.world_size}: give it **process_slice(sharding)"
         )
     if pad_last and loader.drop_last:
         raise UsageError(
@@ -328,6 +367,7 @@ class FinishOptions:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: int
+    dtype: _Dtype
 
 
 @functools.lru_cache(maxsize=16)
@@ -335,7 +375,7 @@ def make_finish(options: FinishOptions) -> Finish:
     """Return the jitted function for these options; the same one for the same options, so that it compiles once.
 
     Images come as uint8 (batch, height, width, channels), or packed (batch, n). They are returned as they are or, with
-    `augment`, float32 (batch, height, width, channels), normalised by mean and std. Raises UsageError where the
+    `augment`, of `dtype` (batch, height, width, channels), normalised by mean and std. Raises UsageError where the
     augmentations do not fit the images.
     """
     decoder = field_decoder(options.image) if options.image is not None and options.is_packed else None
@@ -352,7 +392,7 @@ def make_finish(options: FinishOptions) -> Finish:
             if augment.settings.mixes:
                 targets = labels if labels.ndim > 1 else jax.nn.one_hot(labels, options.classes)
                 changed[IMAGE], labels = augment.mix(changed[IMAGE], targets, draws)
-            changed[IMAGE] = jnp.moveaxis(changed[IMAGE], 1, 3)
+            changed[IMAGE] = jnp.moveaxis(changed[IMAGE], 1, 3).astype(options.dtype)
         return changed, labels
 
     # On a TPU the default product rounds operands to bfloat16; the decoder splits its operands for that.

@@ -17,7 +17,7 @@ from tpucache.loading.filter import matching
 from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, undivided
+from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, WaysRead, undivided
 from tpucache.loading.reading.views import in_resolution
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
@@ -195,6 +195,11 @@ class CachedDataset(Dataset[Item]):
         return None if self._reader is None else self._reader.network
 
     @property
+    def networks(self) -> list[NetworkUse]:
+        """What this process has read of a cache at a URL, as a list of one; none for a cache in a folder."""
+        return [use for use in [self.network] if use is not None]
+
+    @property
     def mean_record_bytes(self) -> int:
         """Bytes a record takes on disk, on average over the variants in use."""
         return self._selection.mean_record_bytes
@@ -335,13 +340,16 @@ class CachedDataset(Dataset[Item]):
         """Set the epoch, a whole number from 0. Workers of a DataLoader see it, too, also those that persist."""
         self._epoch.set(to_integer("epoch", epoch, 0))
 
-    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided) -> None:
+    def read_into(
+        self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided
+    ) -> WaysRead:
         """Read samples into the first rows of a buffer, for a loader. Threads may call this, with a buffer each.
 
-        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work.
-        Raises DamageError naming the shard when the cache's bytes are not what the manifest says.
+        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work. Returns
+        where the records were. Raises DamageError naming the shard when the cache's bytes are not what the manifest
+        says.
         """
-        self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
+        return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
     def field_batches(self, name: str) -> Iterator[Array]:
         """Iterate over one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
@@ -14,9 +15,10 @@ import numpy as np
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.indices import integer_positions, overrides, to_integer
+from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
 from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool
-from tpucache.loading.reading.reader import Divide
+from tpucache.loading.reading.reader import Divide, WaysRead
 from tpucache.loading.sampler import Positions, global_batches, rank_slice, rank_windows
 from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state
@@ -46,6 +48,14 @@ class Uncounted(NamedTuple):
 
     batch: Batch
     confirm: Callable[[], None]
+
+
+class _Read(NamedTuple):
+    """A batch that was read, of so many samples, and where their records were."""
+
+    batch: Batch
+    samples: int
+    ways: WaysRead | None
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,7 @@ class BatchLoader(Generic[AnySamples]):
         self._iterations = 0  # begun so far; what each one knows of itself is its number
         self._outdated = 0  # iterations up to this number were begun before the epoch was set
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
+        self._metrics = LoaderMetrics()
         self._pools = samples.buffer_pools
         self._pool: Buffers | None = self._pools.pool(self.batch_size, pinned_empty if options.pin_memory else None)
         left = self.samples % self._global_batch
@@ -146,6 +157,18 @@ class BatchLoader(Generic[AnySamples]):
         if self._pool is not None:
             self._pools.drop(self._pool)
         self._pool = None
+
+    def metrics(self) -> dict[str, Any]:
+        """Return figures of this loader since it was made, as a dict of plain numbers.
+
+        `batches` and `samples` were handed out; `seconds` have passed since the first was asked for, in which the
+        loader's thread was blocked for `waited_seconds`; `wait_p50`, `wait_p95` and `wait_p99` are seconds for a batch,
+        of the last 1,024. `queue` says how many batches were `ready` when the last one was asked for, of `size`.
+        `records` and `bytes` were read out of `memory`, a `map` or a `file`; `bytes` also over the `network`, as far as
+        this process did, for which `network` has requests, failures and waiting, None for a cache in a folder. `hits`
+        is the share of records that were in memory or mapped.
+        """
+        return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the epoch of a state that was just loaded continues where the state says."""
@@ -218,7 +241,7 @@ class BatchLoader(Generic[AnySamples]):
     def _run(
         self, iteration: int, epoch: int, start: int, order: Positions, is_counted: bool
     ) -> Generator[Any, None, None]:
-        pending: deque[tuple[int, Future[Batch]]] = deque()
+        pending: deque[tuple[int, Future[_Read]]] = deque()
         hinted, shared = start, self.order.shared
         window = self.order.window or _SPAN
         windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
@@ -265,10 +288,12 @@ class BatchLoader(Generic[AnySamples]):
         """Yield where each global batch begins and ends in the epoch's order."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
-    def _next(self, pending: deque[tuple[int, Future[Batch]]], iteration: int, epoch: int, is_counted: bool) -> Any:
+    def _next(self, pending: deque[tuple[int, Future[_Read]]], iteration: int, epoch: int, is_counted: bool) -> Any:
         self._buffers  # a loader closed meanwhile is refused  # noqa: B018
         stop, future = pending.popleft()
-        batch = future.result()
+        asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in pending)
+        batch, samples, ways = future.result()
+        self._metrics.note(asked, ready, samples, ways)
         if not is_counted:
             return Uncounted(batch, functools.partial(self._count, iteration, epoch, stop))
         self._count(iteration, epoch, stop)
@@ -280,15 +305,15 @@ class BatchLoader(Generic[AnySamples]):
             self._move(epoch, stop)
         self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
 
-    def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> Batch:
+    def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> _Read:
         pool = self._buffers
         buffer = pool.take()
         try:
-            self.dataset.read_into(buffer, indices, epoch, shared, divide)
+            ways = self.dataset.read_into(buffer, indices, epoch, shared, divide)
         except BaseException:
             pool.give_back(buffer)
             raise
-        return self.dataset.to_batch(pool.lend(buffer, len(indices)), indices)
+        return _Read(self.dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
 
 class CachedLoader(BatchLoader[CachedDataset]):

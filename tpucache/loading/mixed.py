@@ -18,11 +18,12 @@ from tpucache.loading.indices import to_integer
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer
-from tpucache.loading.reading.reader import Divide
+from tpucache.loading.reading.reader import Divide, WaysRead
 from tpucache.loading.sampler import Positions
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
 from tpucache.store.fields import Field
+from tpucache.store.reader import NetworkUse
 
 _LONGEST: Final = 1_000_000
 
@@ -98,10 +99,18 @@ class MixedSamples:
         """SHA-256, in hexadecimal, of the datasets' digests."""
         return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
 
-    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> None:
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
         """Read samples into the first rows of a buffer; epochs and chunks are those of each dataset."""
-        for at, rows, own, turn in self._parts(indices):
+        ways = [
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
+            for at, rows, own, turn in self._parts(indices)
+        ]
+        return WaysRead(*map(sum, zip(*ways, strict=True)))
+
+    @property
+    def networks(self) -> list[NetworkUse]:
+        """What was read over the network of each cache at a URL."""
+        return [use for dataset in self._datasets for use in dataset.networks]
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, as CachedDataset does."""

@@ -17,12 +17,13 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.indices import Positions, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import Divide
+from tpucache.loading.reading.reader import Divide, WaysRead
 from tpucache.loading.sampler import epoch_variants
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.store.reader import NetworkUse
 
 Array = npt.NDArray[Any]
 Variant = int | Literal["epoch"]
@@ -77,10 +78,16 @@ class Samples(Protocol):
         """Ask the kernel to have these samples in memory when they are read."""
         ...
 
-    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> None:
+    @property
+    def networks(self) -> list[NetworkUse]:
+        """What was read over the network of each cache at a URL."""
+        ...
+
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
         """Read samples into the first rows of a buffer; several threads may call this, with a buffer each.
 
-        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work.
+        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work. Returns
+        where their records were.
         """
         ...
 

@@ -26,6 +26,7 @@ from tpucache.ondevice.arrays import Array, ArrayLibrary
 
 _CROP_STEPS: Final = 256
 _TILT_STEPS: Final = 32
+_MIDDLE: Final = 0.5 + 1 / 64
 
 
 def split(pixels: Array, count: int) -> list[Array]:
@@ -122,8 +123,11 @@ def sheared_bytes(
         return pixels
     offsets = library.constant(centred(pixels.shape[2]))
     moves = start.reshape(-1, 1, 1, 1) + slope.reshape(-1, 1, 1, 1) * offsets
-    # Numbers are whole again after each shear, so that 1/256 of a pixel is exact, too.
-    moved = _moved(library, pixels, _rounded(library, moves, nearest, _CROP_STEPS), reach)
+    # Numbers are whole again after each shear, so that 1/256 of a pixel is exact, too. What lies in the middle of two
+    # places is moved to the second, whichever way a device has rounded it.
+    steps = 1 if nearest else _CROP_STEPS
+    moves = library.functions.floor(moves * steps + _MIDDLE) / steps
+    moved = _moved(library, pixels, moves, reach)
     return library.cast(library.functions.round(moved), "uint8")
 
 

@@ -109,7 +109,7 @@ def send(
 
 
 def _message(manifest: Manifest) -> str:
-    return f"{manifest.samples:,} samples x {len(manifest.variants)} variants, {manifest.fingerprint[:12]}"
+    return f"{manifest.samples:,} samples, {manifest.records:,} records, {manifest.fingerprint[:12]}"
 
 
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:

@@ -24,6 +24,7 @@ from tpucache.training.lr_finder import find_lr as find_lr
 from tpucache.training.predict_options import PredictOptions as PredictOptions
 from tpucache.training.prediction import PredictReport as PredictReport, predict as predict
 from tpucache.training.predictor import Predictor as Predictor
+from tpucache.training.recipes import recipe_settings as recipe_settings
 from tpucache.training.run.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 from tpucache.training.run.folds import FoldsReport as FoldsReport
 from tpucache.training.run.history import Watcher as Watcher

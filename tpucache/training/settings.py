@@ -17,8 +17,11 @@ from tpucache.training.sizes import Sizes, plan_sizes
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 ScaleRule = Literal["none", "linear", "sqrt"]
-Precision = Literal["auto", "float32", "bf16", "fp16"]
+Precision = Literal["auto", "mixed", "float32", "bf16", "fp16"]
 SCALE_RULES: Final = get_args(ScaleRule)
+
+#: The recipes that `--recipe` names.
+RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 
 _TASKS: Final = "tpucache.training.learn.tasks"
 
@@ -34,11 +37,11 @@ TASKS: Final = Table[Any](
 )
 
 #: What may differ when a run is resumed, because it changes no result.
-_FREE: Final = ("threads", "bf16")  # what bf16 says, precision says, too
+_FREE: Final = ("threads", "bf16", "recipe")  # what bf16 says, precision says, too; a recipe is its settings
 
 #: What is decided when a run begins, unless it is given.
 _DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "ramp", "precision", "normalise", "mean", "std")
-_UNDECIDED: Final = (None, "auto")
+_UNDECIDED: Final = (None, "auto", "mixed")
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class TrainSettings:
     precision: Precision = option(
         "auto",
         "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: on a GPU "
-        "bf16 if it has that, otherwise fp16, and on other devices float32",
+        "bf16 if it has that, otherwise fp16, and on other devices float32; mixed: the same, but bf16 on XLA",
     )
     normalise: Literal["auto", "cache", "imagenet", "model"] = option(
         "auto",
@@ -181,6 +184,8 @@ class TrainSettings:
         "give the model these columns of the samples table, too, as its second argument; the model is your own",
         metavar="NAME,NAME",
     )
+    #: The recipe's name, and what it has set, as text: a record of `recipe_settings`.
+    recipe: str = ""
     seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
     threads: int = option(2, "threads that read the cache", metavar="N", minimum=1)
 
@@ -287,7 +292,7 @@ def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
 
 def _precision(given: Precision, bf16: bool) -> Precision:
     """Return the precision that two settings say together. Raises UsageError where they contradict each other."""
-    if bf16 and given not in ("auto", "bf16"):
+    if bf16 and given not in ("auto", "mixed", "bf16"):
         raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
     return "bf16" if bf16 else given
 

@@ -85,9 +85,10 @@ def relabel_cache(
     if corrections and (not options.label_cols or labels != "auto" or names):
         raise UsageError("corrections are of labels: name their column with --label-col, and leave classes as they are")
     content = read_table(table)
+    changes: dict[str, Any] = {}
     with _held(cache) as opened:
         if soft.soft_labels:
-            columns, changes = {**opened.samples, **_soft_columns(opened, content, options, soft)}, {}
+            columns: dict[str, Column] = {**opened.samples, **_soft_columns(opened, content, options, soft)}
         elif corrections:
             columns, changes = _corrected(opened, content, options)
         else:

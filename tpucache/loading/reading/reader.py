@@ -67,6 +67,17 @@ def undivided(work: Callable[[int, int], None], rows: int) -> None:
     work(0, rows)
 
 
+class WaysRead(NamedTuple):
+    """How many records were read out of memory, out of maps and out of files, and how many bytes."""
+
+    memory: int = 0
+    map: int = 0
+    file: int = 0
+    memory_bytes: int = 0
+    map_bytes: int = 0
+    file_bytes: int = 0
+
+
 class RecordReader:
     """Reads records of a cache, given by their rows of the index. Threads may share one.
 
@@ -190,10 +201,10 @@ class RecordReader:
         with ThreadPoolExecutor(threads, "tpucache-prepare") as executor:  # it starts no thread before there is work
             deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
 
-    def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> None:
+    def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> WaysRead:
         """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.
 
-        `divide` may let several threads do it. Raises DamageError naming the shard.
+        `divide` may let several threads do it. Returns where they were. Raises DamageError naming the shard.
         """
         reader = self.cache.reader
         if not reader.is_whole:
@@ -201,7 +212,25 @@ class RecordReader:
         # The processor has enough to do while records come over a network onto the disk: they are copied to memory in
         # the epoch after. What does not stay on the disk is kept in memory at once.
         keep = self.in_memory is True or (keep and not reader.is_arriving(self._bands))
-        divide(functools.partial(self._read_part, buffer, rows, self._find(rows), keep), len(rows))
+        places = self._find(rows)
+        divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
+        return self._ways(places)
+
+    def _ways(self, places: _Places) -> WaysRead:
+        """Return how many records were where."""
+        count = len(places.decoded)
+        if places.found is None:
+            return WaysRead(memory=count, memory_bytes=count * self._record_bytes)
+        mapped = int(np.count_nonzero(places.encoded))
+        if places.is_complete and self._is_plain:  # what is mapped need not be decoded, and all are of one length
+            ways = WaysRead(count - mapped, mapped)
+            return ways._replace(memory_bytes=ways.memory * self._record_bytes, map_bytes=mapped * self._record_bytes)
+        is_mapped = places.encoded != 0
+        is_in_file = (places.decoded == 0) & ~is_mapped
+        files, lengths = int(np.count_nonzero(is_in_file)), places.found["length"]
+        memory = count - mapped - files
+        of_maps, of_files = (int(lengths[where].sum()) for where in (is_mapped, is_in_file))
+        return WaysRead(memory, mapped, files, memory * self._record_bytes, of_maps, of_files)
 
     def hint(self, rows: Numbers) -> None:
         """Ask the kernel to have these records in memory when they are read."""

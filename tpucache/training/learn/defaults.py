@@ -131,6 +131,8 @@ def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
     """
     if settings.precision == "auto":
         return replace(settings, precision=device.precisions[0])
+    if settings.precision == "mixed":  # XLA does not say whether it runs on a TPU before it runs
+        return replace(settings, precision="bf16" if device.name == "xla" else device.precisions[0])
     if settings.precision not in device.precisions:
         raise UsageError(
             f"the device {device.torch_device.type!r} does not train in {settings.precision}: give --precision "

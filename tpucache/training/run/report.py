@@ -46,8 +46,8 @@ class TrainReport:
     `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
     such as cpu or cuda; "" is not known. With several `processes`, the pace is that of the slowest, the host's memory
     that of all together, and the rest the main process's. `rates` says which learning rate, weight decay and schedule
-    the run has, and why; `precision` the same of what it computed in. `network` are the figures of NetworkUse where the
-    training samples come from a URL, else empty.
+    the run has, and why; `precision` the same of what it computed in; `recipe` what a recipe has set. `network` are the
+    figures of NetworkUse where the training samples come from a URL, else empty.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -79,6 +79,7 @@ class TrainReport:
     precision: str = ""
     network: Mapping[str, float] = field(default_factory=dict)
     learning_rates: Sequence[float] = ()
+    recipe: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -98,6 +99,7 @@ class TrainReport:
             *(epoch_line(row) for row in self.epochs if epochs),
             *([self._best_line()] if self.best_epoch else []),
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
+            *([f"recipe     {self.recipe}"] if self.recipe else []),
             *([f"optimizer  {self.rates}"] if self.rates else []),
             *([f"precision  {self.precision}"] if self.precision else []),
             f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
@@ -206,6 +208,7 @@ def _merged_report(
         processes=device.processes.world_size,
         rates=learner.rates,
         precision=learner.precision,
+        recipe=settings.recipe,
         network={} if use is None else dict(use._asdict()),
         learning_rates=[plan.schedule(step).lr for step in range(len(state.losses))],
     )

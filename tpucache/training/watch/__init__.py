@@ -1,1 +1,1 @@
-"""How a run is shown: curves, TensorBoard, traces."""
+"""How a run is shown: curves, TensorBoard, Weights & Biases, MLflow, traces."""

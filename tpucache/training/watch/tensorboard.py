@@ -13,6 +13,15 @@ from tpucache.training.run.history import Row
 _NOT_METRICS: Final = ("epoch", "step")
 
 
+def tagged(row: Row) -> dict[str, float]:
+    """Return an epoch's numbers by their tags: `valid/…` and, of the rest, `epoch/…`."""
+    return {
+        name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}": value
+        for name, value in row.items()
+        if name not in _NOT_METRICS
+    }
+
+
 class TensorBoard:
     """Writes scalars: each step's `train/loss`, and for each epoch `valid/…` and, of the rest, `epoch/…`."""
 
@@ -49,10 +58,8 @@ class TensorBoard:
     def epoch(self, row: Row) -> None:
         """Write an epoch's numbers."""
         self._open(row["step"])
-        for name, value in row.items():
-            if name not in _NOT_METRICS:
-                tag = name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}"
-                self._writer.add_scalar(tag, value, row["step"])
+        for tag, value in tagged(row).items():
+            self._writer.add_scalar(tag, value, row["step"])
         self._writer.flush()
 
     def _open(self, steps: int) -> None:

@@ -1,0 +1,107 @@
+"""A loader's metrics are what happened, in the forms that Prometheus and TensorBoard take."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache, metric_scalars, prometheus_text
+from tpucache.loading.metrics import LoaderMetrics
+from tpucache.loading.reading.reader import WaysRead
+
+SAMPLES, BYTES = 48, 8 * 8 * 3
+
+
+@pytest.fixture(scope="module")
+def cache(photos, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("metrics") / "cache"
+    from tpucache.warmup.sources import FolderSource, select_source
+
+    build_cache(select_source(FolderSource(photos), limit=SAMPLES), directory, Recipe(size=8), jobs=1)
+    return directory
+
+
+@pytest.mark.parametrize(("in_memory", "first", "second"), [(False, "file", "file"), (True, "file", "memory")])
+def test_records_and_bytes_are_counted_by_where_they_were(cache, in_memory, first, second):
+    loader = CachedLoader(CachedDataset(cache, in_memory=in_memory), 20, shuffle=True)
+    assert loader.metrics()["batches"] == loader.metrics()["seconds"] == loader.metrics()["hits"] == 0
+    assert [len(labels) for _, labels in loader] == [20, 20, 8]
+    found = loader.metrics()
+    assert (found["batches"], found["samples"]) == (3, SAMPLES)
+    assert found["records"] == {"memory": 0, "map": 0, "file": 0, first: SAMPLES}
+    assert found["bytes"] == {"memory": 0, "map": 0, "file": 0, "network": 0, first: SAMPLES * BYTES}
+    assert found["hits"] == 0
+    for _ in loader:
+        pass
+    found = loader.metrics()
+    assert sum(found["records"].values()) == 2 * SAMPLES == found["samples"]
+    assert found["records"][second] == (SAMPLES if in_memory else 2 * SAMPLES)
+    assert found["hits"] == (0.5 if in_memory else 0)
+    assert found["network"] is None
+    json.dumps(found)
+
+
+def test_mapped_records_are_hits(cache, monkeypatch):
+    monkeypatch.setattr("tpucache.loading.reading.maps.cannot_shrink", lambda number: True)
+    loader = CachedLoader(CachedDataset(cache), 16)
+    for _ in loader:
+        pass
+    found = loader.metrics()
+    assert found["records"] == {"memory": 0, "map": SAMPLES, "file": 0}
+    assert found["bytes"]["map"] == SAMPLES * BYTES
+    assert found["hits"] == 1
+
+
+def test_a_mixture_counts_the_records_of_all_its_caches(cache):
+    dataset = CachedDataset(cache)
+    loader = MixedLoader([CachedLoader(dataset, 4, shuffle=True), CachedLoader(dataset.select(range(8)), 4)], [3, 1])
+    batches = [len(labels) for _, labels in loader]
+    assert loader.metrics()["samples"] == sum(loader.metrics()["records"].values()) == sum(batches)
+
+
+def test_waits_are_those_of_the_loop_and_the_queue_is_what_was_ready(cache):
+    loader = CachedLoader(CachedDataset(cache), 8, threads=1, prefetch=2)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.3)  # meanwhile the next ones are read
+    next(batches)
+    found = loader.metrics()
+    assert found["queue"]["size"] == 3
+    assert found["queue"]["ready"] >= 2  # the last one was asked for a moment ago
+    assert found["seconds"] >= 0.3
+    assert 0 < found["wait_p50"] <= found["wait_p95"] <= found["wait_p99"] <= found["waited_seconds"] < found["seconds"]
+
+
+def test_quantiles_are_of_the_latest_waits():
+    metrics = LoaderMetrics()
+    for wait in [9.0] * 50 + [0.001 * number for number in range(1024)]:
+        metrics.note(time.perf_counter() - wait, 0, 4, WaysRead(memory=4))
+    found = metrics.to_dict(3, [])
+    assert found["wait_p50"] == pytest.approx(0.512, abs=0.05)
+    assert found["wait_p99"] == pytest.approx(1.013, abs=0.05)
+    assert found["records"]["memory"] == found["samples"] == 4 * 1074
+
+
+def test_the_text_is_that_of_prometheus(cache):
+    loader = CachedLoader(CachedDataset(cache), 16)
+    for _ in loader:
+        pass
+    text = prometheus_text(loader.metrics(), {"job": 'a "b"\\\n'})
+    lines = text.splitlines()
+    assert 'tpucache_loader_records_file_total{job="a \\"b\\"\\\\\\n"} 48' in lines
+    assert "# TYPE tpucache_loader_samples_total counter" in lines
+    assert "# TYPE tpucache_loader_wait_p99 gauge" in lines
+    for kind, line in zip(lines[::2], lines[1::2], strict=True):
+        name = re.fullmatch(r"# TYPE ([a-z_0-9]+) (counter|gauge)", kind)[1]
+        assert re.fullmatch(name + r"\{job=\".*\"\} [0-9.e-]+", line)
+    assert "tpucache_loader_queue_size 3\n" in prometheus_text(loader.metrics())
+
+
+def test_scalars_have_tags_of_their_places(cache):
+    found = metric_scalars(CachedLoader(CachedDataset(cache), 16).metrics())
+    assert found["loader/records/map"] == 0
+    assert found["loader/queue/size"] == 3
+    assert all(isinstance(value, (int, float)) for value in found.values())

@@ -1,0 +1,97 @@
+"""What is exported gives the same predictions in its own runtime, by what its card says."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tpucache import CachedDataset, Recipe, UsageError, build_cache
+from tpucache.cli import main
+from tpucache.training.device import CpuDevice
+from tpucache.training.export import export_runs
+from tpucache.training.learn.model import build_model
+from tpucache.training.loop import train
+from tpucache.training.run_options import RunOptions
+from tpucache.training.settings import TrainSettings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory):
+    """Images with a value far from 0."""
+    folder, rng = tmp_path_factory.mktemp("prices"), np.random.default_rng(0)
+    items = [(rng.integers(0, 256, (16, 16, 3)).astype(np.uint8), np.float32([500 + 30 * n])) for n in range(24)]
+    build_cache(items, folder / "cache", Recipe(size=16), jobs=1)
+    return folder / "cache"
+
+
+def exported(cache, folder, kind, seeds=(0,)):
+    """Train, predict and export; return the images, what was predicted and the folder of models."""
+    runs = []
+    for seed in seeds:
+        settings = TrainSettings(model="cnn", epochs=1, batch_size=8, lr=0.01, seed=seed)
+        train(folder / str(seed), settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
+        runs.append(folder / str(seed))
+    out = folder / "out.csv"
+    assert main([*map(str, ["predict", *runs, cache, "-o", out, "--backend", "torch", "--export", kind])]) == 0
+    with out.open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    dataset = CachedDataset(cache)
+    images = torch.stack([dataset[row][0] for row in range(len(dataset))]).float()
+    return images, np.float32([row[4:] for row in rows]), folder / "out_models"
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_onnx_gives_the_predictions_of_pixels_in_its_own_runtime(cache, prices, tmp_path, kind):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    images, expected, models = exported(cache if kind == "classes" else prices, tmp_path, "onnx", seeds=(0, 1))
+    card = json.loads((models / "card.json").read_text())
+    assert (card["task"], card["normalised_inside"], len(card["models"])) == (kind, True, 2)
+    found = 0
+    for each in card["models"]:
+        session = runtime.InferenceSession(models / each["file"], providers=["CPUExecutionProvider"])
+        found = found + each["weight"] * session.run(None, {"pixels": images.numpy()})[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_safetensors_and_the_card_give_the_predictions(cache, prices, tmp_path, kind):
+    from safetensors.torch import load_file
+
+    images, expected, models = exported(cache if kind == "classes" else prices, tmp_path, "safetensors")
+    card = json.loads((models / "card.json").read_text())
+    (entry,) = card["models"]
+    model = build_model("cnn", card["outputs"])
+    model.load_state_dict(load_file(models / entry["file"]))
+    mean, std = (torch.tensor(entry[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        outputs = model.eval()((images - mean) / std)
+    if kind == "classes":
+        found = outputs.softmax(1).numpy()
+    else:
+        found = outputs.numpy() * entry["labels"]["std"] + entry["labels"]["mean"]
+        assert expected.mean() > 100
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert card["input"]["colours"] == "RGB"
+    assert "Lanczos" in (models / "README.md").read_text()
+
+
+def test_a_folder_of_other_files_is_refused_and_an_export_is_replaced(prices, tmp_path):
+    _, _, models = exported(prices, tmp_path, "safetensors")
+    manifest = CachedDataset(prices).manifest
+    (models / "model-7.onnx").touch()  # of an export of more folds
+    export_runs([tmp_path / "0"], manifest, models, "safetensors")
+    assert sorted(path.name for path in models.iterdir()) == ["README.md", "card.json", "model-0.safetensors"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine").touch()
+    with pytest.raises(UsageError, match="no export"):
+        export_runs([tmp_path / "0"], manifest, tmp_path / "other", "safetensors")
+    with pytest.raises(UsageError, match="onnx or safetensors"):
+        export_runs([tmp_path / "0"], manifest, tmp_path / "new", "pickle")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,108 @@
+"""What a loader tells of its work, as plain numbers, and the forms that Prometheus and TensorBoard take."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.loading.reading.reader import WaysRead
+from tpucache.store.reader import NetworkUse
+
+_KEPT_WAITS: Final = 1024
+_QUANTILES: Final = (50, 95, 99)
+#: Metrics that only ever grow, by the beginning of their names; the others are gauges.
+_COUNTERS: Final = ("batches", "samples", "seconds", "waited_seconds", "records", "bytes", "network")
+
+
+class LoaderMetrics:
+    """Counts what a loader hands out; the thread that takes its batches alone calls this."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._waits: deque[float] = deque(maxlen=_KEPT_WAITS)
+        self._waited = 0.0
+        self._batches = self._samples = self._ready = 0
+        self._read = WaysRead()
+
+    def note(self, asked: float, ready: int, samples: int, read: WaysRead | None) -> None:
+        """Count a batch that was asked for at this time of `time.perf_counter`, when `ready` batches were ready."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = asked
+        self._waits.append(now - asked)
+        self._waited += now - asked
+        self._batches += 1
+        self._samples += samples
+        self._ready = ready
+        if read is not None:
+            self._read = WaysRead(*map(operator.add, self._read, read))
+
+    def to_dict(self, queue_size: int, networks: Sequence[NetworkUse]) -> dict[str, Any]:
+        """Return the figures so far; `networks` are what was read of each cache at a URL."""
+        read = self._read
+        records = read.memory + read.map + read.file
+        waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)
+        return {
+            "batches": self._batches,
+            "samples": self._samples,
+            "seconds": 0.0 if self._began is None else time.perf_counter() - self._began,
+            "waited_seconds": self._waited,
+            **{f"wait_p{quantile}": wait for quantile, wait in zip(_QUANTILES, waits, strict=True)},
+            "queue": {"ready": self._ready, "size": queue_size},
+            "records": {"memory": read.memory, "map": read.map, "file": read.file},
+            "bytes": {
+                "memory": read.memory_bytes,
+                "map": read.map_bytes,
+                "file": read.file_bytes,
+                "network": sum(use.bytes for use in networks),
+            },
+            "hits": (read.memory + read.map) / records if records else 0.0,
+            "network": {
+                "requests": sum(use.requests for use in networks),
+                "failures": sum(use.failures for use in networks),
+                "waited_seconds": sum(use.waited for use in networks),
+            }
+            if networks
+            else None,
+        }
+
+
+def metric_scalars(metrics: Mapping[str, Any], prefix: str = "loader") -> dict[str, float]:
+    """Return a loader's metrics as numbers by tags such as `loader/records/map`: what TensorBoard and others take.
+
+    `for tag, value in metric_scalars(loader.metrics()).items(): writer.add_scalar(tag, value, step)`.
+    """
+    return {"/".join((prefix, *names)): value for names, value in _flat(metrics)}
+
+
+def prometheus_text(metrics: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> str:
+    """Return a loader's metrics in Prometheus' text format, version 0.0.4, with these labels.
+
+    Serve it as `text/plain; version=0.0.4`, or write it to a file for the node exporter's textfile collector.
+    https://prometheus.io/docs/instrumenting/exposition_formats/
+    """
+    given = ",".join(f'{name}="{_escaped(value)}"' for name, value in (labels or {}).items())
+    lines = []
+    for names, value in _flat(metrics):
+        is_counter = names[0] in _COUNTERS
+        name = "_".join(("tpucache_loader", *names)) + ("_total" if is_counter else "")
+        lines.append(f"# TYPE {name} {'counter' if is_counter else 'gauge'}")
+        lines.append(f"{name}{{{given}}} {value}" if given else f"{name} {value}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _flat(metrics: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from (((name, *rest), each) for rest, each in _flat(value))
+        elif value is not None:
+            yield (name,), value
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,256 @@
+"""The best weights of runs for other programs: ONNX or safetensors, with a card that says how to preprocess images."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import torch
+from torch import nn
+
+from tpucache.errors import DependencyError, TrainingError, UsageError
+from tpucache.redact import printable
+from tpucache.store.fields import IMAGE
+from tpucache.store.files import write_atomically
+from tpucache.store.manifest import Manifest
+from tpucache.training.learn.tasks.task import Task
+from tpucache.training.predictor import check_trusted, load_model, load_run, task_of
+from tpucache.training.run.folds import run_folders
+from tpucache.training.settings import TrainSettings, settings_from
+from tpucache.version import __version__
+
+Kind = Literal["onnx", "safetensors"]
+KINDS: Final = get_args(Kind)
+CARD_NAME: Final = "card.json"
+README_NAME: Final = "README.md"
+_MARK: Final = "tpucache-export"
+_VERSION: Final = 1
+
+
+class Predicting(nn.Module):
+    """A model of a run from pixels to predictions: normalised, computed, as probabilities or in the labels' unit."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, model: nn.Module, task: Task, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.model, self._task = model, task
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return float32 predictions for pixels, float32 (batch, channels, height, width), as they are stored."""
+        return self._task.predictions(self.model((pixels - self.mean) / self.std))
+
+
+def export_runs(
+    runs: Sequence[str | Path],
+    manifest: Manifest,
+    folder: str | Path,
+    kind: Kind,
+    trust: Collection[str] = (),
+    weights: Sequence[float] = (),
+) -> list[Path]:
+    """Write the best weights of each run, and of all folds of a run of folds, and a card; return the models' files.
+
+    `onnx` is the whole way from pixels to predictions, for a batch of any size; `safetensors` are the network's weights
+    alone, by their names in torch. `card.json`, and `README.md` for people, say how an image becomes the model's input:
+    size, fit, order of the colours, mean and deviation, classes, and the scale of a regression's labels. `manifest` is
+    that of a cache like the one that the runs learned from; `weights` are how much each run counts.
+
+    Raises UsageError where a model takes more than images, names code that is not trusted, or the folder has other
+    files, DependencyError without the libraries, and TrainingError where there is no run or nothing can be written.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
+    folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
+    _check_folder(folder)
+    written, models = [], []
+    for number, run in enumerate(folders):
+        content = load_run(run)
+        settings = settings_from(content["settings"])
+        check_trusted(run, settings, trust)
+        _check_inputs(run, settings, content)
+        task, model = task_of(run, content), load_model(run, content, 0)
+        height, width, channels = next(each["shape"] for each in content["fields"] if each["name"] == IMAGE)
+        path = folder / f"model-{number}.{kind}"
+        if kind == "onnx":
+            whole = Predicting(model, task, content["mean"], content["std"]).eval()
+            data = _onnx(whole, torch.zeros(2, channels, height, width), run)
+        else:
+            data = _safetensors(model)
+        _write(path, data)
+        written.append(path)
+        models.append(
+            {
+                "file": path.name,
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "model": settings.model,
+                "weight": weights[number] if weights else 1 / len(folders),
+                "mean": list(content["mean"]),
+                "std": list(content["std"]),
+                "labels": {name: list(values) for name, values in task.constants().items()},
+            }
+        )
+    card = _card(manifest, content, task, kind, models)
+    _write(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
+    _write(folder / README_NAME, _readme(card).encode())
+    return written
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder. Raises UsageError unless it is empty or has an export, TrainingError where it cannot be made."""
+    try:
+        if folder.exists() and any(folder.iterdir()) and not _is_export(folder):
+            raise UsageError(f"{folder} has files that are no export of tpucache: give another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in [folder / CARD_NAME, *(each for kind in KINDS for each in folder.glob(f"model-*.{kind}"))]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be written: {error}") from error
+
+
+def _is_export(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        card = json.loads((folder / CARD_NAME).read_text())
+        return isinstance(card, dict) and card.get("format") == _MARK
+    return False
+
+
+def _check_inputs(run: Path, settings: TrainSettings, content: Mapping[str, Any]) -> None:
+    if not any(field["name"] == IMAGE for field in content["fields"]) or settings.inputs or settings.eval_step:
+        raise UsageError(f"{run} predicts from more than an image, or by a step of yours: export its model yourself")
+
+
+def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
+    """Return a model as ONNX, whose first dimension is free. Raises DependencyError, and TrainingError."""
+    try:
+        import onnx  # noqa: F401  # torch's own message names no package
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise DependencyError(f"{error.name} cannot be imported: `pip install onnx onnxscript` to export") from error
+    batch = torch.export.Dim("batch")
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    try:
+        log.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                model,
+                (example,),
+                input_names=["pixels"],
+                output_names=["predictions"],
+                dynamic_shapes=({0: batch},),
+                dynamo=True,
+            )
+        data: bytes = program.model_proto.SerializeToString()  # type: ignore[union-attr]  # given dynamo
+    except Exception as error:  # torch's exporter raises whatever it raises
+        reason = " ".join(str(error).split())[:300]
+        raise TrainingError(f"the model of {run} cannot be exported by torch {torch.__version__}: {reason}") from error
+    finally:
+        log.setLevel(level)
+    return data
+
+
+def _safetensors(model: nn.Module) -> bytes:
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise DependencyError(f"{error.name} cannot be imported: `pip install safetensors` to export") from error
+    # Tensors that share memory are refused there.
+    data: bytes = save({name: each.detach().clone().contiguous() for name, each in model.state_dict().items()})
+    return data
+
+
+def _card(
+    manifest: Manifest, content: Mapping[str, Any], task: Task, kind: Kind, models: list[dict[str, Any]]
+) -> dict[str, Any]:
+    height, width, channels = next(each["shape"] for each in content["fields"] if each["name"] == IMAGE)
+    dtype = next(each["dtype"] for each in content["fields"] if each["name"] == IMAGE)
+    return {
+        "format": _MARK,
+        "version": _VERSION,
+        "tpucache": __version__,
+        "kind": kind,
+        "task": task.name,
+        "outputs": task.outputs,
+        "classes": list(content["classes"]),
+        "input": {
+            "size": [height, width],
+            "channels": channels,
+            "colours": {1: "grey", 3: "RGB"}.get(channels, "as stored"),
+            "layout": "batch, channels, height, width",
+            "dtype": "float32",
+            "range": [0, 255] if dtype == "|u1" else "as stored",
+            "fit": manifest.recipe.get("fit", "crop"),
+            "filter": "lanczos",
+        },
+        "normalised_inside": kind == "onnx",
+        "predictions": {
+            "values": "probabilities" if task.name != "regression" else "in the labels' unit",
+            "of_outputs": _of_outputs(task),
+        },
+        "models": models,
+    }
+
+
+def _of_outputs(task: Task) -> str:
+    """Return in words what makes predictions of the outputs of a network."""
+    if task.name == "regression":
+        return "the outputs, times `std` and plus `mean` of `labels` where the model has some"
+    if task.name == "multilabel":
+        return "their sigmoid"
+    return "their sigmoid, divided by its sum" if getattr(task, "loss_name", "") == "bce" else "their softmax"
+
+
+def _readme(card: Mapping[str, Any]) -> str:
+    given, models = card["input"], card["models"]
+    height, width = given["size"]
+    inside = (
+        "Subtracting the mean and dividing by the deviation are part of the model, which gives predictions: "
+        f"{card['predictions']['values']}."
+        if card["normalised_inside"]
+        else "Then subtract `mean` and divide by `std` of the model, channel by channel. Its outputs are the "
+        f"network's own. Predictions are {card['predictions']['of_outputs']}."
+    )
+    names = "".join(
+        f"| `{each['file']}` | `{_plain(each['model'])}` | {each['weight']:.4f} | {_numbers(each['mean'])} | "
+        f"{_numbers(each['std'])} |\n"
+        for each in models
+    )
+    return (
+        f"# Models exported by tpucache {card['tpucache']}\n\n"
+        f"Task: {_plain(card['task'])}, {card['outputs']} outputs. `{CARD_NAME}` has all of this, and the names of the "
+        "classes in the order of the outputs.\n\n"
+        f"1. Decode the image as {given['colours']}.\n"
+        f"2. Resize it to {height}x{width} pixels by Lanczos' filter, fit: {_plain(str(given['fit']))}.\n"
+        f"3. Make float32 numbers of it, {given['range']}, in the order {given['layout']}.\n\n"
+        f"{inside}\n\n"
+        "With several models, average their predictions by weight.\n\n"
+        f"| file | model | weight | mean | std |\n|---|---|---|---|---|\n{names}"
+    )
+
+
+def _plain(text: str) -> str:
+    """Return text that cannot end the code or the cell that it is in."""
+    return printable(text).replace("`", "'").replace("|", "/").replace("\n", " ")[:200]
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error

@@ -1,0 +1,125 @@
+"""Training recipes by name: settings that belong together, for a kind of run. Importing this does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tpucache.errors import UsageError
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training.settings import RecipeName, TrainSettings
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """What a kind of run is good for, and the settings and augmentations that differ from the defaults.
+
+    `mix_off` is the share of the epochs, the last ones, that do not mix images. Rate, its scaling with the batch,
+    weight decay, which norms and biases have none of, and schedule follow from optimizer, model and weights, unless
+    they are named here.
+    """
+
+    summary: str
+    settings: Mapping[str, Any]
+    augment: Mapping[str, Any]
+    mix_off: float = 0.0
+    needs_weights: bool = False
+
+    def values(self, given: Collection[str], epochs: int | None = None) -> dict[str, Any]:
+        """Return the settings that are not given, for a run of so many epochs, the recipe's own if None."""
+        values = dict(self.settings)
+        if self.mix_off:
+            values["mix_off"] = round(self.mix_off * (values["epochs"] if epochs is None else epochs))
+        return {name: value for name, value in values.items() if name not in given}
+
+    def looks(self, given: Collection[str]) -> dict[str, Any]:
+        """Return the augmentations that are not given; without those that go with, or against, ones that are."""
+        left = {
+            *given,
+            *(["zoom"] if "crop" in given else []),
+            *(["rand_augment"] if "trivial_augment" in given else []),
+        }
+        return {name: value for name, value in self.augment.items() if name not in left}
+
+
+#: The recipes that `--recipe` names.
+RECIPES: Final[Mapping[RecipeName, TrainingRecipe]] = {
+    "quick": TrainingRecipe(
+        "a first result within minutes, from random weights",
+        {"epochs": 5, "optimizer": "sgd", "precision": "mixed"},
+        {"flip": True},
+    ),
+    "finetune": TrainingRecipe(
+        "from pretrained weights, for most data and models",
+        {
+            "epochs": 10,
+            "optimizer": "adamw",
+            "layer_decay": 0.75,
+            "smoothing": 0.1,
+            "clip": 1.0,
+            "ema": 0.999,
+            "precision": "mixed",
+        },
+        {"flip": True, "crop": True, "zoom": 0.35},
+        needs_weights=True,
+    ),
+    "scratch": TrainingRecipe(
+        "a convolutional network from random weights",
+        {"epochs": 40, "optimizer": "sgd", "smoothing": 0.1, "ema": 0.999, "precision": "mixed"},
+        {"flip": True, "crop": True, "zoom": 0.35, "mixup": 0.2},
+        mix_off=0.2,
+    ),
+    "vit": TrainingRecipe(
+        "a vision transformer or ConvNeXt from random weights, as DeiT (arXiv:2012.12877)",
+        {
+            "epochs": 100,
+            "optimizer": "adamw",
+            "schedule": "warmup-cosine",
+            "smoothing": 0.1,
+            "clip": 1.0,
+            "ema": 0.999,
+            "precision": "mixed",
+        },
+        {
+            "flip": True,
+            "crop": True,
+            "zoom": 0.2,
+            "rand_augment": 2,
+            "erase": 0.25,
+            "mixup": 0.8,
+            "cutmix": 1.0,
+        },
+        mix_off=0.1,
+    ),
+}
+
+
+def find_recipe(name: str) -> TrainingRecipe:
+    """Return a recipe by its name. Raises UsageError."""
+    found = {str(known): recipe for known, recipe in RECIPES.items()}.get(name)
+    if found is None:
+        raise UsageError(f"there is no recipe {name!r}: use {', '.join(RECIPES)}")
+    return found
+
+
+def recipe_settings(name: str, augment: Mapping[str, Any] | None = None, **given: Any) -> TrainSettings:
+    """Return the settings of a recipe, `quick`, `finetune`, `scratch` or `vit`; those given replace its own.
+
+    `augment` replaces augmentations by name, as AugmentSettings has them. Raises UsageError.
+    """
+    recipe, augment = find_recipe(name), augment or {}
+    if recipe.needs_weights and given.get("weights") is None:
+        raise UsageError(f"the recipe {name} begins with trained weights: give --weights, such as pretrained")
+    values, looks = recipe.values(given, given.get("epochs")), recipe.looks(augment)
+    try:
+        looks_of_all = AugmentSettings(**looks, **augment)
+        return TrainSettings(**values, **given, augment=looks_of_all, recipe=_describe(name, values | looks))
+    except TypeError as error:  # a name that is no setting
+        raise UsageError(f"the recipe {name} cannot be used: {error}") from error
+
+
+def _describe(name: str, values: Mapping[str, Any]) -> str:
+    """Return a recipe's name and all that it has set, as text."""
+    shown = (f"{key} {value}" if value is not True else key for key, value in values.items())
+    return f"{name}: {', '.join(text.replace('_', '-') for text in shown)}"

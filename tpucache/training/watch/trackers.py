@@ -1,0 +1,185 @@
+"""Runs shown by TensorBoard, Weights & Biases and MLflow; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import re
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from tpucache.errors import DependencyError, TrainingError, UnfinishedError
+from tpucache.store.files import write_atomically
+from tpucache.strict_json import parse_json
+from tpucache.training.run.history import Row, Watcher
+from tpucache.training.watch.tensorboard import TensorBoard, tagged
+
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
+#: In a run's folder: under which id Weights & Biases and MLflow know it.
+IDS_NAME: Final = "trackers.json"
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MOST_IDS_BYTES: Final = 4096
+#: MLflow takes at most 1,000 metrics and 100 parameters a request, and cuts off longer values.
+_METRICS, _PARAMETERS, _VALUE = 500, 100, 500
+
+Rows = Sequence[tuple[int, dict[str, float]]]  # scalars, each of a step
+Outcome = Literal["FINISHED", "KILLED", "FAILED"]
+
+
+@contextlib.contextmanager
+def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -> Iterator[Sequence[Watcher]]:
+    """Give watchers of a run by the names in TRACKERS; they are closed at the end, with how the run ended.
+
+    `settings` are shown with the run. A run that is continued continues there, too. Raises DependencyError for one that
+    is not installed and TrainingError for one that cannot begin. One that fails later is left with a warning.
+    """
+    makers: dict[str, Callable[[], Any]] = {
+        "tensorboard": lambda: TensorBoard(run / "tensorboard"),
+        "wandb": lambda: Tracker("wandb", functools.partial(WandbRun, _imported("wandb"), run, settings)),
+        "mlflow": lambda: Tracker("mlflow", functools.partial(MlflowRun, _imported("mlflow"), run, settings)),
+    }
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(makers[name]()) for name in dict.fromkeys(names)]
+
+
+class Tracker:
+    """Sends losses and epochs to a service, and goes on without it when that fails: the run is worth more.
+
+    The service begins with the first loss, so that a run that is refused leaves nothing there.
+    """
+
+    def __init__(self, name: str, make: Callable[[], WandbRun | MlflowRun]) -> None:
+        """Take what begins the service."""
+        self._name, self._make = name, make
+        self._service: WandbRun | MlflowRun | None = None
+        self._has_failed = False
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._service is not None and not self._has_failed:
+            is_stopped = kind is not None and issubclass(kind, (UnfinishedError, KeyboardInterrupt))
+            outcome: Outcome = "FINISHED" if kind is None else "KILLED" if is_stopped else "FAILED"
+            with self._forgiving():
+                self._service.close(outcome)
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Send the losses of the steps from number `first` on, counted from 1 as in all output for people."""
+        self._send([(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
+
+    def epoch(self, row: Row) -> None:
+        """Send an epoch's numbers."""
+        self._send([(row["step"], tagged(row))])
+
+    def _send(self, rows: Rows) -> None:
+        if self._has_failed:
+            return
+        if self._service is None:
+            try:
+                self._service = self._make()
+            except Exception as error:
+                raise TrainingError(
+                    f"{self._name} cannot watch this run: {error}. Leave --watch-with {self._name} out to train without"
+                ) from error
+        with self._forgiving():
+            self._service.send(rows)
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever a service raises, the run goes on
+            self._has_failed = True
+            warnings.warn(f"{self._name} failed, and no longer watches this run: {error}", stacklevel=3)
+
+
+class WandbRun:
+    """A run of Weights & Biases, whose files are in the folder of the run. WANDB_PROJECT and WANDB_MODE are obeyed."""
+
+    def __init__(self, wandb: Any, run: Path, settings: Mapping[str, Any]) -> None:
+        known = _read_ids(run).get("wandb")
+        self._run = wandb.init(
+            dir=str(run), name=run.resolve().name, id=known, resume="allow" if known else None, config=dict(settings)
+        )
+        # Its own steps only ever grow, while the losses of some steps are sent after the epoch that they are of.
+        self._run.define_metric("*", step_metric="step")
+        _write_id(run, "wandb", self._run.id)
+
+    def send(self, rows: Rows) -> None:
+        """Send scalars."""
+        for step, scalars in rows:
+            self._run.log({**scalars, "step": step})
+
+    def close(self, outcome: Outcome) -> None:
+        """Send what is left."""
+        self._run.finish(exit_code=int(outcome == "FAILED"))
+
+
+class MlflowRun:
+    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say."""
+
+    def __init__(self, mlflow: Any, run: Path, settings: Mapping[str, Any]) -> None:
+        known = _read_ids(run).get("mlflow")
+        self._client, self._metric = mlflow.tracking.MlflowClient(), mlflow.entities.Metric
+        self._end: Callable[[str], None] = mlflow.end_run
+        name = None if known else run.resolve().name
+        self._id: str = mlflow.start_run(run_id=known, run_name=name).info.run_id
+        if not known:  # a parameter's value cannot be changed
+            given = [mlflow.entities.Param(key, str(value)[:_VALUE]) for key, value in settings.items()]
+            for at in range(0, len(given), _PARAMETERS):
+                self._client.log_batch(self._id, params=given[at : at + _PARAMETERS])
+        _write_id(run, "mlflow", self._id)
+
+    def send(self, rows: Rows) -> None:
+        """Send scalars in few requests."""
+        now = int(time.time() * 1000)
+        metrics = [self._metric(key, float(value), now, step) for step, each in rows for key, value in each.items()]
+        for at in range(0, len(metrics), _METRICS):
+            self._client.log_batch(self._id, metrics=metrics[at : at + _METRICS])
+
+    def close(self, outcome: Outcome) -> None:
+        """End the run."""
+        self._end(outcome)
+
+
+def _imported(name: str) -> Any:
+    """Return a module. Raises DependencyError."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DependencyError(
+            f"{name} cannot be imported: {error}. `pip install {name}`, or leave --watch-with {name} out"
+        ) from error
+
+
+def _read_ids(run: Path) -> dict[str, str]:
+    """Return the ids that a run's file names. Raises TrainingError for a file that is none of these."""
+    path = run / IDS_NAME
+    try:
+        with path.open("rb") as file:
+            found = parse_json(file.read(_MOST_IDS_BYTES))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} cannot be read: {error}. Delete it to begin anew there") from error
+    is_right = isinstance(found, dict) and all(isinstance(each, str) and _ID.fullmatch(each) for each in found.values())
+    if not is_right:
+        raise TrainingError(f"{path} holds no ids of runs: delete it to begin anew there")
+    return dict(found)
+
+
+def _write_id(run: Path, name: str, value: str) -> None:
+    path = run / IDS_NAME
+    try:
+        write_atomically(path, json.dumps({**_read_ids(run), name: str(value)}).encode() + b"\n")
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
