@@ -39,9 +39,7 @@ def _short_readings() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def planned(photos: Path) -> CachePlan:
     """A plan of every codec, size and number of variants."""
-    return plan_cache(
-        photos, sizes=SIZES, codecs=CODECS, variants=[0, 1], device_rate=1000.0, target="kaggle", seconds=0.1, jobs=1
-    )
+    return plan_cache(photos, sizes=SIZES, codecs=CODECS, variants=[0, 1], target="kaggle", seconds=0.1, jobs=1)
 
 
 def run(source: Path, *flags: str) -> int:
@@ -101,7 +99,7 @@ def test_pixels_are_compared_with_those_that_no_codec_has_touched(planned: Cache
             assert each.psnr is not None
             assert 15 < each.psnr < 60
         assert each.images_per_second > 0
-        assert each.idle is not None
+        assert each.idle is None
         assert each.seconds > 0
         assert each.reading == "keep"
 
@@ -183,7 +181,7 @@ def test_the_printed_command_builds_the_recommended_cache(
 def test_the_table_says_what_it_is_measured_on_and_what_fits(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(photos, "--device-rate", "50") == 0
+    assert run(photos, "--device-rate", "5000") == 0
     text = capsys.readouterr().out
     assert "of the 150 samples of this source" in text
     assert "idle" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from scripts.browser import open_browser
+from scripts.commands import CommandError
 from tpucache.store.codecs import encode
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, Part, shard_name
@@ -255,24 +256,12 @@ def parse() -> type[ParsedPage]:
     return ParsedPage
 
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_BROWSER_OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-sync",
-]
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window; skips where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no page is looked at")
-    path = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    with playwright.sync_playwright() as started:
-        if path is None and not Path(started.chromium.executable_path).exists():
-            pytest.skip(f"no browser is found, neither {', '.join(_BROWSERS)} nor playwright's own")
-        opened = started.chromium.launch(executable_path=path, args=_BROWSER_OPTIONS)
-        yield opened
-        opened.close()
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no page is looked at")
+    try:
+        with open_browser() as opened:
+            yield opened
+    except CommandError as error:
+        pytest.skip(str(error))

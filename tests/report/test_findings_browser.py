@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 
 import numpy as np
 import pytest
 
-from tpucache import report_findings
+from tpucache import CachedDataset, report_findings
+from tpucache.cli import main
 from tpucache.redact import from_cell, printable, to_cell
 
 pytestmark = pytest.mark.slow
@@ -85,6 +87,32 @@ def test_what_is_ticked_becomes_a_table_that_a_spreadsheet_runs_nothing_of(page,
     assert rows_of(download.value) == expected
     text = download.value.path().read_text(encoding="utf-8", errors="surrogateescape")
     assert not re.search(r"(^|,)\"?[=+@-]", text, re.M)
+
+
+def test_ticked_labels_are_those_of_the_cache_after_the_command_that_the_page_shows(
+    browser, copies_cache, hostile, tmp_path, monkeypatch
+):
+    text = hostile.replace("\udcff", "")  # relabel refuses tables that are no UTF-8
+    paths = [f"{text}{number}" for number in range(9)] + ["=9/9.png"]
+    cache = copies_cache(
+        tmp_path / "a cache", paths=paths, classes=NAMES, labels=np.array([0, 1, 2, 0, 1, 2, 0, 1, 1, 1])
+    )
+    path = report_findings(cache).save(tmp_path / "findings.html")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.locator(".card input[type=checkbox]").first.check()
+    page.locator("#tabs button").nth(1).click()
+    page.locator(".card input[type=text]").last.fill(NAMES[2])
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    download.value.save_as(tmp_path / download.value.suggested_filename)
+    command = shlex.split(page.locator(".keys code").text_content())
+    page.close()
+    monkeypatch.chdir(tmp_path)
+    assert main(command[command.index("tpucache") + 1 :]) == 0
+    after = CachedDataset(cache)
+    assert after.labels.tolist() == [1, 1, 2, 0, 1, 2, 0, 1, 1, 2]
+    assert after.classes == NAMES
 
 
 def test_a_cell_is_what_python_makes_of_a_text(page):

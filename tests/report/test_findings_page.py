@@ -152,7 +152,7 @@ def test_hostile_names_are_data_and_nothing_else(copies_cache, tmp_path, hostile
     assert page.html.count("<script") == 1
     data = Found(page).data
     assert {path for _, _, path, _ in data["samples"]} <= set(paths)
-    assert hostile in data["classes"]
+    assert hostile in data["sets"][0]["classes"]
     (policy,) = [value for name, value in shown.attributes if name == "content" and "script-src" in value]
     assert re.fullmatch(
         r"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'sha256-[\w+/]{43}='", policy
@@ -175,7 +175,7 @@ def test_labels_are_written_as_relabel_reads_them(labels, classes, text, options
     page = report_findings(cache)
     data = Found(page).data
     assert next(label for _, _, path, label in data["samples"] if path.endswith("1.png")) == text
-    assert data["isNumber"] == (labels is not None and not classes)
+    assert data["sets"][0]["isNumber"] == (labels is not None and not classes)
     command = f"relabel {cache} cache-labels.csv --corrections --path-col path --label-col label{options}"
     assert (command in parse(page.html).text) == (labels is not None) == data["sets"][0]["canCorrect"]
 

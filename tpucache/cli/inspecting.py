@@ -37,11 +37,14 @@ if TYPE_CHECKING:
 
 def inspect(options: argparse.Namespace) -> int:
     """Show what a cache contains, how large it is, and how it was made."""
+    from tpucache.insight.findings import findings
     from tpucache.loading.find import open_cache
     from tpucache.report.inspect import describe, describe_lines
 
-    manifest = open_cache(options.cache, **keeping(options)).manifest
-    show(options, describe(manifest), describe_lines(manifest))
+    opened = open_cache(options.cache, **keeping(options))
+    manifest, found = opened.manifest, findings(opened)
+    lines = [*describe_lines(manifest), *(f"look at      {line}" for line in found.lines())]
+    show(options, {**describe(manifest), "findings": found.to_dict()}, lines)
     return 0
 
 

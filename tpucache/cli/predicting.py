@@ -38,6 +38,10 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.training.run.folds import read_folds
 
     device = open_device(options.backend, options.cores, options.device, compile=options.compile)
+    if options.export is not None:
+        from tpucache.training.export import check_libraries
+
+        check_libraries(options.export)  # now, not after all that is predicted
     wanted = from_options(PredictOptions, options, sizes=options.sizes)
     predictor = Predictor(options.runs, device, trust=options.trust, options=wanted)
     processes, memory = device.processes, in_memory(options)

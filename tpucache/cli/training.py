@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -110,6 +111,11 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
         run, train_set = folds.folds[0].run, folds.folds[0].train_set  # what a learning rate for all is found with
+        parts = [(f"fold {fold.name}", fold.train_set, fold.valid_set) for fold in folds.folds]
+    else:
+        parts = [] if valid_set is None else [("validation", train_set, valid_set)]
+    if processes.is_main:
+        _warn_of_leaks(parts)
     device = open_it()
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
@@ -126,6 +132,21 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
         return train_folds(folds, settings, device, run_options, watch)
     with watch(run) as watchers:
         return run_training(run, settings, train_set, valid_set, device, replace(run_options, watchers=watchers))
+
+
+def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
+    """Say which parts validate with copies of samples that train, by hashes that are kept or by equal records."""
+    from tpucache.insight.comparison import find_leak
+
+    for name, train_set, valid_set in parts:
+        leak = find_leak(train_set, valid_set)
+        if leak is not None and leak.samples:
+            how = "by the hashes of pictures" if leak.compared == "hashes" else "by equal records alone"
+            note(
+                f"{name}: {leak.samples:,} of {len(valid_set):,} samples are copies of training samples ({how}), such "
+                f"as {leak.path!r}: scores will be too good. `relabel CACHE --make-folds N --groups duplicates` makes "
+                "folds that keep copies together"
+            )
 
 
 def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:

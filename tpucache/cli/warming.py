@@ -44,6 +44,7 @@ from tpucache.warmup.sources.table import TableOptions
 if TYPE_CHECKING:
     from tpucache.progress import Progress
     from tpucache.recipe import Recipe
+    from tpucache.store.cache import Cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
     from tpucache.warmup.build_options import LabelKind
@@ -58,6 +59,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
+    from tpucache.insight.findings import findings
     from tpucache.redact import shown
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
     from tpucache.report.text import seconds_text
@@ -119,7 +121,12 @@ def warmup(options: argparse.Namespace) -> int:
     ]
     if options.truncate:
         lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
-    show(options, describe(manifest), lines)
+    report = describe(manifest)
+    if isinstance(options.cache, Path):  # what is at a URL would have to be read again
+        found = findings(options.cache)
+        lines += [f"  look at: {line}" for line in found.lines()]
+        report["findings"] = found.to_dict()
+    show(options, report, lines)
     return 0
 
 
@@ -142,13 +149,17 @@ def selected_source(options: argparse.Namespace) -> Source:
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)
 
 
-def _truncated(cache: str | Path, pad: int) -> int:
-    """Return how many sequences of a cache were longer than they are in it."""
+def _reopened(cache: str | Path) -> Cache:
+    """Return the cache that was built, in a folder or at a URL."""
     from tpucache.store.cache import Cache
     from tpucache.store.remote.cache import RemoteCache
 
-    opened = Cache.open(cache) if isinstance(cache, Path) else RemoteCache.open_url(cache)
-    lengths: Any = opened.samples.get("length", [])
+    return Cache.open(cache) if isinstance(cache, Path) else RemoteCache.open_url(cache)
+
+
+def _truncated(cache: str | Path, pad: int) -> int:
+    """Return how many sequences of a cache were longer than they are in it."""
+    lengths: Any = _reopened(cache).samples.get("length", [])
     return sum(length > pad for length in lengths)
 
 

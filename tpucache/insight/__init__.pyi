@@ -4,9 +4,12 @@ from tpucache.insight.comparison import (
     Comparison as Comparison,
     Drift as Drift,
     Exact as Exact,
+    Leak as Leak,
     compare as compare,
     exact_copies as exact_copies,
+    find_leak as find_leak,
 )
+from tpucache.insight.findings import Findings as Findings, findings as findings
 from tpucache.insight.hashing import Hashes as Hashes, hashes as hashes
 from tpucache.insight.labels import (
     Predictions as Predictions,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.insight.hashing import Hashes, hashes, opened
+from tpucache.insight.hashing import Hashes, hashes, kept_hashes, opened
 from tpucache.insight.matching import THRESHOLD, Pairs, Search, pairs
 from tpucache.store.cache import Cache
 from tpucache.store.samples import HEIGHT, WIDTH
@@ -164,6 +164,46 @@ def compare(
     known = np.isin(near.first * len(second) + near.second, exact.first * len(second) + exact.second)
     columns = {name: getattr(near, name)[~known] for name in ("first", "second", "distance", "is_mirrored")}
     return Comparison(exact, replace(near, **columns), _drift((one, first), (two, second)))
+
+
+#: Comparisons of hashes that take a few seconds.
+_QUICK: Final = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Leak:
+    """How many samples that validate are copies of samples that train.
+
+    `compared` says by what: "hashes" of pictures, or equal "records" alone. `path` is that of one of them, or "".
+    """
+
+    samples: int
+    compared: str
+    path: str
+
+
+def find_leak(train: Samples, valid: Samples) -> Leak | None:
+    """Return how many samples that validate are copies of samples that train, by what takes no more than seconds.
+
+    Pictures are compared by their hashes where these are kept already, else records by their checksums. Return None
+    where neither can be done.
+    """
+    sets = opened(train), opened(valid)
+    known = [kept_hashes(cache) for cache, _ in sets]
+    sizes = [cache.manifest.samples if at is None else len(at) for cache, at in sets]
+    chosen = [
+        each if at is None else each.select(at) for each, (_, at) in zip(known, sets, strict=True) if each is not None
+    ]
+    if len(chosen) == len(sets) and sizes[0] * sizes[1] <= _QUICK:
+        found, compared = pairs(chosen[0], other=chosen[1]).second, "hashes"
+    else:
+        exact = exact_copies(train, valid)
+        if exact.reason:
+            return None
+        found, compared = exact.second, "records"
+    cache, at = sets[1]
+    positions = np.unique(found) if at is None else at[np.unique(found)]
+    return Leak(len(positions), compared, cache.samples.paths[int(positions[0])] if len(positions) else "")
 
 
 def _drift(*sets: tuple[Samples, Hashes]) -> Drift:

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from tpucache.report.page import Page, escape, fill_template, make_page
 from tpucache.report.records import Records
 from tpucache.report.text import class_name
 from tpucache.store.fields import IMAGE
+from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -43,6 +44,11 @@ _SMALL: Final = 64  # images that are not larger have their pixels shown as squa
 _CLASSES: Final = 5000  # that a page offers
 
 _CONFLICTS: Final = "same picture, different label"
+_TYPES: Final = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **{f".{kind}": kind for kind in ("png", "webp", "gif", "bmp")},
+}
 _SEPARATOR: Final = ";"  # between the classes of a sample
 _HASH_BITS: Final = 256
 
@@ -142,6 +148,13 @@ class _Set:
             return _SEPARATOR.join(name for name, value in zip(self.classes, values, strict=True) if value > 0)
         return ",".join(f"{value:.6g}" for value in values)
 
+    def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
+        """Return whether the labels of samples differ, pair by pair."""
+        if self._labels is None:
+            return np.zeros(len(first), np.bool_)
+        labels = np.asarray(self._labels).reshape(len(self._labels), -1)[self.positions]
+        return np.asarray((labels[first] != labels[second]).any(1), np.bool_)
+
     def is_numbers(self) -> bool:
         """Return whether labels are numbers and not classes."""
         return self._labels is not None and not self.classes
@@ -176,8 +189,7 @@ class _Kind:
 
 def _copies(own: _Set, alike: Pairs) -> Iterator[_Kind]:
     """Yield the pictures that are there more than once: with different labels, and with the same."""
-    first, second = alike.first.tolist(), alike.second.tolist()
-    differs = np.array([own.label(one) != own.label(two) for one, two in zip(first, second, strict=True)], np.bool_)
+    differs = own.have_other_labels(alike.first, alike.second)
     for title, note, chosen in (
         (_CONFLICTS, "A label is wrong, or the classes overlap, or these are not the same after all.", differs),
         ("near-duplicates", "They have the same label. Keep each group of them in one fold.", ~differs),
@@ -186,7 +198,7 @@ def _copies(own: _Set, alike: Pairs) -> Iterator[_Kind]:
 
         def make(number: int, rows: Array = rows) -> _Finding:
             row = int(rows[number])
-            ends = first[row], second[row]
+            ends = int(alike.first[row]), int(alike.second[row])
             return _pair(alike, row, [(0, each) for each in ends], [own.label(ends[1]), own.label(ends[0])])
 
         yield _Kind(title, f"{note} The closest come first.", len(rows), make)
@@ -237,8 +249,9 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 
 
 def _extremes(own: _Set) -> _Kind:
-    """Return the samples at both ends of each scale that is known of the images, and blank ones."""
+    """Return blank images, files of another kind than their names say, and both ends of each scale that is known."""
     found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
+    found += itertools.islice(_wrong_suffixes(own), _EXTREMES)
     for (low, high), values, to_text in _scales(own):
         known = np.flatnonzero(np.isfinite(values))
         order = known[np.argsort(values[known], kind="stable")]
@@ -254,6 +267,17 @@ def _extremes(own: _Set) -> _Kind:
     return _Kind("extremes", note, len(found), make, is_pair=False)
 
 
+def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
+    """Yield the samples whose files are not what their names end in, and what both are."""
+    kinds = own.records.table.get(TYPE)
+    if not isinstance(kinds, Strings):
+        return
+    for at, position in enumerate(own.positions.tolist()):
+        kind, suffix = kinds[position], PurePosixPath(own.path(at)).suffix.lower()
+        if kind in _TYPES.values() and _TYPES.get(suffix, kind) != kind:
+            yield at, f"named {suffix}, but a {kind.upper()} file"
+
+
 def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
     """Yield what both ends of a scale are called, its value for each sample, and how a value is written."""
     table = own.records.table
@@ -262,12 +286,12 @@ def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float
         found = table.get(name)
         return np.asarray(found, np.float64)[own.positions] if isinstance(found, np.ndarray) else None
 
-    width, height = column("image_width"), column("image_height")
+    width, height = column(WIDTH), column(HEIGHT)
     if width is not None and height is not None:
         known = np.where((width > 0) & (height > 0), width / np.maximum(height, 1), np.nan)
         yield ("tallest shape", "widest shape"), known, "{:.2f} times as wide as high".format
         yield ("smallest side", "largest side"), np.minimum(width, height), "{:,.0f} pixels".format
-    for name, ends in (("image_mean", ("darkest", "brightest")), ("image_std", ("least contrast", "most contrast"))):
+    for name, ends in ((MEAN, ("darkest", "brightest")), (STD, ("least contrast", "most contrast"))):
         if (values := column(name)) is not None:
             yield ends, values, "{:.1f}".format
     if (values := column("source_bytes")) is not None:
@@ -375,12 +399,9 @@ class _Shown:
 
     def to_json(self, kinds: Sequence[_Kind], kept: Sequence[Sequence[_Finding]]) -> dict[str, Any]:
         """Return what the script of the page makes its cards of."""
-        own, firsts = self._sets[0], itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
+        firsts = itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
         return {
             "kind": "image/jpeg",
-            "classes": list(own.classes[:_CLASSES]),
-            "isNumber": own.is_numbers(),
-            "separator": own.separator(),
             "sets": [
                 {
                     **_geometry(sprites),
@@ -388,6 +409,9 @@ class _Shown:
                     "name": each.name,
                     "table": _table_name(each),
                     "canCorrect": each.can_correct(),
+                    "classes": list(each.classes[:_CLASSES]),
+                    "isNumber": each.is_numbers(),
+                    "separator": each.separator(),
                 }
                 for each, sprites, first in zip(self._sets, self._sprites, firsts, strict=False)
             ],

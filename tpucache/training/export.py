@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import json
 import logging
@@ -71,6 +72,7 @@ def export_runs(
     """
     if kind not in KINDS:
         raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
+    check_libraries(kind)
     folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
     _check_folder(folder)
     written, models = [], []
@@ -125,18 +127,25 @@ def _is_export(folder: Path) -> bool:
     return False
 
 
+def check_libraries(kind: Kind) -> None:
+    """Raise DependencyError unless what writes such models can be imported."""
+    names = ("onnx", "onnxscript") if kind == "onnx" else ("safetensors",)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise DependencyError(
+                f"{name} cannot be imported: {error}. `pip install {' '.join(names)}` to export models"
+            ) from error
+
+
 def _check_inputs(run: Path, settings: TrainSettings, content: Mapping[str, Any]) -> None:
     if not any(field["name"] == IMAGE for field in content["fields"]) or settings.inputs or settings.eval_step:
         raise UsageError(f"{run} predicts from more than an image, or by a step of yours: export its model yourself")
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
-    """Return a model as ONNX, whose first dimension is free. Raises DependencyError, and TrainingError."""
-    try:
-        import onnx  # noqa: F401  # torch's own message names no package
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise DependencyError(f"{error.name} cannot be imported: `pip install onnx onnxscript` to export") from error
+    """Return a model as ONNX, whose first dimension is free. Raises TrainingError."""
     batch = torch.export.Dim("batch")
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -162,10 +171,8 @@ def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
 
 
 def _safetensors(model: nn.Module) -> bytes:
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise DependencyError(f"{error.name} cannot be imported: `pip install safetensors` to export") from error
+    from safetensors.torch import save
+
     # Tensors that share memory are refused there.
     data: bytes = save({name: each.detach().clone().contiguous() for name, each in model.state_dict().items()})
     return data

@@ -19,6 +19,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
+from tpucache.redact import to_cell
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import LABEL
@@ -358,12 +359,12 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
 def _write(output: Path, dataset: CachedDataset, labels: Sequence[str], found: _Predictions) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *found.names])
+    writer.writerow([*_COLUMNS, *map(to_cell, found.names)])
     # str of a float32 is the shortest text that reads back as the same number.
     for number, path, label, prediction, row in zip(
         dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True
     ):
-        writer.writerow([number, path, label, prediction, *map(str, row)])
+        writer.writerow([number, *map(to_cell, (path, label, prediction)), *map(str, row)])
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, text.getvalue().encode("utf-8", "surrogateescape"))

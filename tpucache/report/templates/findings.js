@@ -3,7 +3,7 @@
 
 const find = (id) => document.getElementById(id);
 const data = JSON.parse(find("data").textContent);
-const sprites = [...document.querySelectorAll(".sprite")];
+const sprites = document.getElementsByClassName("sprite"); // they come after this script
 const urls = []; // of sprites that have been looked at
 const ticks = new Map(); // new labels by the number of the sample among data.samples
 let section = 0; // what is shown
@@ -35,6 +35,12 @@ function spriteUrl(number) {
   return urls[number];
 }
 
+// Cards are made while the sprites are still being read: one is whole when the next one has begun.
+function showSprite(made, number) {
+  if (document.readyState !== "loading" || sprites[number + 1]) made.style.backgroundImage = `url(${spriteUrl(number)})`;
+  else document.addEventListener("DOMContentLoaded", () => showSprite(made, number), {once: true});
+}
+
 function tile(sample) {
   const set = data.sets[sample.set];
   const made = element("div", set.small ? "tile small" : "tile");
@@ -43,7 +49,7 @@ function tile(sample) {
   const column = place % set.across;
   const row = Math.floor(place / set.across);
   made.style.aspectRatio = `${set.width} / ${set.height}`;
-  made.style.backgroundImage = `url(${spriteUrl(set.first + Math.floor(sample.tile / set.each))})`;
+  showSprite(made, set.first + Math.floor(sample.tile / set.each));
   // A tile may be wider and higher than its picture: sprites are compressed in blocks.
   made.style.backgroundSize = `${100 * set.across * set.tileWidth / set.width}% ${100 * down * set.tileHeight / set.height}%`;
   const left = set.across * set.tileWidth - set.width;
@@ -72,7 +78,7 @@ function side(number, suggestion, isMixed) {
   field.value = ticks.get(number) ?? suggestion;
   field.title = "its new label";
   field.placeholder = "new label";
-  if (data.classes.length) field.setAttribute("list", "classes");
+  if (data.sets[sample.set].classes.length) field.setAttribute("list", "classes");
   tick.addEventListener("change", () => setTick(number, tick.checked ? field.value : null));
   field.addEventListener("input", () => setTick(number, field.value));
   change.append(tick, field);
@@ -90,13 +96,16 @@ function card(finding) {
   return made;
 }
 
-function labelsOf(text) {
-  return data.separator ? text.split(data.separator) : [text];
+function labelsOf(number, text) {
+  const {separator} = data.sets[data.samples[number].set];
+  return separator ? text.split(separator) : [text];
 }
 
-function isLabel(text) {
-  if (data.isNumber) return text.trim() !== "" && text.split(",").every((part) => Number.isFinite(Number(part)));
-  return text !== "" && labelsOf(text).every((name) => data.classes.includes(name));
+// Whether relabel takes a new label of a sample.
+function isLabel([number, text]) {
+  const set = data.sets[data.samples[number].set];
+  if (set.isNumber) return text.trim() !== "" && Number.isFinite(Number(text));
+  return labelsOf(number, text).every((name) => set.classes.includes(name));
 }
 
 function setTick(number, label) {
@@ -109,7 +118,7 @@ function setTick(number, label) {
 // Show everywhere what is ticked, as a sample may be on several cards.
 function refresh() {
   for (const made of document.querySelectorAll(".side")) showTick(made);
-  const right = [...ticks.values()].filter(isLabel).length; // of labels that relabel takes
+  const right = [...ticks].filter(isLabel).length;
   const wrong = ticks.size - right;
   find("ticked").textContent = `${right || "nothing"} ticked${wrong ? `, ${wrong} with no such label` : ""}`;
   find("download").disabled = !right;
@@ -123,7 +132,7 @@ function showTick(made) {
   made.classList.toggle("ticked", label !== undefined);
   tick.checked = label !== undefined;
   if (label !== undefined && field.value !== label) field.value = label;
-  field.setCustomValidity(label !== undefined && !isLabel(label) ? "there is no such label" : "");
+  field.setCustomValidity(label !== undefined && !isLabel([number, label]) ? "there is no such label" : "");
 }
 
 function more() {
@@ -137,7 +146,7 @@ function show(number) {
   section = number;
   const current = data.sections[section];
   const name = find("filter").value;
-  const isIn = (finding) => finding.samples.some((each) => labelsOf(data.samples[each].label).includes(name));
+  const isIn = (finding) => finding.samples.some((each) => labelsOf(each, data.samples[each].label).includes(name));
   chosen = name ? current.cards.filter((finding) => isIn(finding) || finding.labels.includes(name)) : current.cards;
   made = 0;
   find("cards").replaceChildren();
@@ -181,7 +190,7 @@ function encoded(text) {
 
 function download() {
   data.sets.forEach((set, at) => {
-    const rows = [...ticks].filter(([number, label]) => data.samples[number].set === at && isLabel(label));
+    const rows = [...ticks].filter((tick) => data.samples[tick[0]].set === at && isLabel(tick));
     if (!rows.length) return;
     const lines = rows.map(([number, label]) => `${cell(data.samples[number].path)},${cell(label)}\n`);
     const link = element("a");
@@ -229,7 +238,7 @@ data.sections.forEach((each, at) => {
   tab.addEventListener("click", () => show(at));
   find("tabs").append(tab);
 });
-for (const name of data.classes) {
+for (const name of new Set(data.sets.flatMap((set) => set.classes))) {
   const option = element("option", "", name);
   option.value = name;
   find("filter").append(option);

@@ -47,11 +47,12 @@ def add_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(of_channels: Moments, image: Array) -> tuple[float, float]:
-    """Return the mean and the standard deviation of all numbers of an image, given its moments."""
+    """Return the mean of an image's numbers, and their standard deviation within the channels, given its moments."""
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
-    total, square, count = sum(of_channels[0]), sum(of_channels[1]), image.size
-    variance = (square * count - total * total) / (count * count * scale * scale)
-    return float(total / (count * scale)), float(variance**0.5)
+    channels, pixels = image.shape[2], image.size // image.shape[2]
+    variance = sum(square * pixels - total * total for total, square in zip(*of_channels, strict=True))
+    mean, spread = sum(of_channels[0]) / (image.size * scale), variance / (channels * (pixels * scale) ** 2)
+    return float(mean), float(spread**0.5)
 
 
 def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:

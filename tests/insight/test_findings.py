@@ -1,0 +1,76 @@
+"""findings: what the samples table knows of images and classes, and nothing where it knows nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pictures import edited, picture
+from PIL import Image
+
+from tpucache import CachedDataset, build_cache
+from tpucache.insight import find_leak, findings, hashes
+from tpucache.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of eight pictures, of which some are blank, tiny, long, turned, or of another type than they say."""
+    folder = tmp_path_factory.mktemp("odd")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    pixels = {"a/plain.png": picture(1), "a/blank.png": np.full((96, 96, 3), (9, 200, 30), np.uint8)}
+    pixels |= {
+        "a/tiny.png": picture(2)[:20, :90],
+        "a/long.png": np.tile(picture(3), (5, 1, 1)),
+        "b/=cmd.png": picture(4),
+    }
+    for name, each in pixels.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(each).save(folder / name)
+    Image.fromarray(picture(5)[:, :80]).save(folder / "a" / "turned.jpg", exif=turned)
+    Image.fromarray(picture(6)).save(folder / "a" / "lies.png", "JPEG")
+    build_cache(folder, folder.parent / "odd-cache", Recipe(size=64), jobs=1)
+    return folder.parent / "odd-cache"
+
+
+def test_each_finding_names_its_samples(odd: Path) -> None:
+    found = findings(odd)
+    named = {name: [found.paths[at] for at in positions] for name, positions in found.images.items()}
+    assert named == {
+        "blank": ["a/blank.png"],
+        "tiny": ["a/tiny.png"],
+        "long": ["a/long.png", "a/tiny.png"],
+        "suffix": ["a/lies.png"],
+        "turned": ["a/turned.jpg"],
+    }
+    assert found.paths[found.extremes["faintest"][0]] == "a/blank.png"
+    assert any("2 classes with fewer" in line or "1 classes with fewer" in line for line in found.lines())
+
+
+def test_the_facts_are_columns_that_can_be_asked_for(odd: Path) -> None:
+    dataset = CachedDataset(odd)
+    place = dataset.paths.index("a/turned.jpg")
+    table = dataset.table
+    assert (table["image_width"][place], table["image_height"][place]) == (96, 80)
+    assert (table["image_type"][place], table["image_turned"][place]) == ("jpeg", 1)
+    assert dataset.where("image_height > 400").paths == ["a/long.png"]
+    pixels = np.asarray(dataset[0][0]).astype(np.float64)
+    assert table["image_mean"][0] == pytest.approx(pixels.mean())
+    assert table["image_std"][0] == pytest.approx(np.sqrt(pixels.var((1, 2)).mean()))
+
+
+def test_leaks_are_found_by_records_and_by_hashes_once_these_are_kept(tmp_path: Path) -> None:
+    for number in range(6):
+        same = {1: picture(0), 3: edited(picture(2), 2)}.get(number, picture(number))
+        Image.fromarray(same).save(tmp_path / f"{number}.png")
+    build_cache(tmp_path, tmp_path.parent / "leaky", Recipe(size=64), jobs=1)
+    dataset = CachedDataset(tmp_path.parent / "leaky")
+    train, valid = dataset.select([0, 2, 4]), dataset.select([5, 3, 1])
+    leak = find_leak(train, valid)
+    assert (leak.samples, leak.compared, leak.path) == (1, "records", "1.png")
+    hashes(dataset)
+    leak = find_leak(train, valid)
+    assert (leak.samples, leak.compared) == (2, "hashes")
+    assert find_leak(train, dataset.select([5])).samples == 0

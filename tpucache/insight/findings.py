@@ -1,0 +1,149 @@
+"""findings: what a cache's own tables say of its images and classes that is worth a look before anybody trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.insight.hashing import opened
+from tpucache.redact import printable
+from tpucache.store.cache import Cache
+from tpucache.store.fields import IMAGE
+from tpucache.store.samples import HEIGHT, MEAN, NO_LABEL, STD, TURNED, TYPE, WIDTH, Strings
+
+if TYPE_CHECKING:
+    from tpucache.insight.hashing import Samples
+
+Array = npt.NDArray[Any]
+Positions = npt.NDArray[np.int64]
+
+#: The folds that a class should have samples for.
+USUAL_FOLDS: Final = 5
+_BLANK_STD: Final = 2.0  # of 0 to 255
+_LONG: Final = 4.0  # times as wide as high, or as high as wide
+_UNEQUAL: Final = 10.0  # times as many samples in the largest class as in the smallest
+_NAMED: Final = 5
+
+#: The types that a file with a suffix may be of.
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), ("jpeg", "mpo")),
+    ".png": ("png",),
+    ".webp": ("webp",),
+    ".gif": ("gif",),
+    ".bmp": ("bmp", "dib"),
+    **dict.fromkeys((".tif", ".tiff"), ("tiff",)),
+    **dict.fromkeys((".heic", ".heif", ".hif"), ("heif", "avif")),
+    ".avif": ("avif", "heif"),
+    ".dcm": ("dicom",),
+}
+_TEXTS: Final[Mapping[str, str]] = {
+    "blank": "with next to no contrast",
+    "tiny": "with a shorter side below that of the cache",
+    "long": f"at least {_LONG:.0f} times as long as wide",
+    "suffix": "of another type than the suffix says",
+    "turned": "turned by EXIF",
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is worth a look: positions of samples, int64, by what was found of them, and lines about the classes.
+
+    `images` has `blank`, `tiny` (the source's shorter side is below the cache's), `long`, `suffix` (the file is of
+    another type than its name says) and `turned` (by EXIF); what a cache does not know is not in it, as in one that
+    was built by version 0.2. `extremes` are the `darkest`, `brightest` and `faintest` (least contrast) of this set,
+    which there always are. `paths` are those of all samples.
+    """
+
+    images: Mapping[str, Positions]
+    extremes: Mapping[str, Positions]
+    classes: Sequence[str]
+    paths: Strings
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values, with a few paths of each."""
+        return {
+            "images": {name: {"samples": len(at), "paths": self._some(at)} for name, at in self.images.items()},
+            "extremes": {name: self._some(at) for name, at in self.extremes.items()},
+            "classes": list(self.classes),
+        }
+
+    def lines(self) -> list[str]:
+        """Return it as lines for people; none where nothing was found."""
+        found = {name: at for name, at in self.images.items() if len(at)}
+        texts = [f"{len(at):,} images {_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
+        return [*texts, *self.classes]
+
+    def _some(self, positions: Positions) -> list[str]:
+        return [self.paths[at] for at in positions[:_NAMED].tolist()]
+
+
+def findings(cache: Samples) -> Findings:
+    """Return what is worth a look in an opened cache, that of a dataset, or a cache's folder or URL: all samples of it.
+
+    No record is read. Raises what opening a cache raises.
+    """
+    whole, _ = opened(cache)
+    table, image = whole.samples, whole.manifest.fields[0]
+    width, height, turned, mean, std = (_numbers(whole, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
+    images: dict[str, Positions] = {}
+    if std is not None and image.dtype == "|u1":
+        images["blank"] = np.flatnonzero(std < _BLANK_STD)
+    if width is not None and height is not None and image.name == IMAGE:
+        shorter, longer = np.minimum(width, height), np.maximum(width, height)
+        images["tiny"] = np.flatnonzero(shorter < min(image.shape[:2]))
+        images["long"] = np.flatnonzero(longer >= _LONG * shorter)
+    types = table.get(TYPE)
+    if isinstance(types, Strings):
+        is_other = [_is_other(path, kind) for path, kind in zip(table.paths, types, strict=True)]
+        images["suffix"] = np.flatnonzero(is_other)
+    if turned is not None:
+        images["turned"] = np.flatnonzero(turned > 0)
+    extremes: dict[str, Positions] = {}
+    if mean is not None and std is not None:
+        for name, values in (("darkest", mean), ("brightest", -mean), ("faintest", std)):
+            known = np.flatnonzero(~np.isnan(values))
+            extremes[name] = known[np.argsort(values[known], kind="stable")][:_NAMED]
+    return Findings(images, extremes, _class_findings(whole), table.paths)
+
+
+def _numbers(cache: Cache, name: str) -> npt.NDArray[np.float64] | None:
+    """Return a column of numbers, NaN where one is not known; None where there is no such column."""
+    column = cache.samples.get(name)
+    if not isinstance(column, np.ndarray) or column.ndim != 1:
+        return None
+    return column.astype(np.float64)
+
+
+def _is_other(path: str, kind: str) -> bool:
+    expected = _TYPES.get(PurePosixPath(path.partition("#")[0]).suffix.lower())
+    return kind not in ("", "array") and expected is not None and kind not in expected
+
+
+def _class_findings(cache: Cache) -> list[str]:
+    """Return lines about classes with few samples, unequal ones, and samples without a label."""
+    labels, classes = cache.samples.labels, cache.manifest.classes
+    if labels is None or not classes:
+        return []
+    counts = (labels > 0).sum(0) if labels.ndim > 1 else np.bincount(labels[labels > NO_LABEL], minlength=len(classes))
+    lines = []
+    few = np.flatnonzero(counts < USUAL_FOLDS)
+    if len(few):
+        named = ", ".join(f"{printable(classes[at])} {counts[at]:,}" for at in few[:_NAMED].tolist())
+        more = f" and {len(few) - _NAMED:,} more" if len(few) > _NAMED else ""
+        lines.append(f"{len(few):,} classes with fewer samples than {USUAL_FOLDS} folds: {named}{more}")
+    most, least = int(counts.argmax()), int(np.where(counts > 0, counts, counts.max()).argmin())
+    if counts[most] >= _UNEQUAL * max(1, counts[least]):
+        lines.append(
+            f"unequal classes: {printable(classes[most])} has {counts[most]:,} samples, {printable(classes[least])} "
+            f"{counts[least]:,} (train --balance shows each as often)"
+        )
+    without = int((labels == NO_LABEL).sum()) if labels.ndim == 1 else int((~(labels > 0).any(1)).sum())
+    if without:
+        lines.append(f"{without:,} samples without a {'label' if labels.ndim == 1 else 'class'}")
+    return lines
