@@ -108,7 +108,7 @@ class _Transfer:
 
 def cached(options: argparse.Namespace) -> int:
     """List what this machine keeps of caches at URLs, or remove it."""
-    from tpucache.report.text import size_text
+    from tpucache.progress import size_text
     from tpucache.store.remote.cache import clear_kept, list_kept
 
     kept = list_kept(options.cache_dir)
