@@ -118,7 +118,8 @@ def kaggle(work: Path) -> Iterator[None]:
 
 def write_competition(digits: Path, folder: Path) -> None:
     """Make a competition's files of scanned digits: every eighth is to be predicted."""
-    train, test = [], []
+    train: list[tuple[str, str]] = []
+    test: list[tuple[str, str]] = []
     for number, path in enumerate(sorted(digits.glob("*/*.png"))):
         rows, part = (test, "test") if number % 8 == 0 else (train, "train")
         rows.append((path.stem, path.parent.name))

@@ -28,9 +28,9 @@ from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
-from tpucache.progress import duration_text, size_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
+from tpucache.units import duration_text, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
     BuildOptions,
