@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 def inspect(options: argparse.Namespace) -> int:
     """Show what a cache contains, how large it is, and how it was made."""
-    from tpucache.insight.findings import findings
+    from tpucache.insight.facts import findings
     from tpucache.loading.find import open_cache
     from tpucache.report.inspect import describe, describe_lines
 

@@ -59,7 +59,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.insight.findings import findings
+    from tpucache.insight.facts import findings
     from tpucache.redact import shown
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
     from tpucache.report.text import seconds_text

@@ -9,7 +9,7 @@ from tpucache.insight.comparison import (
     exact_copies as exact_copies,
     find_leak as find_leak,
 )
-from tpucache.insight.findings import Findings as Findings, findings as findings
+from tpucache.insight.facts import Findings as Findings, findings as findings
 from tpucache.insight.hashing import Hashes as Hashes, hashes as hashes
 from tpucache.insight.labels import (
     Predictions as Predictions,
