@@ -23,7 +23,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-sys.path.append(str(Path(__file__).parent))  # for disk.py, pictures.py, processes.py and skips.py
+sys.path.append(str(Path(__file__).parent))  # for disk.py, photographs.py, processes.py and skips.py
 
 import hypothesis
 import numpy as np

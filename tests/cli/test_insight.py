@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures import edited, picture
+from photographs import edited, picture
 from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache

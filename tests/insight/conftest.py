@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disk import tmp_path, tmp_path_factory
-from pictures import edited, picture
+from photographs import edited, picture
 from PIL import Image
 
 from tpucache.recipe import Recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import edited, picture
+from photographs import edited, picture
 from PIL import Image
 
 from tpucache import CachedDataset, build_cache

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import picture
+from photographs import picture
 
 from tpucache import CachedDataset, build_cache
 from tpucache.errors import UsageError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,17 +18,19 @@ from tpucache.recipe import Recipe
 from tpucache.store import pages
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
-from tpucache.store.fields import RecordLayout
+from tpucache.store.fields import IMAGE, Field, RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
 from tpucache.store.format import INDEX_DTYPE, WORK_NAME
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
-from tpucache.store.samples import encode_columns
+from tpucache.store.samples import IMAGE_COLUMNS, MEAN, STD, encode_columns
 from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.warmup.blocks import Block, listing_sha256
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_order
+from tpucache.warmup.records.arrays import Facts, clean_and_count
 from tpucache.warmup.records.encode import SampleEncoder
+from tpucache.warmup.records.moments import mean_and_std, moments
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
@@ -283,8 +286,9 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
 def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
     """Return the samples table of the kept samples, `numbers` (samples,) of a listing numbered as in the cache.
 
-    The samples are only read when the listing does not have all that the table held. Raises DamageError when the
-    table is not what the manifest says, SampleError when a sample cannot be read.
+    The samples are only read when the listing does not have all that the table held, and decoded when it held facts of
+    their images. Raises DamageError when the table is not what the manifest says, SampleError when a sample cannot be
+    read.
     """
     unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)
@@ -292,12 +296,27 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
         return data
     kept = [listing.samples[number] for number in numbers.tolist()]
     data = _encode(listing, _read(source, kept, executor), numbers)
-    if not _matches(data, manifest.table):
-        raise DamageError(
-            f"{manifest.table.name} comes out as something else than it was: the samples have other sizes, labels or "
-            "columns now. Bring the source back as it was"
-        )
-    return data
+    if _matches(data, manifest.table):
+        return data
+    whole = _read(source, kept, executor, manifest)
+    # Of samples that version 0.2 built, before others were added, the table has no facts.
+    for first in sorted({entry.first for entry in manifest.shards}):
+        data = _encode(listing, _without_facts(whole, first), numbers)
+        if _matches(data, manifest.table):
+            return data
+    raise DamageError(
+        f"{manifest.table.name} comes out as something else than it was: the samples have other sizes, labels or "
+        "columns now, or other versions of libraries decode them. Bring the source back as it was"
+    )
+
+
+def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
+    """Return an info whose first samples have no facts of images."""
+    columns = {
+        name: [None] * count + values[count:] if name in IMAGE_COLUMNS else values
+        for name, values in info.columns.items()
+    }
+    return dataclasses.replace(info, columns=columns)
 
 
 def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
@@ -317,21 +336,30 @@ def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:
     return encode_columns(sample_columns(listing, info, numbers)[0])
 
 
-def _read(source: Source, samples: Sequence[Sample], executor: Executor) -> ChunkInfo:
-    """Return what only the samples themselves state: their labels and columns."""
+def _read(source: Source, samples: Sequence[Sample], executor: Executor, manifest: Manifest | None = None) -> ChunkInfo:
+    """Return what only the samples themselves state: their labels and columns; with a manifest, facts of images, too.
+
+    The manifest says how images are decoded.
+    """
+    decoding = None if manifest is None else (manifest.fields, Recipe.from_dict(manifest.recipe))
 
     def tasks() -> Iterator[Task]:
         for start in range(0, len(samples), _READ_AT_ONCE):
-            yield _read_part, (source, samples[start : start + _READ_AT_ONCE])
+            yield _read_part, (source, samples[start : start + _READ_AT_ONCE], decoding)
 
     infos = sorted(executor.run(tasks()), key=lambda info: info.numbers[0])
     return join_infos(infos)
 
 
-def _read_part(source: Source, samples: Sequence[Sample]) -> ChunkInfo:
+def _read_part(source: Source, samples: Sequence[Sample], decoding: tuple[Sequence[Field], Recipe] | None) -> ChunkInfo:
     info = ChunkInfo()
     for sample in samples:
-        info.add(sample.number, source.load(sample))
+        item, facts = source.load(sample), Facts()
+        if decoding is not None:
+            clean, _, facts = clean_and_count(item, *decoding, sample.path)
+            if IMAGE in clean:
+                facts[MEAN], facts[STD] = mean_and_std(moments(clean[IMAGE]), clean[IMAGE])
+        info.add(sample.number, item, facts)
     return info
 
 

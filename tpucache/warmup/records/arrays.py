@@ -277,7 +277,7 @@ def _keypoints(
 #: Annotations by the name of their field.
 Counts = dict[str, int]
 #: What is known of a source's image, by the column of the samples table.
-Facts = dict[str, int | str | None]
+Facts = dict[str, int | float | str | None]
 
 _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
     MASK: lambda mask: mask.any(),
