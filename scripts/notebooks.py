@@ -75,6 +75,7 @@ def run_notebook(path: Path, values: Mapping[str, Any]) -> None:
 def shortened(outputs: list[Any]) -> list[Any]:
     """Return a cell's outputs, with what was printed as a terminal shows it in the end, and pictures once."""
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    printed = printed.replace(str(KAGGLE.resolve()), str(KAGGLE))  # the link's target
     others = [output for output in outputs if output.output_type != "stream"]
     for output in others:
         if "image/jpeg" in output.get("data", {}):
