@@ -67,7 +67,6 @@ def test_the_page_shows_the_most_wrong_samples_and_all_that_the_run_wrote(run):
     for shown in (
         f"Epoch {report['best_epoch']} was best",
         "polyline",
-        "in all, over all processes",
         "tiny_models:tiny",
         "Confusion",
     ):
