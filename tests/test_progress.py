@@ -12,7 +12,8 @@ import time
 import pytest
 
 from tpucache import progress
-from tpucache.progress import Progress, duration_text, note, rate_text
+from tpucache.progress import Progress, note
+from tpucache.units import duration_text, rate_text
 
 NOTE = "epoch 2 of 12, loss 1.234, 12 min for all folds, waited 0%"
 

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Final, TextIO
 
 from tpucache.redact import printable
+from tpucache.units import SCALES, duration_text, rate_text
 
 _LINE_SECONDS: Final = 10.0
 _COLUMNS: Final = 80  # of a terminal that does not say how many it has, or that it has none
 _ROWS: Final = 20  # for bars, one below the other
 _LEAST_BAR: Final = 8  # columns of a bar
-_SCALES: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 #: Whether another process shows the progress of the work that this one takes part in.
 _hidden: list[bool] = []
@@ -42,28 +42,6 @@ def above_bars() -> Iterator[None]:
     module = sys.modules.get("tqdm")
     with contextlib.nullcontext() if module is None else module.tqdm.external_write_mode():
         yield
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration as text with at most two units, such as `45 s`, `3 min 20 s` or `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def size_text(count: float) -> str:
-    """Return a number of bytes as text, such as `491.7 MB`."""
-    for scale, name in _SCALES:
-        if count >= scale:
-            return f"{count / scale:,.1f} {name}"
-    return f"{count:,.0f} bytes"
-
-
-def rate_text(value: float) -> str:
-    """Return a number that was measured as text: with one decimal where it is below 10."""
-    return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"
 
 
 def _columns(stream: TextIO | None) -> int:
@@ -152,7 +130,7 @@ class Progress:
         whole, rate = self._total if self._total is not None else self._done, self.rate
         scale, unit, rate_unit = 1.0, self._unit, ""
         if unit == "bytes":
-            scale, unit = next(((size, name) for size, name in _SCALES if whole >= size), (1.0, unit))
+            scale, unit = next(((size, name) for size, name in SCALES if whole >= size), (1.0, unit))
             rate_unit = f" {unit}"
         done, total = (rate_text(count / scale) if scale != 1.0 else f"{count:,}" for count in (self._done, whole))
         left = (whole - self._done) / rate if rate else 0.0

@@ -60,7 +60,7 @@ _TEXT_MARK: Final = "'"
 def to_cell(text: str) -> str:
     """Return a text as the cell of a CSV: with a `'` in front where a spreadsheet would take it for a formula.
 
-    Numbers stay as they are. `from_cell` returns the text again.
+    Numbers, and several with `;` between them, stay as they are. `from_cell` returns the text again.
     """
     return f"{_TEXT_MARK}{text}" if _is_formula(text.lstrip(_TEXT_MARK)) else text
 
@@ -75,7 +75,7 @@ def _is_formula(text: str) -> bool:
     if not text.startswith(_FORMULA):
         return False
     try:
-        float(text)
+        [float(number) for number in text.split(";")]  # several values of one sample, too
     except ValueError:
         return True
     return text.startswith(("\t", "\r"))

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.bench.finish import make_step, resnet50
-from scripts.bench.race import race, spread, spread_cell
+from scripts.bench.rounds import race, spread, spread_cell
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from tpucache.ondevice import Augment, AugmentSettings, draw
 from tpucache.training.device import Device, open_device

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 from scripts.bench.finish import resnet50
 from scripts.bench.idle_ways import RECIPE, OnTheFly
 from scripts.bench.photos import SIZE, make_up_photographs, prepare_caches
-from scripts.bench.race import race, spread
+from scripts.bench.rounds import race, spread
 from scripts.bench.table import (
     add_race_options,
     as_markdown,

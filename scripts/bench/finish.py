@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scripts.bench.race import race, spread, spread_cell
+from scripts.bench.rounds import race, spread, spread_cell
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from scripts.commands import ROOT, CommandError, say
 from tpucache import CachedDataset, CachedLoader

@@ -20,9 +20,9 @@ from typing import Any, Final
 from scripts.bench.finish import milliseconds_an_image
 from scripts.bench.photos import BANDED, BANDS, SIZE, prepare_data
 from scripts.bench.picture import draw_formats
-from scripts.bench.race import LeftOut, Track, leaving_out, ratio
 from scripts.bench.read import BATCH, Field
 from scripts.bench.read_contenders import FORMATS, KINDS_COMPARED, OURS, PARTS, files_of, slipstream
+from scripts.bench.rounds import LeftOut, Track, leaving_out, ratio
 from scripts.bench.table import (
     add_race_options,
     as_markdown,

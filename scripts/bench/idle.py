@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from scripts.bench.idle_ways import BATCH, RECIPE, THREADS, Batches, Way, open_ways
 from scripts.bench.picture import draw_idle
-from scripts.bench.race import race, spread
+from scripts.bench.rounds import race, spread
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from tpucache import Manifest, TpucacheError
 from tpucache.report.bench import simulate_device

@@ -19,6 +19,7 @@ import jax
 from scripts.digits import write_digits
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.jax import AugmentSettings, feed
+from tpucache.loading.reading.reader import WaysRead
 
 
 class SlowDataset(CachedDataset):
@@ -26,11 +27,12 @@ class SlowDataset(CachedDataset):
 
     seconds = 0.0
 
-    def read_into(self, *arguments: Any) -> None:
+    def read_into(self, *arguments: Any) -> WaysRead:
         """Read, and sleep for the rest of the time."""
         until = time.perf_counter() + self.seconds
-        super().read_into(*arguments)
+        found = super().read_into(*arguments)
         time.sleep(max(0.0, until - time.perf_counter()))
+        return found
 
 
 def main() -> None:

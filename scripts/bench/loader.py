@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.bench.loader_ways import lock_microseconds, thread_scaling, way_ratios
-from scripts.bench.race import race, ratio, spread, spread_cell
+from scripts.bench.rounds import race, ratio, spread, spread_cell
 from scripts.bench.shared_files import write_huge
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from tpucache import CachedDataset, CachedLoader

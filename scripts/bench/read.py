@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from scripts.bench.photos import SIZE, prepare_data
 from scripts.bench.picture import draw_rates
-from scripts.bench.race import Contender, LeftOut, Track, leaving_out, race, ratio, spread, spread_cell
 from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, REFERENCE, choose, threads_of
+from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, ratio, spread, spread_cell
 from scripts.bench.table import (
     add_race_options,
     as_markdown,

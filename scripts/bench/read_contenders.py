@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scripts.bench.photos import BANDED, BANDS
-from scripts.bench.race import Contender
+from scripts.bench.rounds import Contender
 from scripts.bench.worker import Setting
 from scripts.environments import Environment
 from tpucache.store.manifest import Manifest

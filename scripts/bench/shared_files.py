@@ -117,7 +117,8 @@ class SharedFiles:
 
         with contextlib.ExitStack() as stack:
             for name, replacement in (
-                ("os.preadv", self._read),
+                ("tpucache.system.preadv", self._read),
+                ("os.preadv", self._read),  # which asks what is in the page cache
                 ("os.posix_fadvise", self._read_ahead),
                 ("tpucache.store.reader.OpenFile", SharedFile),
                 ("tpucache.loading.reading.reader.native", lambda: None),  # its reads would not come by here

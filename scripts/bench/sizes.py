@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from scripts.bench.photos import BANDED, BANDS, make_up_photographs, prepare_caches
-from scripts.bench.race import race, ratio, spread
+from scripts.bench.rounds import race, ratio, spread
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from tpucache import CachedDataset, CachedLoader, Manifest
 from tpucache.ondevice import AugmentSettings, decoder, draw

@@ -32,7 +32,7 @@ import numpy as np
 from scripts.bench.peers.listed_source import ListedSource
 from scripts.bench.photos import BANDED, BANDS, KINDS, SIZE, make_once, make_up_photographs
 from scripts.bench.picture import draw_stream
-from scripts.bench.race import Contender, LeftOut, Track, race, ratio
+from scripts.bench.rounds import Contender, LeftOut, Track, race, ratio
 from scripts.bench.shaper import COUNTS
 from scripts.bench.table import (
     add_race_options,

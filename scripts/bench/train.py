@@ -26,10 +26,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scripts.bench.race import race, ratio, spread, spread_cell
+from scripts.bench.rounds import race, ratio, spread, spread_cell
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
 from scripts.commands import say
 from tpucache import CachedDataset
+from tpucache.loading.reading.reader import WaysRead
 from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
 from tpucache.training.feed.idle import Pace
@@ -61,11 +62,12 @@ class SlowedDataset(CachedDataset):
     _turn = threading.Lock()
     _next = 0.0
 
-    def read_into(self, *arguments: Any) -> None:
-        super().read_into(*arguments)
+    def read_into(self, *arguments: Any) -> WaysRead:
+        found = super().read_into(*arguments)
         with self._turn:
             time.sleep(max(0.0, self._next - time.perf_counter()))
             SlowedDataset._next = time.perf_counter() + self.interval
+        return found
 
 
 def harness(dataset: CachedDataset, settings: TrainSettings, device: Device, replay: bool = False) -> Pace:

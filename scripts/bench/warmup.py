@@ -38,7 +38,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from scripts.bench.race import LeftOut, Track, leaving_out, race
+from scripts.bench.rounds import LeftOut, Track, leaving_out, race
 from scripts.bench.table import (
     Rows,
     add_race_options,

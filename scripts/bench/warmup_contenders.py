@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scripts.bench.race import Contender, spread
 from scripts.bench.read_contenders import FFCV
+from scripts.bench.rounds import Contender, spread
 from scripts.environments import Environment
 
 _PYVIPS: Final = Environment("pyvips", (("pyvips==3.2.0", "pyvips-binary==8.18.7"),))

@@ -6,8 +6,10 @@ set as papermill sets them, after the cell tagged "parameters".
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -150,12 +152,41 @@ def test_the_third_trains_on_it_with_jax(built):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["01-warmup.ipynb", "02-train.ipynb", "03-train-jax.ipynb"])
-def test_a_notebook_is_committed_as_it_was_written(name):
+def test_the_fourth_ends_with_a_submission(photos, tmp_path):
+    data = tmp_path / "data"
+    for name in ("train", "test"):
+        (data / name).mkdir(parents=True)
+    paths = sorted(photos.rglob("*.png"))[:60]
+    for number, path in enumerate(paths):
+        shutil.copy(path, data / ("test" if number % 6 == 0 else "train"))
+    with (data / "train.csv").open("w", newline="") as file:
+        rows = [(path.stem, path.parent.name) for number, path in enumerate(paths) if number % 6]
+        csv.writer(file).writerows([("id", "label"), *rows])
+    classes = sorted({label for _, label in rows})
+    tests = [path.stem for path in paths[::6]]
+    with (data / "sample_submission.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", *classes), *((name, *[0] * len(classes)) for name in tests)])
+    values = {"SIZE": 16, "VARIANTS": 1, "MODEL": "cnn", "EPOCHS": 1, "BATCH": 16, "PRECISION": ""}
+    run_notebook("04-competition.ipynb", DATA=data, WORK=tmp_path, DEVICE="--backend torch", **values)
+    with (tmp_path / "submission.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["id"] for row in found] == tests
+    assert all(abs(sum(float(row[name]) for name in classes) - 1) < 1e-4 for row in found)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.ipynb")))
+def test_a_notebook_is_committed_with_the_outputs_of_one_run(name):
     notebook = json.loads((FOLDER / name).read_text())
     ids = [cell["id"] for cell in notebook["cells"]]
     assert len(set(ids)) == len(ids)
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(name))
+    (note,) = [cell for cell in notebook["cells"] if cell["id"] == "outputs"]
+    assert "of a small run" in "".join(note["source"])
+    cells = code_cells(name)
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} <= {"stream", "execute_result", "display_data"}
+    assert not re.search(r"/(home|root|work|tmp|usr)/|\\u001b", json.dumps(outputs))
+    assert 0 < len(json.dumps(outputs)) < 1_500_000
     (parameters,) = [cell for cell in code_cells(name)[:1] if PARAMETERS in cell["metadata"].get("tags", ())]
     assert "/kaggle/" in "".join(parameters["source"])
 

@@ -141,7 +141,7 @@ def test_a_column_that_could_be_a_label_but_was_not_named(lab):
 
 
 def test_folds_that_are_missing_or_no_numbers(lab):
-    for value in ("", "-1", "1.5"):
+    for value in ("", "-2", "1.5"):
         table = [{**r, "fold": value if n == 4 else n % 3} for n, r in enumerate(table_rows())]
         done = warmup(lab, table, "--label-col", "label", "--fold-col", "fold", cache=f"cache {value}")
         assert_refused(done, "fold")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache.progress import size_text
 from tpucache.redact import printable
 from tpucache.report.text import ELLIPSIS, cut, describe_label, describe_mask, outline, seconds_text
+from tpucache.units import size_text
 
 CLASSES = ("ant", "bee", "cat")
 ANY_TEXT = st.text(st.characters(codec=None))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.race import leaving_out, race, ratio
+from scripts.bench.rounds import leaving_out, race, ratio
 from scripts.bench.table import as_markdown, as_text
 from scripts.bench.worker import Worker
 from scripts.commands import ROOT, CommandError

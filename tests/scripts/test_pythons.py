@@ -83,8 +83,8 @@ def run_ci(tmp_path: Path) -> Callable[[str, str], tuple[int, list[str]]]:
 def test_ci_tests_store_and_loading_on_a_second_interpreter(run_ci: Callable[..., tuple[int, list[str]]]) -> None:
     status, calls = run_ci("/usr/bin/python3.19", "nothing")
     assert status == 0
-    assert calls[:2] == ["lint", "test"]
-    install, numpy, test = calls[2:]
+    assert calls[:3] == ["lint", "test", "docs"]
+    install, numpy, test = calls[3:]
     assert install.startswith("install PYTHON=/usr/bin/python3.19 VENV=.venv-python3.19 ")
     assert numpy == "pip -m pip install --quiet --upgrade numpy"
     assert test == install.replace("install", "test", 1)
@@ -95,10 +95,10 @@ def test_ci_tests_store_and_loading_on_a_second_interpreter(run_ci: Callable[...
 
 
 def test_ci_runs_on_one_interpreter_where_there_is_no_other(run_ci: Callable[..., tuple[int, list[str]]]) -> None:
-    assert run_ci("", "nothing") == (0, ["lint", "test"])
+    assert run_ci("", "nothing") == (0, ["lint", "test", "docs"])
 
 
-@pytest.mark.parametrize("fails", ["lint", "test", "install PYTHON", "test PYTHON"])
+@pytest.mark.parametrize("fails", ["lint", "test", "docs", "install PYTHON", "test PYTHON"])
 def test_ci_fails_where_any_part_of_it_fails(run_ci: Callable[..., tuple[int, list[str]]], fails: str) -> None:
     status, calls = run_ci("/usr/bin/python3.19", fails)
     assert status != 0

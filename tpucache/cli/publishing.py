@@ -108,8 +108,8 @@ class _Transfer:
 
 def cached(options: argparse.Namespace) -> int:
     """List what this machine keeps of caches at URLs, or remove it."""
-    from tpucache.progress import size_text
     from tpucache.store.remote.cache import clear_kept, list_kept
+    from tpucache.units import size_text
 
     kept = list_kept(options.cache_dir)
     chosen = [each for each in kept if options.clear in (None, "all", each.url, each.directory.name)]

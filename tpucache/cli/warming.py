@@ -28,9 +28,9 @@ from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
-from tpucache.progress import duration_text, size_text
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
+from tpucache.units import duration_text, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
     BuildOptions,
@@ -59,10 +59,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.insight.facts import findings
     from tpucache.redact import shown
-    from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
-    from tpucache.report.text import seconds_text
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
@@ -78,6 +75,8 @@ def warmup(options: argparse.Namespace) -> int:
     progress = _Progress("warmup")
 
     def announce(expected: Estimate) -> None:
+        from tpucache.report.text import seconds_text
+
         tell(
             f"to do: {expected.records:,} records, about {size_text(expected.bytes)} ({size_text(expected.free)} are "
             f"free), about {seconds_text(max(0.1, expected.process_seconds))} of one core's work"
@@ -110,6 +109,9 @@ def warmup(options: argparse.Namespace) -> int:
         raise SampleError(error.path, reason, error.file) from error
     finally:
         progress.close()
+    from tpucache.insight.facts import findings
+    from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
+
     lines = [
         f"{shown(str(options.cache))}: {manifest.samples:,} samples, {records_text(manifest)}, "
         f"{size_text(manifest.total_bytes)}, {len(manifest.skipped):,} skipped, "

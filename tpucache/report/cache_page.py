@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.progress import size_text
 from tpucache.report.page import (
     Figure,
     Page,
@@ -28,6 +27,7 @@ from tpucache.report.preview import SAMPLES, VARIANTS, variant_name
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label, outline
 from tpucache.store.fields import IMAGE, LABEL
+from tpucache.units import size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

@@ -32,9 +32,9 @@ from tpucache.machine import (
     measure_space,
     network_file_system,
 )
-from tpucache.progress import size_text
 from tpucache.redact import printable
 from tpucache.store.manifest import Manifest
+from tpucache.units import size_text
 from tpucache.version import __version__
 
 #: Variables that decide what XLA and the workers do.

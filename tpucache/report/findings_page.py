@@ -20,12 +20,12 @@ from tpucache.errors import UsageError
 from tpucache.insight.hashing import Hashes, hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects
 from tpucache.insight.matching import THRESHOLD, Pairs, pairs
-from tpucache.progress import size_text
 from tpucache.report.page import Page, escape, fill_template, make_page
 from tpucache.report.records import Records
 from tpucache.report.text import class_name
 from tpucache.store.fields import IMAGE
 from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
+from tpucache.units import size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset

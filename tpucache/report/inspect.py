@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.progress import size_text
 from tpucache.recipe import Recipe
 from tpucache.redact import printable
 from tpucache.report.text import count_text
 from tpucache.store.cache import annotation_counts
 from tpucache.store.fields import IMAGE, MASK, Field
 from tpucache.store.manifest import Manifest
+from tpucache.units import size_text
 
 _NAMED: Final = 8
 #: What a recipe says of records without an image.

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.progress import duration_text
+from tpucache.units import duration_text
 
 ELLIPSIS: Final = "\u2026"
 

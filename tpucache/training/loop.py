@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.loading.dataset import CachedDataset
-from tpucache.progress import Progress, duration_text, note
+from tpucache.progress import Progress, note
 from tpucache.store.fields import IMAGE
 from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
@@ -39,6 +39,7 @@ from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
+from tpucache.units import duration_text
 
 _REPLAY_SHARE: Final = 0.02  # of a run's time, at most, for measuring how fast it could have been
 

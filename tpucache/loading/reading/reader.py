@@ -21,13 +21,13 @@ from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
-from tpucache.progress import size_text
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
 from tpucache.store.reader import NetworkUse
+from tpucache.units import size_text
 
 
 class ReadingPlan(NamedTuple):

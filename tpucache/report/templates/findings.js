@@ -173,12 +173,12 @@ function watchEnd() {
 // The table.
 
 const D = "[0-9]+(?:_[0-9]+)*";
-const NUMBER = new RegExp(`^[+-](?:inf(?:inity)?|nan|(?:${D}\\.?(?:${D})?|\\.${D})(?:e[+-]?${D})?)\\s*$`, "i");
+const NUMBER = new RegExp(`^\\s*[+-]?(?:inf(?:inity)?|nan|(?:${D}\\.?(?:${D})?|\\.${D})(?:e[+-]?${D})?)\\s*$`, "i");
 
 // As redact.to_cell does: what a spreadsheet would take for a formula begins with a mark, which relabel takes off.
 function cell(text) {
   const bare = text.replace(/^'+/, "");
-  const isFormula = /^[\t\r]/.test(bare) || (/^[=+\-@]/.test(bare) && !NUMBER.test(bare));
+  const isFormula = /^[\t\r]/.test(bare) || (/^[=+\-@]/.test(bare) && !bare.split(";").every((part) => NUMBER.test(part)));
   return `"${(isFormula ? `'${text}` : text).replaceAll('"', '""')}"`;
 }
 

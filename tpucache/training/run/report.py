@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.progress import rate_text
 from tpucache.runs import ACCOUNT_NAME, REPORT_NAME
 from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
@@ -23,6 +22,7 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.run.contents import read_values
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
+from tpucache.units import rate_text
 
 _LEAST_SHOWN: Final = 0.05  # seconds of a part
 
