@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +16,8 @@ WORDS = ["--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC0-
 
 @pytest.fixture
 def stored(cache, tmp_path):
-    """The session's cache, linked to a place where folders may be made beside it."""
-    return shutil.copytree(cache, tmp_path / "stored", copy_function=os.link)
+    """A copy of the session's cache, in a place where folders may be made beside it."""
+    return Path(shutil.copytree(cache, tmp_path / "stored"))
 
 
 @pytest.fixture(autouse=True)

@@ -118,12 +118,8 @@ def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def stored(cache: Path, tmp_path: Path) -> Path:
-    """The session's cache, linked to a place where folders may be made beside it."""
-    place = tmp_path / "stored"
-    place.mkdir()
-    for path in cache.iterdir():
-        os.link(path, place / path.name)
-    return place
+    """A copy of the session's cache, in a place where folders may be made beside it."""
+    return Path(shutil.copytree(cache, tmp_path / "stored"))
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
