@@ -49,7 +49,7 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
 
 
 class Tracker:
-    """Sends losses and epochs to a service, and goes on without it when that fails: the run is worth more.
+    """Sends losses and epochs to a service, and continues without it when that fails: the run is worth more.
 
     The service begins with the first loss, so that a run that is refused leaves nothing there.
     """
@@ -97,7 +97,7 @@ class Tracker:
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever a service raises, the run goes on
+        except Exception as error:  # noqa: BLE001  # whatever a service raises, the run continues
             self._has_failed = True
             warnings.warn(f"{self._name} failed, and no longer watches this run: {error}", stacklevel=3)
 
