@@ -295,9 +295,9 @@ class _Turn:
         place = self._data / self._entry.place if self._entry.is_local else f"{self._url}/{self._entry.place}"
         setting = {**self._setting, "url": str(place), "folder": str(self._kept)}
         with contextlib.closing(self._track.start(self._entry, setting)) as worker:
+            worker.ask("memory")
 
             def ask(command: str) -> dict[str, Any]:
-                worker.ask("memory")
                 before, used = _sent(self._url), worker.cpu_seconds()
                 words, _, argument = command.partition(" ")
                 answer = worker.ask(words, argument, patience=300.0)

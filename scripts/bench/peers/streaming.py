@@ -22,7 +22,7 @@ import numpy as np
 from scripts.bench.peers.protocol import Commands, Setting, serve
 
 BATCH: Final = 256
-_MEMORY_BYTES: Final = 4 << 30
+_MEMORY_BYTES: Final = 3 << 30
 SIZE: Final = 224  # of the images, in pixels
 
 Array = np.ndarray[Any, Any]
