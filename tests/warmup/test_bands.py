@@ -229,8 +229,9 @@ def test_a_cache_without_bands_is_copied_whole_and_says_so(
 def test_a_run_trains_and_predicts_in_another_size(caches: Path, tmp_path: Path) -> None:
     cache, run = str(caches / "dct-lz4-banded"), str(tmp_path / "run")
     options = ["--backend", "torch", "--resolution", "24x20"]
-    small = ["--epochs", "1", "--batch-size", "8", "--valid", cache, "--stage", str(tmp_path / "staged")]
-    assert main(["train", cache, "--run", run, *small, *options]) == 0
+    small = ["--model", "cnn", "--epochs", "1", "--batch-size", "8"]
+    places = ["--valid", cache, "--stage", str(tmp_path / "staged")]
+    assert main(["train", cache, "--run", run, *small, *places, *options]) == 0
     assert main(["predict", run, cache, "-o", str(tmp_path / "found.csv"), *options]) == 0
     assert main(["report", run, "-o", str(tmp_path / "page.html")]) == 0
     assert "were validated on" not in (tmp_path / "page.html").read_text()

@@ -11,13 +11,12 @@ import pickle
 import random
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -443,9 +442,9 @@ def test_an_iteration_that_is_abandoned_leaves_nothing_that_waits(opened: Opened
 
 
 @pytest.mark.slow
-def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path) -> None:
+def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path, forkserver: str) -> None:
     dataset = opened(cache_bytes=0)
-    loader = DataLoader(dataset, 16, num_workers=2, multiprocessing_context="forkserver")
+    loader = DataLoader(dataset, 16, num_workers=2, multiprocessing_context=forkserver)
     found = [images.tolist() for images, _ in loader]
     assert found == [images.tolist() for images, _ in DataLoader(CachedDataset(cache), 16)]
 
@@ -541,10 +540,9 @@ for image in dataset:
 
 @pytest.mark.slow
 def test_what_a_killed_process_had_fetched_is_used_and_the_rest_is_fetched(
-    opened: Opened, server: Server, cache: Path, tmp_path: Path
+    opened: Opened, server: Server, cache: Path, tmp_path: Path, run_with_torch: Callable[..., Any]
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, server.url, str(tmp_path / "kept")], check=False, timeout=60)
-    assert done.returncode == -9
+    assert run_with_torch(KILLED, server.url, tmp_path / "kept").returncode == -9
     assert batches(opened()) == batches(CachedDataset(cache))
 
 
@@ -651,7 +649,7 @@ def test_of_a_cache_in_bands_those_are_fetched_that_a_size_needs(
 def test_a_run_from_a_url_is_that_from_a_local_copy(
     server: Server, cache: Path, tmp_path: Path, short_runs: None
 ) -> None:
-    options = ["--backend", "torch", "--epochs", "1", "--valid", "0.2", "--batch-size", "20", "--threads", "1"]
+    options = ["--backend", "torch", "--model", "cnn", "--epochs", "1", "--valid", "0.2", "--batch-size", "20"]
     for name, place in (("there", [server.url, "--cache-dir", str(tmp_path / "kept")]), ("here", [str(cache)])):
         assert main(["train", *place, "--run", str(tmp_path / name), *options]) == 0
     losses = [json.loads((tmp_path / name / "report.json").read_text())["losses"] for name in ("there", "here")]
@@ -698,10 +696,11 @@ print(json.dumps([[[int(images.sum()), *labels.tolist()] for images, labels in l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("filled", ["", "later", "first"])
-def test_a_disk_that_is_full_kills_nobody(server: Server, cache: Path, disk: SmallDisk, filled: str) -> None:
+def test_a_disk_that_is_full_kills_nobody(
+    server: Server, cache: Path, disk: SmallDisk, filled: str, run_with_torch: Callable[..., Any]
+) -> None:
     disk.mount("size=100k")
-    command = [sys.executable, "-c", FILLED, server.url, str(disk.path / "kept"), filled]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_with_torch(FILLED, server.url, disk.path / "kept", filled)
     assert done.returncode == 0, done.stderr
     loader = CachedLoader(CachedDataset(cache), 16, shuffle="block", window=32)
     expected = [[[int(images.sum()), *labels.tolist()] for images, labels in loader] for _ in range(2)]
