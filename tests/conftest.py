@@ -176,6 +176,15 @@ def xla_forks(pytestconfig: pytest.Config) -> Any:
 
 
 @pytest.fixture(scope="session")
+def xla_flags() -> str:
+    """XLA_FLAGS for torch_xla: compiling takes half the time. Its release is a fixed one, which knows this flag.
+
+    XLA ends a process that gives it one that it does not know, so that JAX, which may be any release, is not given it.
+    """
+    return f"{os.environ['XLA_FLAGS']} --xla_cpu_use_fusion_emitters=false"
+
+
+@pytest.fixture(scope="session")
 def run_with_torch(torch_forks: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The function `run_with_torch(code, *arguments)`: what a Python does that has imported torch before it runs code.
 

@@ -15,14 +15,14 @@ PLAIN = 'open_device("torch")'
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [PLAIN, pytest.param('open_device("xla")', marks=pytest.mark.xla)])
-def test_the_loop_of_the_page_trains(cache, tmp_path, device, xla_forks):
+def test_the_loop_of_the_page_trains(cache, tmp_path, device, xla_forks, xla_flags):
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert PLAIN in code
     (tmp_path / "loop.py").write_text(code.replace(PLAIN, device))
     (tmp_path / "cache").mkdir()
     for name in ("train", "valid"):
         (tmp_path / "cache" / name).symlink_to(cache)
-    done = xla_forks.run(["loop.py"], {**os.environ, "PJRT_DEVICE": "CPU"}, cwd=tmp_path)
+    done = xla_forks.run(["loop.py"], {**os.environ, "XLA_FLAGS": xla_flags, "PJRT_DEVICE": "CPU"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     *epochs, accuracy = done.stdout.splitlines()
     assert len(epochs) == 5

@@ -19,7 +19,7 @@ sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the
 
 
 @pytest.fixture(scope="session")
-def python(xla_forks: Any) -> Callable[..., Run]:
+def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
     """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found.
 
     Keywords are added to its environment.
@@ -28,7 +28,13 @@ def python(xla_forks: Any) -> Callable[..., Run]:
 
     def run(*arguments: str | Path, devices: int = 1, asked: bool = True, **more: str) -> Run:
         words = [str(argument) for argument in arguments]
-        environment = {**os.environ, "CPU_NUM_DEVICES": str(devices), "PYTHONPATH": path, **more}
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": xla_flags,
+            "CPU_NUM_DEVICES": str(devices),
+            "PYTHONPATH": path,
+            **more,
+        }
         if asked:
             done: Run = xla_forks.run(words, {**environment, "PJRT_DEVICE": "CPU"})
             return done

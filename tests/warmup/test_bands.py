@@ -33,6 +33,12 @@ def recipe(codec: str, **options: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
+def photos(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """70 photographs, in two blocks."""
+    return Path(write_photos(tmp_path_factory.mktemp("photos") / "train", 70))
+
+
+@pytest.fixture(scope="module")
 def caches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of caches by codec, with bands and without, of the same recipe. Not to be written to."""
     folder = tmp_path_factory.mktemp("bands")
