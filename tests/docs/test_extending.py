@@ -67,7 +67,7 @@ def test_the_commands_of_the_page_run_with_the_parts_that_it_shows(folder: Path,
     (folder / "photos").symlink_to(photos)
     codec, source, task, device = (shlex.split(command) for command in COMMANDS)
     source, task, device = ([word.replace("cache", "digits") for word in words] for words in (source, task, device))
-    quick = ["--epochs", "2", "--batch-size", "20"]
+    quick = ["--model", "cnn", "--epochs", "2", "--batch-size", "20"]
     commands = [codec, source, [*task, "--backend", "torch", *quick], [*device, *quick]]
     commands.append(["predict", "runs/focal", "digits", "-o", "predictions.csv", "--backend", "torch"])
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
