@@ -11,6 +11,7 @@ dimension of 8: the transform is a sum of arrays.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from typing import Any, Final
@@ -34,10 +35,15 @@ class CropDecoder:
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
         """Take the decoder of whole images; `resize.fit` is of no meaning here."""
         self._decoder, self._sizes = decoder, (resize.height, resize.width)
+        #: The name of the constant that has the pixels of an axis.
+        self._names = {
+            axis: f"pixels{number}" for number, axis in enumerate(dict.fromkeys(itertools.chain(*decoder.axes)))
+        }
         names = ("quantisers", "ones")
         self.constants: dict[str, Matrix] = {
             **{name: value for name, value in decoder.constants.items() if name.startswith(names)},
             **{f"{name}_places": _count(size) for name, size in zip(("row", "column"), self._sizes, strict=True)},
+            **{name: _pixels(axis) for axis, name in self._names.items()},
         }
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants, draws: Array) -> Array:
@@ -56,34 +62,40 @@ class CropDecoder:
             self._decoder.axes, self._decoder.planes(library, packed, constants), strict=True
         ):
             if (down, True) not in made:
-                made[down, True] = _weights(library, down, row_places, top, height)
+                made[down, True] = _weights(library, down, constants[self._names[down]], row_places, top, height)
             if (across, False) not in made:
-                made[across, False] = _weights(library, across, turned, left, width).swapaxes(1, 2)
+                columns = _weights(library, across, constants[self._names[across]], turned, left, width)
+                made[across, False] = columns.swapaxes(1, 2)
             rows, columns = (split_parts(library, made[key], _WEIGHT_UNIT) for key in ((down, True), (across, False)))
             planes.append(transformed(library, plane, rows, columns))
         return to_bytes(library, self._decoder.colours(library, planes, 128))
 
 
-def _weights(library: ArrayLibrary, axis: Axis, places: Array, starts: Array, sizes: Array) -> Array:
+def _pixels(axis: Axis) -> Matrix:
+    """Return the pixels of an axis, float32 (n, 1, 1, blocks): those of a block of samples along the first dimension.
+
+    Where a sample is two pixels wide, a part of it is also in the next pixel on either side, so these are there, too.
+    """
+    block = 1 if axis.frequencies is None else BLOCK
+    beyond = axis.step - 1
+    numbers = np.arange(-beyond, axis.step * block + beyond)[:, None]
+    blocks = np.arange(axis.samples // block) * axis.step * block
+    return (numbers + blocks).clip(0, axis.step * axis.samples - 1).astype(np.float32)[:, None, None]
+
+
+def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts: Array, sizes: Array) -> Array:
     """Return float32 (B, n, numbers): the weights of a plane's numbers in each of n pixels made.
 
-    `places` count these pixels, (n,) or (B, n); their part of the side begins at `starts` and has `sizes` pixels, (B,).
+    `at` are the `_pixels` of the axis. `places` count the pixels made, (n,) or (B, n); their part of the side begins at
+    `starts` and has `sizes` pixels, (B,).
     """
-    functions = library.functions
+    functions, beyond = library.functions, axis.step - 1
     scale = sizes[:, None] / places.shape[-1]
     centres = (starts[:, None] + (places + 0.5) * scale - 0.5)[:, :, None]
     factors = (math.pi / _LOBES / functions.clip(scale, 1, None))[:, :, None]
-    block = 1 if axis.frequencies is None else BLOCK
-    # Pixels by their number within a block of samples, then by block: float32 (step * block, 1, 1, blocks). Where a
-    # sample is in two pixels and half in their neighbours, also the neighbours of the block.
-    around = axis.step - 1
-    last = axis.step * axis.samples - 1
-    numbers = np.arange(-around, axis.step * block + around)[:, None]
-    blocks = np.arange(axis.samples // block) * axis.step * block
-    at = library.constant((numbers + blocks).clip(0, last).astype(np.float32)[:, None, None])
     weights = _lanczos(functions, abs(at - centres) * factors)
     weights = weights * library.cast((at >= starts[:, None, None]) & (at < (starts + sizes)[:, None, None]), "float32")
-    total = weights[around : len(numbers) - around].sum((0, 3))[:, :, None]
+    total = weights[beyond : len(at) - beyond].sum((0, 3))[:, :, None]
     if axis.step == 2:
         near, far = weights[1:-1:2] + weights[2:-1:2], weights[:-2:2] + weights[3::2]
         weights = 0.75 * near + 0.25 * far
