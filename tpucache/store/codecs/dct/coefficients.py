@@ -207,8 +207,7 @@ def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
 
 def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
     """Return the image (height, width, channels) of packed coefficients. Raises DamageError for another length."""
-    if len(packed) != layout.nbytes:
-        raise DamageError(f"packed coefficients have {len(packed):,} bytes, not {layout.nbytes:,}")
+    _check_length(packed, layout)
     planes = [_pixels(matrix, plane) for matrix, plane in zip(_matrices(packed, layout), layout.planes, strict=True)]
     luma = planes[0][: layout.height, : layout.width] + np.float32(128)
     if layout.channels == 1:
@@ -220,9 +219,21 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
     return to_rgb(luma, blue, red)
 
 
+def unpack_luma(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
+    """Return the luma (height, width) of packed coefficients. Raises DamageError for another length."""
+    _check_length(packed, layout)
+    pixels = _pixels(next(_matrices(packed, layout)), layout.planes[0])
+    return to_uint8(pixels[: layout.height, : layout.width] + np.float32(128))
+
+
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Return packed images, uint8 (n, N), in other bands, uint8 (n, M): fewer frequencies, or others together."""
     return _joined(_split(packed, layout), dataclasses.replace(layout, bands=bands))
+
+
+def _check_length(packed: bytes | memoryview, layout: CoefficientLayout) -> None:
+    if len(packed) != layout.nbytes:
+        raise DamageError(f"packed coefficients have {len(packed):,} bytes, not {layout.nbytes:,}")
 
 
 Matrices = list[tuple[Array, Array]]
