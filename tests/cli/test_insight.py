@@ -17,7 +17,10 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
+from tpucache.errors import UsageError
+from tpucache.insight import hashes
 from tpucache.redact import to_cell
+from tpucache.warmup.relabel import set_columns
 
 pytestmark = pytest.mark.slow
 
@@ -266,3 +269,36 @@ def test_predictions_that_cannot_be_right_are_refused(
         assert main([*map(str, [*command, *out])]) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [["--valid", "fold=1"], ["--folds"]], ids=["valid", "folds"])
+def test_train_warns_of_copies_that_validate(
+    caches: Path,
+    tmp_path: Path,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    cache = Path(shutil.copytree(caches / "train", tmp_path / "cache"))
+    together = np.arange(20) % 2
+    hashes(cache)
+    paths = list(CachedDataset(cache).paths)
+    for copy, original in (("a/copy1.png", "b/03.png"), ("b/copy2.png", "a/04.png")):
+        together[paths.index(copy)] = together[paths.index(original)]
+    apart = together.copy()
+    apart[paths.index("a/copy1.png")] ^= 1
+
+    def untrained(*_: object, **__: object) -> None:
+        raise UsageError("nothing is trained here")
+
+    monkeypatch.setattr("tpucache.training.loop.train", untrained)
+    monkeypatch.setattr("tpucache.training.folds.train_folds", untrained)
+    for number, (fold, warns) in enumerate(((together, False), (apart, True))):
+        set_columns(cache, {"fold": fold})
+        run = ["--run", str(tmp_path / f"run{number}"), "--backend", "torch", "--model", "cnn", "--epochs", "1"]
+        assert main(["train", str(cache), *run, *options]) == 2
+        said = capsys.readouterr().err
+        assert "nothing is trained here" in said
+        assert ("are copies of training samples (by the hashes of pictures), such as" in said) == warns
+        assert ("--make-folds N --groups duplicates" in said) == warns
