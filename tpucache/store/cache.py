@@ -185,10 +185,9 @@ def read_luma(cache: Cache, numbers: Numbers, name: str) -> Array:
     field = cache.manifest.fields[place]
     if not (CODECS[field.codec].has_luma and field.shape[-1] == _COLOURS):
         return read_field(cache, numbers, name)
-    out = np.empty((len(numbers), *field.shape[:2], 1), np.uint8)
-    for target, encoded in zip(out, _encoded(cache, numbers, place), strict=True):
-        decode_luma(field, encoded, target[..., 0])
-    return out
+    out = np.empty((len(numbers), *field.shape[:2]), np.uint8)
+    decode_luma(field, list(_encoded(cache, numbers, place)), out)
+    return out[..., None]
 
 
 def _place(cache: Cache, name: str) -> int:

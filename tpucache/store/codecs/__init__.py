@@ -88,12 +88,12 @@ def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray
     CODECS[field.codec].decode_bands(field, parts, out)
 
 
-def decode_luma(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode the luma of a colour image, of its bytes of each band, into `out`, uint8 (height, width).
+def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
+    """Decode the luma of colour images, each of its bytes of each band, into `out`, uint8 (n, height, width).
 
     Raises what `decode_into` does; UsageError for a codec without `has_luma`.
     """
-    CODECS[field.codec].decode_luma(field, parts, out)
+    CODECS[field.codec].decode_luma(field, records, out)
 
 
 def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:

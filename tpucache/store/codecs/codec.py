@@ -157,19 +157,19 @@ class Codec(ABC):
         (data,) = parts
         self.decode_into(field, data, out)
 
-    def decode_luma(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode the luma of a colour image, of the bytes of each band, into `out`, uint8 (height, width).
+    def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        """Decode the luma of colour images, each of the bytes of each band, into `out`, uint8 (n, height, width).
 
         It is that of JFIF (ITU-R BT.601, 0 to 255). Raises DamageError; UsageError for a codec without one.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma by itself")
         try:
-            self._decode_luma(field, parts, out)
+            self._decode_luma(field, records, out)
         except (ValueError, OSError, SyntaxError) as error:
             raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
 
-    def _decode_luma(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
         """Decode into `out` as `_decode_into` does; a codec whose `has_luma` is true has this method."""
         raise NotImplementedError
 

@@ -46,11 +46,11 @@ class Yuv420(PackedCodec):
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         out[...] = unpack(data, *field.shape[:2])
 
-    def _decode_luma(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        (data,) = parts
-        if len(data) != self.packed_bytes(field):
-            raise ValueError(f"{len(data):,} bytes, not {self.packed_bytes(field):,}")
-        out[...] = np.frombuffer(data, np.uint8, out.size).reshape(out.shape)
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        for (data,), luma in zip(records, out, strict=True):
+            if len(data) != self.packed_bytes(field):
+                raise ValueError(f"{len(data):,} bytes, not {self.packed_bytes(field):,}")
+            luma[...] = np.frombuffer(data, np.uint8, luma.size).reshape(luma.shape)
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):

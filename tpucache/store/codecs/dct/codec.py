@@ -33,6 +33,7 @@ _ZSTD_PARAMETERS: Final = {
 }
 
 
+_LUMA_AT_ONCE: Final = 2  # of more, the floats would be new memory each time, and its page faults take longer
 _AT_ONCE: Final = 16  # records unpacked before their low frequencies are taken: those are still in the cache
 
 
@@ -100,9 +101,19 @@ class DctCodec(PackedCodec):
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         self.decode_packed(field, self._unpacked(field, data), out)
 
-    def _decode_luma(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        packed = self._unpacked(field, parts[0]) if field.bands is None else self._joined_bands(field, parts)
-        out[...] = coefficients.unpack_luma(packed.data, packed_layout(field))
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        layout = packed_layout(field)
+        for first in range(0, len(records), _LUMA_AT_ONCE):
+            some = records[first : first + _LUMA_AT_ONCE]
+            if field.bands is None:
+                packed = np.empty((len(some), layout.nbytes), np.uint8)
+                ends = np.cumsum([len(data) for (data,) in some])
+                block = np.frombuffer(b"".join(data for (data,) in some), np.uint8)
+                spans = np.stack([ends - [len(data) for (data,) in some], ends], 1)
+                self._unpack_whole(block, spans, packed, np.arange(len(some)))
+            else:
+                packed = np.stack([self._joined_bands(field, parts) for parts in some])
+            out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout)
 
     def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
         """Return the packed coefficients of a record in one band."""
