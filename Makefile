@@ -9,11 +9,12 @@ TORCH ?= cpu
 CPU_TORCH := torch==2.9.0+cpu
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 # Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast coverage docs lint format clean
+.PHONY: help install install-docs demo test test-fast coverage docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,14 +28,15 @@ test: $(STAMP) ## run the tests, four at once (JOBS=8: eight; TESTS=tests/store:
 	$(PYTEST) $(TESTS)
 
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
-	$(PYTEST) -m 'not slow and not xla'
+	$(PYTEST) -m 'not slow and not xla' $(TESTS)
 
 coverage: $(STAMP) ## run the tests, measured, and print how many of the package's lines they reach (JOBS, TESTS as above)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),coverage]'
 	$(PYTEST) $(TESTS) --cov
 
-docs: $(STAMP) ## the documentation as a site in build/docs, with a page for each public name; fails on a warning
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+install-docs: $(DOCS_STAMP)
+
+docs: $(DOCS_STAMP) ## the documentation as a site in build/docs, with a page for each public name; fails on a warning
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --config-file .mkdocs.yml
 
 lint: $(STAMP) ## linters, formatting, types, and the direction of imports
@@ -59,4 +61,8 @@ $(STAMP): pyproject.toml
 	  then echo "$(CPU_TORCH) is installed; for CUDA's: make clean install TORCH=any"; \
 	  else echo "pip's index has no $(CPU_TORCH): torch comes with CUDA, where the index has that one"; fi; fi
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
@@ -23,11 +24,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-sys.path.append(str(Path(__file__).parent))  # for disk.py, photographs.py, processes.py and skips.py
+sys.path.append(str(Path(__file__).parent))  # for disk.py, forking.py, once.py, processes.py, skips.py
 
+import forking
 import hypothesis
 import numpy as np
 import pytest
+from once import once
 from PIL import Image
 from processes import adopt_orphans, children, end_all_but, refuse_forks
 from skips import failing
@@ -41,10 +44,8 @@ adopt_orphans()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+HERE = Path(__file__).parent
 NEEDS_XLA = pytest.mark.skip(reason="torch_xla is not installed: it has no release for this Python or machine")
-
-# So that importing numpy, scipy or torch starts no thread, whatever the environment says.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 #: Where there is room, the tests' files are made in memory: a disk takes a third more of the processors' time. To have
 #: them elsewhere, set PYTEST_DEBUG_TEMPROOT, or pass --basetemp.
@@ -64,6 +65,39 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if os.environ.get("CI"):
         config.option.reportchars += "s"
+    if not hasattr(config, "workerinput"):
+        start_forks(config)
+
+
+#: What each process has imported whose forks run tests' programs: seconds of a processor, and so once for all workers.
+FORKING = {
+    "torch": ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes"),
+    "xla": ("torch", "torch_xla", "tpucache.cli", "tpucache.training.fitting"),
+}
+FORKS, PLACES = pytest.StashKey[dict[str, Any]](), "forks"
+
+
+def start_forks(config: pytest.Config) -> None:
+    """Start these processes, which import nothing before they are asked for a fork, and end with this one."""
+    path = os.pathsep.join([str(HERE), str(HERE / "training"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "PJRT_DEVICE": "CPU"}
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    started = {name: forking.start_forks(environment, modules) for name, modules in FORKING.items()}
+    config.stash[FORKS] = {name: stack.enter_context(each) for name, each in started.items()}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each of pytest-xdist's workers where these processes read what they are asked."""
+    node.workerinput[PLACES] = {name: each.place for name, each in node.config.stash[FORKS].items()}
+
+
+def forks(config: pytest.Config) -> dict[str, Any]:
+    """Return each of them by its name."""
+    if hasattr(config, "workerinput"):
+        return {name: forking.Forks(place) for name, place in config.workerinput[PLACES].items()}
+    return config.stash[FORKS]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,6 +124,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(NEEDS_XLA)
 
 
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests, and what their files import, out of every later search for garbage."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_outlives_the_session() -> Iterator[None]:
     """Fail where a process that fixtures of modules or the session have started outlives them."""
@@ -104,24 +143,6 @@ def nothing_outlives_its_test(nothing_outlives_the_session: None) -> Iterator[No
     known = children()
     yield
     end_all_but(known)
-
-
-@pytest.fixture(scope="session")
-def run_forking() -> Callable[..., str]:
-    """The function `run_forking(code, *arguments)`: what a new Python prints, which forks while it has one thread."""
-
-    def run(code: str, *arguments: object) -> str:
-        program = f"import processes\nprocesses.fork_alone()\n{code}"
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": path, **ONE_THREAD},
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -143,36 +164,56 @@ def short_runs(short_replay: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def torch_forks() -> Iterator[Any]:
-    """A process with one thread that imports torch once for all, and runs Python programs in forks: a PythonForks."""
-    tests = Path(__file__).parent
-    sys.path.append(str(tests / "training"))
-    from forking import PythonForks
+def torch_forks(pytestconfig: pytest.Config) -> Any:
+    """The Forks of a process that has imported torch and what reads caches, once for all."""
+    return forks(pytestconfig)["torch"]
 
-    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
-    modules = ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes")
-    forks = PythonForks({**os.environ, "PYTHONPATH": path}, modules)
-    try:
-        yield forks
-    finally:
-        forks.close()
+
+@pytest.fixture(scope="session")
+def xla_forks(pytestconfig: pytest.Config) -> Any:
+    """The Forks of a process that has imported torch_xla and what trains, for its CPU client."""
+    return forks(pytestconfig)["xla"]
+
+
+@pytest.fixture(scope="session")
+def xla_flags() -> str:
+    """XLA_FLAGS for torch_xla: compiling takes half the time. Its release is a fixed one, which knows this flag.
+
+    XLA ends a process that gives it one that it does not know, so that JAX, which may be any release, is not given it.
+    """
+    return f"{os.environ['XLA_FLAGS']} --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(scope="session")
 def run_with_torch(torch_forks: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The function `run_with_torch(code, *arguments)`: what a Python does that has imported torch before it runs code.
 
-    It may fork as long as it has one thread. `processes` can be imported.
+    It may fork as long as it has one thread. `processes` can be imported. Its modules are taken apart at its end only
+    with `finalise=True`.
     """
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(code: str, *arguments: object, finalise: bool = False) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "program.py"
             program.write_text(code)
             words = [*map(str, [program, *arguments])]
-            done: subprocess.CompletedProcess[str] = torch_forks.run(words, {**os.environ, "PYTHONPATH": path})
+            environment = {**os.environ, "PYTHONPATH": path}
+            done: subprocess.CompletedProcess[str] = torch_forks.run(words, environment, finalise=finalise)
             return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_forking(run_with_torch: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    """The function `run_forking(code, *arguments)`: what a Python prints that may fork as long as it has one thread."""
+
+    def run(code: str, *arguments: object) -> str:
+        begin = "import processes, warnings\nwarnings.simplefilter('error')\nprocesses.fork_alone()"
+        done = run_with_torch(f"{begin}\n{code}", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
 
     return run
 
@@ -201,12 +242,20 @@ def write_photos(folder: Path, samples: int, classes: tuple[str, ...] = CLASSES,
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """150 photographs in four classes."""
-    return write_photos(tmp_path_factory.mktemp("photos"), SAMPLES)
+    return once(tmp_path_factory, "photos", lambda folder: write_photos(folder, SAMPLES))
 
 
 @pytest.fixture(scope="session")
-def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The photographs at 16x16 with three augmented variants, several shards each. Not to be written to."""
-    directory = tmp_path_factory.mktemp("caches") / "cache"
-    build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
-    return directory
+
+    def make(folder: Path) -> None:
+        build_cache(photos, folder / "cache", Recipe(size=16, variants=3), jobs=1)
+
+    return once(tmp_path_factory, "caches", make) / "cache"
+
+
+@pytest.fixture(scope="session")
+def cache(published: Path) -> Path:
+    """The same. Not to be written to."""
+    return published

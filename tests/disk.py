@@ -16,10 +16,11 @@ import pytest
 
 
 class DiskFolders:
-    """Makes folders as pytest's own factory does."""
+    """Makes folders as pytest's own factory does; what is made once for all processes stays with that one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, own: pytest.TempPathFactory) -> None:
         self._folder = folder
+        self.getbasetemp = own.getbasetemp
 
     def mktemp(self, name: str) -> Path:
         """Make a folder whose name begins like this."""
@@ -27,10 +28,10 @@ class DiskFolders:
 
 
 @pytest.fixture(scope="session")
-def tmp_path_factory() -> Iterator[DiskFolders]:
+def tmp_path_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DiskFolders]:
     """pytest's, on the disk."""
     with tempfile.TemporaryDirectory(prefix="tpucache-tests-") as folder:
-        yield DiskFolders(Path(folder))
+        yield DiskFolders(Path(folder), tmp_path_factory)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            making = factory.mktemp(name)
+            making = Path(tempfile.mkdtemp(dir=root))
             make(making)
             making.rename(folder)
     return folder

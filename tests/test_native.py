@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpucache import DamageError
+from tpucache import native as native_module
 from tpucache.native import Native, compile_loops
 from tpucache.store.codecs import encode, unpack_rows
 from tpucache.store.codecs.dct import libraries
@@ -226,3 +231,47 @@ def test_no_sparse_form_leads_the_loop_out_of_its_memory(way: str, codec: str, m
         assert messages[0] or (found == expected).all()
         sound += not messages[0]
     assert 20 < sound < 100
+
+
+def test_threads_that_need_the_loops_at_once_compile_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = itertools.count()
+
+    def compile_slowly() -> int:
+        time.sleep(0.02)
+        return next(compiled)
+
+    monkeypatch.setattr(native_module, "compile_loops", compile_slowly)
+    caches = native_module.native, native_module._compiled
+    for each in caches:
+        each.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert [each.result() for each in [threads.submit(native_module.native) for _ in range(4)]] == [0] * 4
+    finally:
+        for each in caches:
+            each.cache_clear()
+
+
+FORK = """
+import os, threading, time
+from tpucache import native
+begun = threading.Event()
+def compile_slowly():
+    begun.set()
+    time.sleep(0.1)
+native.compile_loops = compile_slowly
+thread = threading.Thread(target=native.native)
+thread.start()
+begun.wait(10)
+if not (child := os.fork()):
+    native.native()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_while_a_thread_compiles_waits_for_nobody() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "0\n", done.stderr

@@ -50,6 +50,14 @@ def test_a_process_that_a_test_leaves_behind_is_killed_and_fails_it(ended, monke
     processes.end_all_but(known)
 
 
+@pytest.mark.slow
+def test_what_a_forked_program_leaves_behind_is_killed_and_fails_it(torch_forks, tmp_path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import subprocess\nsubprocess.Popen(['sleep', '100'], stdout=subprocess.DEVNULL)\n")
+    with pytest.raises(AssertionError, match=r"left processes behind.*sleep 100"):
+        torch_forks.run([str(program)], os.environ, grace=0.05)
+
+
 def test_a_process_that_ends_soon_is_waited_for() -> None:
     known = processes.children()
     with subprocess.Popen(["sleep", "0.2"]):

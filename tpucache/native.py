@@ -12,6 +12,8 @@ import ctypes
 import functools
 import logging
 import mmap
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +31,14 @@ _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap does not n
 _FREE_PART: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 
 _log: Final = logging.getLogger("tpucache")
+
+
+_compiling: Final = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # A process that is forked meanwhile would wait for a thread that it has not.
+    os.register_at_fork(
+        before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
+    )
 
 
 def _find_libc() -> Any:
@@ -99,7 +109,16 @@ class Native(NamedTuple):
 
 @functools.cache
 def native() -> Native | None:
-    """Return the compiled loops, or None where they cannot be compiled; that is logged once."""
+    """Return the compiled loops, or None where they cannot be compiled; that is logged once.
+
+    Threads that ask at the same time wait for one that compiles them.
+    """
+    with _compiling:
+        return _compiled()
+
+
+@functools.cache
+def _compiled() -> Native | None:
     try:
         return compile_loops()
     except (ImportError, OSError, RuntimeError) as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,23 +15,14 @@ PLAIN = 'open_device("torch")'
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [PLAIN, pytest.param('open_device("xla")', marks=pytest.mark.xla)])
-def test_the_loop_of_the_page_trains(cache, tmp_path, device):
+def test_the_loop_of_the_page_trains(cache, tmp_path, device, xla_forks, xla_flags):
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert PLAIN in code
     (tmp_path / "loop.py").write_text(code.replace(PLAIN, device))
     (tmp_path / "cache").mkdir()
     for name in ("train", "valid"):
         (tmp_path / "cache" / name).symlink_to(cache)
-    environment = {**os.environ, "PJRT_DEVICE": "CPU"}
-    done = subprocess.run(
-        [sys.executable, "loop.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = xla_forks.run(["loop.py"], {**os.environ, "XLA_FLAGS": xla_flags, "PJRT_DEVICE": "CPU"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     *epochs, accuracy = done.stdout.splitlines()
     assert len(epochs) == 5

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -119,7 +117,6 @@ stat.kept = kept  # a module that is taken apart after os, and after tpucache
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["loaders", "ahead"])
-def test_what_lives_until_the_interpreter_ends_goes_without_a_word(cache, what):
-    words = [sys.executable, "-c", KEPT, str(cache), what]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+def test_what_lives_until_the_interpreter_ends_goes_without_a_word(cache, what, run_with_torch):
+    done = run_with_torch(KEPT, cache, what, finalise=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -6,9 +6,10 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,30 +19,31 @@ sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the
 
 
 @pytest.fixture(scope="session")
-def python() -> Iterator[Callable[..., Run]]:
+def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
     """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found.
 
     Keywords are added to its environment.
     """
-    from forking import PythonForks
-
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    forks = PythonForks({**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": path})
 
     def run(*arguments: str | Path, devices: int = 1, asked: bool = True, **more: str) -> Run:
         words = [str(argument) for argument in arguments]
-        environment = {**os.environ, "CPU_NUM_DEVICES": str(devices), "PYTHONPATH": path, **more}
+        environment = {
+            **os.environ,
+            "XLA_FLAGS": xla_flags,
+            "CPU_NUM_DEVICES": str(devices),
+            "PYTHONPATH": path,
+            **more,
+        }
         if asked:
-            return forks.run(words, {**environment, "PJRT_DEVICE": "CPU"})
+            done: Run = xla_forks.run(words, {**environment, "PJRT_DEVICE": "CPU"})
+            return done
         environment.pop("PJRT_DEVICE", None)
         # Importing torch_xla sets PJRT_DEVICE, so that a fork of what has imported it would not be without.
         command = [sys.executable, *words]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
-    try:
-        yield run
-    finally:
-        forks.close()
+    return run
 
 
 @pytest.fixture(scope="session", autouse=True)

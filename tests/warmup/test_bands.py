@@ -33,6 +33,12 @@ def recipe(codec: str, **options: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
+def photos(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """70 photographs, in two blocks."""
+    return Path(write_photos(tmp_path_factory.mktemp("photos") / "train", 70))
+
+
+@pytest.fixture(scope="module")
 def caches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of caches by codec, with bands and without, of the same recipe. Not to be written to."""
     folder = tmp_path_factory.mktemp("bands")
@@ -229,8 +235,9 @@ def test_a_cache_without_bands_is_copied_whole_and_says_so(
 def test_a_run_trains_and_predicts_in_another_size(caches: Path, tmp_path: Path) -> None:
     cache, run = str(caches / "dct-lz4-banded"), str(tmp_path / "run")
     options = ["--backend", "torch", "--resolution", "24x20"]
-    small = ["--epochs", "1", "--batch-size", "8", "--valid", cache, "--stage", str(tmp_path / "staged")]
-    assert main(["train", cache, "--run", run, *small, *options]) == 0
+    small = ["--model", "cnn", "--epochs", "1", "--batch-size", "8"]
+    places = ["--valid", cache, "--stage", str(tmp_path / "staged")]
+    assert main(["train", cache, "--run", run, *small, *places, *options]) == 0
     assert main(["predict", run, cache, "-o", str(tmp_path / "found.csv"), *options]) == 0
     assert main(["report", run, "-o", str(tmp_path / "page.html")]) == 0
     assert "were validated on" not in (tmp_path / "page.html").read_text()

@@ -63,10 +63,14 @@ def finished_shards(cache: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(
-    ("small", "kilobytes"),
-    [(scheduler.SMALL_BYTES, size) for size in (40, 900, 1500)] + [(0, size) for size in (40, 300, 900, 1700, 2310)],
+    ("small", "kilobytes", "jobs"),
+    [
+        *((scheduler.SMALL_BYTES, size, 1) for size in (40, 900, 1500)),
+        *((0, size, 1) for size in (40, 300, 900, 1700, 2310)),
+        # With workers: before the first sample, in the chunks of one shard, and in those of the next.
+        *((scheduler.SMALL_BYTES, 900, 2), (0, 40, 2), (0, 300, 2), (0, 1700, 2)),
+    ],
 )
 def test_a_disk_that_fills_up_is_reported_and_with_room_again_the_run_continues(
     source: Path,

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 96  # so that a shard of 1 MiB holds 37 images
-_KILLS = 4  # of runs with workers
-_FORKED_KILLS = 32  # of runs in one process; every fourth is killed three times in a row: 48 in all
+_KILLS = 2  # of runs with workers: one with its workers, one without them
+_FORKED_KILLS = 16  # of runs in one process; every fourth is killed three times in a row: 24 in all
 _FORKED_SAMPLES = 60  # in two blocks
 
 # Slow in the killed runs only, so that they spend their time on samples and not on starting.
@@ -47,42 +47,36 @@ def slowly(image, generator):
     return np.ascontiguousarray(image[:, ::-1] ^ generator.integers(0, 8, dtype=np.uint8))
 """
 
-# Imports everything once; then each line asks for a warmup in a fork, in a process group of its own.
+# Imports everything once; then each line asks for a warmup in a fork, in a process group of its own. It may kill itself
+# where it is about to give a file its name.
 _FORKS = """
-import json, os, processes, sys
+import json, os, processes, signal, sys
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
+from tpucache.store import files
 from tpucache.warmup import blocks
 from tpucache.warmup.run.tasks import keep_freed_memory
 import slow_by_test
 blocks.MIN_CHUNKS = 16
 keep_freed_memory()  # which a fork need not do again
 processes.fork_alone()
+rename = files.rename_durably
 for line in sys.stdin:
-    source, cache, variants = json.loads(line)
+    source, cache, variants, last = json.loads(line)
+    def dying(source, target):
+        if target.name == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)
+        files.rename_durably = dying
         recipe = Recipe(size=SIZE, variants=variants, augment="slow_by_test:slowly", shard_mb=1)
         build_cache(source, cache, recipe, jobs=1)
         os._exit(0)
     os.setpgid(pid, pid)
     print(pid, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-# A warmup that kills itself where it is about to give the named file its name.
-_DIES_NAMING = """
-import os, signal, sys
-from tpucache.store import files
-rename = files.rename_durably
-def dying(source, target):
-    if target.name == sys.argv[1]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(source, target)
-files.rename_durably = dying
-from tpucache.cli import main
-sys.exit(main(sys.argv[2:]))
 """
 
 
@@ -105,13 +99,11 @@ def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractCont
     """Return a function that starts a warmup of two workers in a session of its own; leaving it kills what is left."""
 
     @contextlib.contextmanager
-    def start(
-        cache: Path, program: tuple[str, ...] = ("-m", "tpucache"), seconds_a_sample: str = "0.006", gate: str = ""
-    ) -> Iterator[subprocess.Popen[bytes]]:
+    def start(cache: Path, seconds_a_sample: str = "0.006", gate: str = "") -> Iterator[subprocess.Popen[bytes]]:
         options = f"--size {_SIZE} --variants 1 --augment slow_by_test:slowly --shard-mb 1 --jobs 2".split()
         found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
-            [sys.executable, *program, "warmup", str(source), str(cache), *options],
+            [sys.executable, "-m", "tpucache", "warmup", str(source), str(cache), *options],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(found),
@@ -176,11 +168,18 @@ class Forks:
     def __init__(self, process: subprocess.Popen[str], source: Path) -> None:
         self._process, self._source = process, source
 
-    def run(self, cache: Path, variants: int, kill_after: float | None = None, source: Path | None = None) -> int:
+    def run(
+        self,
+        cache: Path,
+        variants: int,
+        kill_after: float | None = None,
+        source: Path | None = None,
+        dies_naming: str = "",
+    ) -> int:
         """Warm up, perhaps kill the process group after so many seconds, and return the status."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(source or self._source), str(cache), variants]) + "\n")
+        self._process.stdin.write(json.dumps([str(source or self._source), str(cache), variants, dies_naming]) + "\n")
         self._process.stdin.flush()
         pid = int(self._process.stdout.readline())
         if kill_after is not None:
@@ -295,14 +294,12 @@ def test_a_run_killed_after_a_shard_does_not_build_it_again(
 
 @pytest.mark.parametrize("name", ["plan.json", "index.npy", "samples.npz", "manifest.json"])
 def test_a_run_killed_while_it_names_a_file_leaves_nothing_behind_once_finished(
-    name: str, source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
+    name: str, forks: Forks, forked: dict[int, tuple[Path, float]], tmp_path: Path, digests: Digests
 ) -> None:
-    cache = tmp_path / "cache"
-    with warmup(cache, ("-c", _DIES_NAMING, name), "0") as process:
-        assert process.wait() == -signal.SIGKILL
-    assert not (cache / "manifest.json").exists()
-    _finish(source, cache)
-    assert digests(cache) == uninterrupted[0]
+    assert forks.run(tmp_path / "cache", 1, dies_naming=name) == -signal.SIGKILL
+    assert not (tmp_path / "cache" / "manifest.json").exists()
+    assert forks.run(tmp_path / "cache", 1) == 0
+    assert digests(tmp_path / "cache") == digests(forked[1][0])
 
 
 def test_workers_of_a_killed_run_begin_no_other_sample(source: Path, warmup: Any, tmp_path: Path) -> None:

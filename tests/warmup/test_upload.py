@@ -273,7 +273,7 @@ def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    source = write_photos(tmp_path / "photos", 6 * _MANY, size=(80, 70))
+    source = write_photos(tmp_path / "photos", 3 * _MANY, size=(80, 70))
     built = tmp_path / "built"
     build_cache(source, built, _RECIPE, jobs=1)
     total = sum(path.stat().st_size for path in built.glob("*.lmdb"))

@@ -380,10 +380,12 @@ class CachedDataset(Dataset[Item]):
         """Say what an owner will read, far ahead and in its order: of a cache at a URL, it is fetched beforehand.
 
         `further` gives the same again and later epochs: of a cache that is larger than the disk, it decides what of it
-        is kept there.
+        is kept there. Where all is here already, nothing is done.
         """
         reader = self._open_reader
         cache = reader.cache
+        if cache.reader.is_whole or cache.reader.has(self._selection.shards):
+            return
 
         def rows(asked: Windows) -> Iterator[Rows]:
             needed = (reader.not_in_memory(self._rows(*window)) for window in asked())

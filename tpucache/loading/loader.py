@@ -109,8 +109,11 @@ class BatchLoader(Generic[AnySamples]):
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
-        # One more than are read ahead, which the caller holds while the next one is read.
-        self._pool.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
+        if samples.networks:  # nothing is waited for before the first batch is asked for
+            self._pools.compile_loops(self.batch_size)
+        else:
+            # One more than are read ahead, which the caller holds while the next one is read.
+            self._pool.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
         samples.prepare(options.threads)
 
     def __len__(self) -> int:

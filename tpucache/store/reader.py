@@ -88,8 +88,18 @@ class ShardReader:
         """Return what was read over the network of the first bands of frequencies; None for files of this machine."""
         return None
 
-    def is_arriving(self, bands: int) -> bool:
-        """Return whether records of the first bands of frequencies may still be fetched onto the disk."""
+    def has(self, shards: Sequence[ShardEntry]) -> bool:
+        """Return whether all records of some shards are on this machine, as far as can be seen."""
+        return True
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nobody has asked yet for the first records of what was expected."""
+        return False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether records come over a network as fast as they are read, so that the processor has enough to do."""
         return False
 
     @property

@@ -1,6 +1,8 @@
 """What the contenders of the streaming benchmark share: epochs from a URL, on the clock. Needs numpy alone.
 
-Three commands. `write` makes the contender's own format out of `records.bin`, for the server to serve. `epoch` reads
+Four commands. `write` makes the contender's own format out of `records.bin`, for the server to serve. `memory` takes
+memory and gives it back: a virtual machine gets what it has not used for a while page by page from its host, which
+takes up to twenty times as long as other new memory, whoever happens to come first. `epoch` reads
 an epoch and answers with the samples, the seconds, and those to the first batch; the first epoch's begin before
 anything is opened. `paced RATE` does the same for a device that takes so many samples a second. `waited_seconds` are
 those in which no batch was there, after the first one.
@@ -9,6 +11,7 @@ those in which no batch was there, after the first one.
 from __future__ import annotations
 
 import functools
+import mmap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,6 +22,7 @@ import numpy as np
 from scripts.bench.peers.protocol import Commands, Setting, serve
 
 BATCH: Final = 256
+_MEMORY_BYTES: Final = 3 << 30
 SIZE: Final = 224  # of the images, in pixels
 
 Array = np.ndarray[Any, Any]
@@ -54,11 +58,19 @@ def run(
 
         return {
             "write": make,
+            "memory": _use_memory,
             "epoch": lambda _: read(opened, None),
             "paced": lambda rate: read(opened, float(rate)),
         }
 
     serve(start)
+
+
+def _use_memory(_: str) -> dict[str, Any]:
+    with mmap.mmap(-1, _MEMORY_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
+    return {"bytes": _MEMORY_BYTES}
 
 
 def read(opened: Callable[[], Callable[[], Epoch]], rate: float | None) -> dict[str, Any]:

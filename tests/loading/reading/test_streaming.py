@@ -19,9 +19,11 @@ pytest.importorskip("llvmlite", reason="the compiled loop needs it")
 @pytest.fixture
 def anew() -> Iterator[None]:
     """The loop is looked for again, and again afterwards."""
-    native_module.native.cache_clear()
+    for each in (native_module.native, native_module._compiled):
+        each.cache_clear()
     yield
-    native_module.native.cache_clear()
+    for each in (native_module.native, native_module._compiled):
+        each.cache_clear()
 
 
 @contextlib.contextmanager

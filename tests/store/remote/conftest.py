@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,18 +14,23 @@ sys.path.append(str(Path(__file__).parent))  # for servers.py
 
 from servers import Server
 
-from tpucache import CachedDataset, Recipe, build_cache
+from tpucache import CachedDataset
 from tpucache.store.remote import fetching, pieces, plan
 
 __all__ = ["disk"]
 
 
 @pytest.fixture(scope="session")
-def cache(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(published: Path) -> Path:
     """The photographs at 16x16 with three augmented variants, several shards each. Not to be written to."""
-    directory = tmp_path_factory.mktemp("published") / "cache"
-    build_cache(photos, directory, Recipe(size=16, variants=3), jobs=1)
-    return directory
+    return published
+
+
+@pytest.fixture(scope="session")
+def forkserver() -> str:
+    """The method by which a DataLoader starts workers, from a process that imports what they need once for all."""
+    multiprocessing.set_forkserver_preload(["torch", "tpucache.loading.dataset", "tpucache.store.remote.cache"])
+    return "forkserver"
 
 
 @pytest.fixture

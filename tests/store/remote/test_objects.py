@@ -157,7 +157,7 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
 @pytest.mark.slow
 def test_workers_of_a_dataloader_read_the_same(served: Server, cache: Path, tmp_path: Path) -> None:
     dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "kept", in_memory=False)
-    loader = DataLoader(dataset, 50, num_workers=2, multiprocessing_context="forkserver")
+    loader = DataLoader(dataset, 50, num_workers=1, multiprocessing_context="spawn")
     own = CachedDataset(cache)
     expected = torch.stack([own[at][0] for at in range(len(own))])
     assert torch.equal(torch.cat([images for images, _ in loader]), expected)

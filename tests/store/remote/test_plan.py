@@ -17,6 +17,7 @@ from servers import Server
 from tpucache import CachedDataset, CachedLoader
 from tpucache.loading import loader
 from tpucache.store.remote import fetching, local
+from tpucache.store.remote import pieces as pieces_module
 from tpucache.store.remote.fetching import Flight
 from tpucache.store.remote.plan import NEVER, Forecast, Plan
 
@@ -277,6 +278,20 @@ def test_what_is_here_of_a_piece_is_not_asked_for_again(opened: Opened) -> None:
     assert sorted([*rest.numbers.tolist(), *part.numbers.tolist()]) == sorted(run.numbers.tolist())
 
 
+def test_records_with_little_between_them_are_one_request(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = opened().cache.reader.fetcher._pieces
+    run = pieces.run(0)
+    numbers, rows = run.numbers[[0, -1]], run.rows[[0, -1]]
+    between = int(rows["offset"][1] - rows["offset"][0] - rows["length"][0])
+    monkeypatch.setattr(pieces_module, "_SLACK_BYTES", 0)
+    for gap, expected in ((between - 1, 2), (between, 1)):
+        monkeypatch.setattr(pieces_module, "_GAP_BYTES", gap)
+        found = [*pieces.runs(numbers, rows)]
+        assert len(found) == expected
+        assert np.concatenate([each.numbers for each in found]).tolist() == numbers.tolist()
+    assert (found[0].start, found[0].stop) == (run.start, run.stop)
+
+
 def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cache: Path) -> None:
     """Another thread waits for the same piece already, which is not fetched before the first batch is here."""
     dataset = opened()
@@ -287,7 +302,7 @@ def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cac
     fetcher.expect(owner, iter([rows]))
     numbers, of = pieces.of(rows[:1])
     with fetcher._changed:  # its threads stand still
-        fetcher._first += 1
+        fetcher._first.add(None)
         fetcher._flights[0] = Flight(pieces.run(0), 0)
         fetcher._wanted.append(0)
     began = threading.Thread(target=fetcher.fetch_first, args=(numbers, of, rows[:1]))
@@ -296,7 +311,7 @@ def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cac
     assert not began.is_alive()
     assert fetcher._local.has(numbers).all()
     with fetcher._changed:
-        fetcher._first -= 1
+        fetcher._first.discard(None)
     fetcher.get(*pieces.of(rows), rows)
 
 

@@ -11,13 +11,12 @@ import pickle
 import random
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ import torch
 from disk import SmallDisk
 from servers import Server
 from torch.utils.data import DataLoader
+from work import package_lines
 
 from tpucache import (
     CachedDataset,
@@ -37,6 +37,8 @@ from tpucache import (
     build_cache,
 )
 from tpucache.cli import main
+from tpucache.insight import hashes
+from tpucache.insight.hashing import kept_hashes
 from tpucache.store.cache import field_batches
 from tpucache.store.remote import fetching, local, plan
 from tpucache.store.remote.cache import RemoteCache
@@ -69,6 +71,14 @@ def test_batches_of_two_epochs_are_those_of_a_local_copy(
     monkeypatch.setattr(fetching, "_RING_BYTES", 0)
     expected = batches(CachedDataset(cache, "epoch"), 2, **options)
     assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
+
+
+def test_hashes_of_a_cache_at_a_url_are_those_of_a_local_copy_and_kept(opened: Opened, cache: Path) -> None:
+    found = hashes(opened())
+    assert np.array_equal(found.words, hashes(cache, keep=False).words)
+    kept = kept_hashes(opened().cache)
+    assert kept is not None
+    assert np.array_equal(kept.words, found.words)
 
 
 def test_every_way_of_reading_gives_what_a_local_copy_gives(opened: Opened, cache: Path) -> None:
@@ -187,6 +197,80 @@ def test_what_was_read_once_is_read_from_the_disk_from_then_on(opened: Opened, c
     server.fault = lambda name, number: "503" if name not in TABLES else None
     assert batches(opened(), 2, shuffle="block") == first == batches(CachedDataset(cache), 2, shuffle="block")
     assert len(server.ranges) == asked
+
+
+@pytest.mark.parametrize("in_memory", [False, "auto"])
+def test_once_all_is_here_an_epoch_is_the_work_of_one_from_a_folder(
+    opened: Opened, cache: Path, in_memory: bool | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch after the first that brings all, too, and not only a later one."""
+    monkeypatch.setattr(fetching.Fetcher, "is_busy", False)  # records are kept in memory at once
+    lines = []
+    for dataset in (CachedDataset(cache, in_memory=in_memory), opened(in_memory=in_memory)):
+        loader = CachedLoader(dataset, 16, shuffle="block", window=32, threads=1, prefetch=0)
+        assert sum(len(labels) for _, labels in loader) == 150
+        if dataset.network is not None:
+            monkeypatch.setattr(fetching.Fetcher, "expect", lambda *_: pytest.fail("nothing is to be fetched"))
+            monkeypatch.setattr(fetching.Fetcher, "get", lambda *_: pytest.fail("what is here was looked for"))
+        with package_lines() as each:
+            assert sum(len(labels) for _, labels in loader) == 150
+        lines.append(len(each))
+    own, remote = lines
+    assert remote <= own + 18 * len(loader)  # today 15 a batch, and nothing for each of its 16 records
+
+
+def test_records_are_kept_in_memory_at_once_where_the_processor_has_time(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = opened().cache.reader.fetcher
+    assert not fetcher.is_busy  # nothing is on its way
+    fetcher._working, fetcher._began = 1, time.monotonic() - 10
+    fetcher.statistics.waited = 5.5
+    assert fetcher.is_busy  # the first batch is waited for
+    fetcher.statistics.needed = 1
+    assert not fetcher.is_busy  # readers wait for the network most of the time
+    fetcher.statistics.waited = 4.5
+    assert fetcher.is_busy
+    fetcher._local.is_full = True
+    assert not fetcher.is_busy  # what is not kept in memory is fetched again
+    for busy, expected in ((True, 0), (False, 150)):
+        monkeypatch.setattr(fetching.Fetcher, "is_busy", busy)
+        loader = CachedLoader(opened(in_memory="auto", cache_dir=opened().directory.parent / str(busy)), 16)
+        for _ in range(2):
+            before = loader.metrics()["records"]["memory"]
+            deque(loader, 0)
+        assert loader.metrics()["records"]["memory"] - before == expected
+
+
+def test_the_tables_are_asked_for_at_once(opened: Opened, server: Server) -> None:
+    both = threading.Barrier(2)
+
+    def wait(name: str, _: int) -> None:
+        if name in TABLES[1:]:
+            both.wait(10)  # raises where the other one is not asked for
+
+    server.fault = wait
+    assert len(opened()) == 150
+
+
+def test_pieces_follow_while_the_first_records_are_on_their_way(
+    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link would be idle while few small requests wait for their answers."""
+    dataset = opened()
+    largest = max(dataset.cache.reader.fetcher._pieces.bytes_of(piece) for piece in range(4))
+    followed, is_first = [], threading.Lock()
+
+    def wait(name: str, number: int) -> None:
+        if name.endswith(".lmdb") and is_first.acquire(blocking=False):
+            until = time.monotonic() + 10
+            while time.monotonic() < until and not any(stop - start >= largest for _, start, stop in server.ranges):
+                time.sleep(0.002)
+            followed.append(time.monotonic() < until)
+
+    server.fault = wait
+    assert sum(len(labels) for _, labels in CachedLoader(dataset, 16, shuffle="block", window=32)) == 150
+    assert followed == [True]
 
 
 def test_bytes_are_asked_for_about_once(opened: Opened, server: Server) -> None:
@@ -368,9 +452,9 @@ def test_an_iteration_that_is_abandoned_leaves_nothing_that_waits(opened: Opened
 
 
 @pytest.mark.slow
-def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path) -> None:
+def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path, forkserver: str) -> None:
     dataset = opened(cache_bytes=0)
-    loader = DataLoader(dataset, 16, num_workers=2, multiprocessing_context="forkserver")
+    loader = DataLoader(dataset, 16, num_workers=2, multiprocessing_context=forkserver)
     found = [images.tolist() for images, _ in loader]
     assert found == [images.tolist() for images, _ in DataLoader(CachedDataset(cache), 16)]
 
@@ -466,10 +550,9 @@ for image in dataset:
 
 @pytest.mark.slow
 def test_what_a_killed_process_had_fetched_is_used_and_the_rest_is_fetched(
-    opened: Opened, server: Server, cache: Path, tmp_path: Path
+    opened: Opened, server: Server, cache: Path, tmp_path: Path, run_with_torch: Callable[..., Any]
 ) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, server.url, str(tmp_path / "kept")], check=False, timeout=60)
-    assert done.returncode == -9
+    assert run_with_torch(KILLED, server.url, tmp_path / "kept").returncode == -9
     assert batches(opened()) == batches(CachedDataset(cache))
 
 
@@ -576,7 +659,7 @@ def test_of_a_cache_in_bands_those_are_fetched_that_a_size_needs(
 def test_a_run_from_a_url_is_that_from_a_local_copy(
     server: Server, cache: Path, tmp_path: Path, short_runs: None
 ) -> None:
-    options = ["--backend", "torch", "--epochs", "1", "--valid", "0.2", "--batch-size", "20", "--threads", "1"]
+    options = ["--backend", "torch", "--model", "cnn", "--epochs", "1", "--valid", "0.2", "--batch-size", "20"]
     for name, place in (("there", [server.url, "--cache-dir", str(tmp_path / "kept")]), ("here", [str(cache)])):
         assert main(["train", *place, "--run", str(tmp_path / name), *options]) == 0
     losses = [json.loads((tmp_path / name / "report.json").read_text())["losses"] for name in ("there", "here")]
@@ -623,10 +706,11 @@ print(json.dumps([[[int(images.sum()), *labels.tolist()] for images, labels in l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("filled", ["", "later", "first"])
-def test_a_disk_that_is_full_kills_nobody(server: Server, cache: Path, disk: SmallDisk, filled: str) -> None:
+def test_a_disk_that_is_full_kills_nobody(
+    server: Server, cache: Path, disk: SmallDisk, filled: str, run_with_torch: Callable[..., Any]
+) -> None:
     disk.mount("size=100k")
-    command = [sys.executable, "-c", FILLED, server.url, str(disk.path / "kept"), filled]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_with_torch(FILLED, server.url, disk.path / "kept", filled)
     assert done.returncode == 0, done.stderr
     loader = CachedLoader(CachedDataset(cache), 16, shuffle="block", window=32)
     expected = [[[int(images.sum()), *labels.tolist()] for images, labels in loader] for _ in range(2)]

@@ -6,8 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +22,6 @@ TRAIN = (
     "--lr", "0.05", "--flip", "--mixup", "0.3", "--folds", "--json", "--metric", "tiny_metrics:signalling",
 )  # fmt: skip
 TRUST = ("--trust", "tiny_models:layer_norm")
-
-
-def run(*arguments, **more):
-    """Run the command in a process of its own."""
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    words = [sys.executable, "-m", "tpucache", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": path, **more}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
 def complaints(done):
@@ -51,11 +41,17 @@ def folded(cache, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(folded, tmp_path_factory):
+def runs(folded, torch_forks, tmp_path_factory):
     """A run of all folds in this process, and one of two processes that a signal stops and the same command continues.
 
-    Both predict, too.
+    Both predict, too. The command itself is a fork of a process that has torch; those that it starts are not.
     """
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def run(*arguments, **more):
+        words = ["-m", "tpucache", *map(str, arguments)]
+        return torch_forks.run(words, {**os.environ, "PYTHONPATH": path, **more})
+
     folder = tmp_path_factory.mktemp("runs")
     assert main(["train", str(folded), "--run", str(folder / "one"), *TRAIN]) == 0
     assert (

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,16 +39,15 @@ def one(cache, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two(cache, tmp_path_factory):
+def two(cache, torch_forks, tmp_path_factory):
     """What two processes did, and where."""
     folder = tmp_path_factory.mktemp("two")
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = torch_forks.run(
         [*torchrun, str(HERE / "ranks.py"), "two", str(cache), str(folder)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
+        {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
     return done, results_of(folder, 2), folder
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -172,6 +173,11 @@ class BufferPools:
         for size in list(self._pools)[:-_POOLS]:
             self._pools.pop(size, None)  # another thread may have done so
         return pool
+
+    def compile_loops(self, batch: int) -> None:
+        """Have a thread compile what fills buffers of so many rows, meanwhile."""
+        if is_large(batch, batch * sum(field.nbytes for field in self._fields)):
+            threading.Thread(target=native, name="tpucache-compile").start()
 
     def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
         """Forget a pool: it is gone with its last loader."""

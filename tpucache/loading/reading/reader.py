@@ -217,11 +217,10 @@ class RecordReader:
         `divide` may let several threads do it. Returns where they were. Raises DamageError naming the shard.
         """
         reader = self.cache.reader
-        if not reader.is_whole:
+        if reader.is_at_start:
             reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
-        # The processor has enough to do while records come over a network onto the disk: they are copied to memory in
-        # the epoch after. What does not stay on the disk is kept in memory at once.
-        keep = self.in_memory is True or (keep and not reader.is_arriving(self._bands))
+        # While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
+        keep = self.in_memory is True or (keep and not reader.is_busy)
         places = self._find(rows)
         divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
         return self._ways(places)

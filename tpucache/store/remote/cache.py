@@ -10,7 +10,9 @@ import logging
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -84,8 +86,8 @@ class RemoteCache(Cache):
         below = below.expanduser().absolute()
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
             directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
-            for entry in manifest.tables:
-                _copy_table(remote, directory, entry)
+            with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
+                deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
         return cls(url, directory, manifest, cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:

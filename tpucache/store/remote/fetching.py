@@ -50,6 +50,7 @@ _RING_BYTES: Final = 2 << 30
 _LEAST_RING: Final = 8  # pieces
 _MOST_USES: Final = 1_000_000  # of pieces that a forecast looks ahead
 _COUNT_PAUSE: Final = 100  # times as long as counting what is kept takes, before it is counted again
+_WAITING_SHARE: Final = 0.5  # of the time, all threads together, above which readers wait for the network
 _LONGEST_SECOND: Final = 3.0  # of what counts as a second of reading without a pause
 #: Of a piece, the share that has to be needed at once for the whole piece to be read instead of these records.
 _WHOLE_SHARE: Final = 4
@@ -115,7 +116,9 @@ class Fetcher:
         self._working = 0  # threads at work at pieces
         self._is_closed = False
         self._kept = (-1.0, 0, 0)  # when the bytes on the disk are to be counted again, of which bands, how many
-        self._first = 0  # reads under way that are the first of their plans
+        self._first = set[Plan | None]()  # those whose first records are about to be asked for
+        self._began = 0.0  # when somebody first waited
+        self._settled = set[int]()  # shards of which all is here, and stays
         self.statistics = Statistics()
         _living.add(self)
 
@@ -155,11 +158,12 @@ class Fetcher:
             self.statistics.needed += int(rows["length"].sum())
         return found
 
-    def _wait(self, numbers: Numbers, pieces: Numbers, rows: Rows, *, is_first: bool = False) -> dict[int, Flight]:
+    def _wait(self, numbers: Numbers, pieces: Numbers, rows: Rows, first_of: Plan | None = None) -> dict[int, Flight]:
         """Wait until records are here; those that are the first of a plan are read before all else."""
         found: dict[int, Flight] = {}
         local = self._local
         began = time.monotonic()
+        self._began = self._began or began
         own: list[Flight] = []
         is_waiting = False
         while True:
@@ -176,7 +180,8 @@ class Fetcher:
                 missing = missing[~local.has(numbers[missing])]  # what has come meanwhile is not asked for again
                 missing = missing[[at not in found for at in missing.tolist()]]
                 if len(missing):
-                    self._ask(numbers, pieces, rows, missing, own, is_first=is_first)
+                    self._first.discard(first_of)  # from here on they are the next in line, and others may follow
+                    self._ask(numbers, pieces, rows, missing, own, is_first=first_of is not None)
                     self._changed.wait(_POLL)
                     is_waiting = True
         if is_waiting:
@@ -203,27 +208,35 @@ class Fetcher:
                 self._give_up(error)
                 return
             plan.has_begun = True
-            self._first += 1
+            self._first.add(plan)
         try:
             # What the disk has no room for would not be here any more when it is read.
             if all(map(self._local.make_room, dict.fromkeys(pieces.tolist()))):
-                self._wait(numbers, pieces, rows, is_first=True)
+                self._wait(numbers, pieces, rows, first_of=plan)
         finally:
             with self._changed:
-                self._first -= 1
+                self._first.discard(plan)
                 self._wake()
 
     @property
-    def is_disk_full(self) -> bool:
-        """Whether nothing more is kept on the disk, unless something else is given up."""
-        return self._local.is_full
+    def is_busy(self) -> bool:
+        """Whether pieces come onto the disk, and readers have not waited for them for much of the time.
 
-    @property
-    def whole_bands(self) -> int:
-        """How many bands of frequencies are all here, from the lowest on, and will not be given up."""
-        bands, each = self._pieces.bands, self._pieces.cache.rows_a_band
-        whole = next((band for band in range(bands) if self._local.count((band + 1) * each) < (band + 1) * each), bands)
-        return whole if whole == bands or not self._local.is_full else 0
+        Before the first records were read it is: the first batch is to come soon.
+        """
+        if not self._working or self._local.is_full:
+            return False
+        return not self.statistics.needed or self.statistics.waited <= _WAITING_SHARE * (time.monotonic() - self._began)
+
+    def settle(self, shard: int) -> bool:
+        """Return whether all records of a shard are here, and none of them will be given up from now on."""
+        if not self._local.has_room_for_all:
+            return False
+        numbers = self._pieces.cache.rows_of(self._pieces.shards[shard])
+        with self._changed:
+            if self._local.has(numbers).all():
+                self._settled.add(shard)
+            return shard in self._settled
 
     def use(self, bands: int) -> NetworkUse:
         """Return what was read so far, and what of the first bands is on the disk, as it was a moment ago."""
@@ -383,7 +396,8 @@ class Fetcher:
 
         def is_free(other: int) -> bool:
             is_needed = any(each.needed.get(other, 0) > 0 for _, each in self._plans)
-            return not (is_needed or self._pinned.get(other) or other in self._flights)
+            is_used = is_needed or self._pinned.get(other) or other in self._flights
+            return not (is_used or self._pieces.shard_of(other) in self._settled)
 
         later = plan.forecast.later_than(piece, self._local.kept)
         return self._local.replace(filter(is_free, later), piece)
@@ -460,7 +474,7 @@ class Fetcher:
         run, data = flight.run, self._read_checked(flight.run)
         if not (self._local.make_room(flight.piece) and self._local.write(run, data)):
             flight.data = data
-        elif len(self._buffers) < len(self._threads) and isinstance(data.obj, bytearray):
+        elif not flight.is_urgent and len(self._buffers) < len(self._threads) and isinstance(data.obj, bytearray):
             self._buffers.append(data.obj)
 
     def _buffer(self, size: int) -> memoryview:

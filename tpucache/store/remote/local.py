@@ -98,6 +98,11 @@ class LocalCopy:
         return int(self._sum[0])
 
     @property
+    def has_room_for_all(self) -> bool:
+        """Whether all shards may be kept, so that nothing is given up for something else."""
+        return not self.is_full and self._most >= sum(entry.bytes for entry in self._manifest.shards)
+
+    @property
     def kept(self) -> Numbers:
         """The pieces that there is room for: int64 (n,)."""
         return np.flatnonzero(self._kept)

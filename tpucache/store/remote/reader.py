@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,11 +13,12 @@ from tpucache import system
 from tpucache.store.cache import Cache
 from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
+from tpucache.store.manifest import ShardEntry
 from tpucache.store.reader import NetworkUse, ShardReader
 from tpucache.store.remote.fetching import Fetcher, Flight
 from tpucache.store.remote.pieces import Pieces
 
-_COUNT_EVERY: Final = 64  # reads without anything missing, after which it is looked whether all records are here
+_COUNT_EVERY: Final = 64  # reads without anything missing, after which it is looked which shards are here
 _MOST_PARTS: Final = 1000  # that Linux writes in one call
 
 
@@ -36,8 +37,8 @@ class RemoteReader(ShardReader):
         self._cache, self._pieces, self._make = cache, pieces, make
         self._fetcher: Fetcher | None = None
         self._making = ThreadLock()
-        self._band_of = np.array([entry.band for entry in cache.manifest.shards])
-        self._whole_bands = 0  # so many bands of frequencies, from the lowest on, are here
+        self._numbers = {entry.name: number for number, entry in enumerate(cache.manifest.shards)}
+        self._whole = np.zeros(len(self._numbers), np.bool_)  # shards of which all is here, and stays
         self._reads = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,15 +50,28 @@ class RemoteReader(ShardReader):
         with self._making:
             if self._fetcher is None or self._fetcher.process != os.getpid():
                 self._fetcher = self._make()
+                self._whole[:] = False
             return self._fetcher
 
     def network(self, bands: int) -> NetworkUse:
         """Return what this process has read so far, and what is kept of the first bands of frequencies."""
         return self.fetcher.use(bands)
 
-    def is_arriving(self, bands: int) -> bool:
-        """Return whether records of the first bands of frequencies may still be fetched onto the disk."""
-        return self._whole_bands < bands and not self.fetcher.is_disk_full
+    def has(self, shards: Sequence[ShardEntry]) -> bool:
+        """Return whether all records of some shards are here, and stay: nothing of them is looked up from then on."""
+        numbers = np.array([self._numbers[entry.name] for entry in shards], np.int64)
+        self._look_at(numbers)
+        return bool(self._whole[numbers].all())
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nobody has asked yet for the first records of what was expected."""
+        return self._fetcher is not None and self._fetcher.is_at_start
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether records come onto the disk as fast as they are read, so that the processor has enough to do."""
+        return self._fetcher is not None and self._fetcher.is_busy
 
     def close(self) -> None:
         """Close the files, and end what fetches."""
@@ -70,12 +84,11 @@ class RemoteReader(ShardReader):
         self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
     ) -> None:
         """Fetch what will be read, in its order, ahead of reading; see `Fetcher.expect`."""
-        if self._whole_bands < self._pieces.bands:
-            self.fetcher.expect(owner, windows, further)
+        self.fetcher.expect(owner, windows, further)
 
     def fetch_first(self, rows: Rows) -> None:
         """Fetch records that are read now before all else, if they are the first of what was expected."""
-        if not self._are_here(rows) and self.fetcher.is_at_start:
+        if not self._are_here(rows):
             numbers, pieces = self._pieces.of(rows)
             self.fetcher.fetch_first(numbers, pieces, self._cache.index[numbers])
 
@@ -120,14 +133,19 @@ class RemoteReader(ShardReader):
             yield descriptors, places
 
     def _are_here(self, rows: Rows) -> bool:
-        """Return whether all records of the bands of frequencies are here that some rows are of."""
-        return bool(self._whole_bands and self._band_of[rows["shard"]].max(initial=0) < self._whole_bands)
+        """Return whether all records of the shards are here that some rows are of."""
+        return bool(self._whole[rows["shard"]].all())
 
     def _note(self, *, are_here: bool) -> None:
-        """Look now and then whether whole bands of frequencies are here, of which nothing is looked up any more."""
+        """Look now and then which whole shards are here, of which nothing is looked up any more."""
         self._reads += 1
         if are_here and self._reads % _COUNT_EVERY == 0:
-            self._whole_bands = self.fetcher.whole_bands
+            self._look_at(np.arange(len(self._whole)))
+
+    def _look_at(self, shards: Numbers) -> None:
+        """Note which of some shards are here as a whole."""
+        for shard in shards[~self._whole[shards]].tolist():
+            self._whole[shard] = self.fetcher.settle(shard)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from scripts.bench.peers.read import mds
 from scripts.bench.peers.streaming import BATCH, Epoch, records, run
 
+from streaming.base.util import clean_stale_shared_memory  # isort: skip  # `read.mds` makes it importable
+
 
 def write(data: Path, folder: Path, megabytes: int) -> None:
     with mds.MDSWriter(
@@ -27,6 +29,7 @@ def _collate(samples: list[dict[str, Any]]) -> int:
 
 
 def open_url(url: str, folder: Path, workers: int) -> Callable[[], Epoch]:
+    clean_stale_shared_memory()  # a process that was killed leaves what the next one takes for its own
     parts = urlsplit(url)
     os.environ |= {"S3_ENDPOINT_URL": f"{parts.scheme}://{parts.netloc}", "AWS_DEFAULT_REGION": "us-east-1"}
     os.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}

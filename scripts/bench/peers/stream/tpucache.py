@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch  # noqa: F401  # on no clock: everybody else imports it at the start, too
+# On no clock: everybody else imports what is needed at the start, too.
+import llvmlite.binding  # noqa: F401
+import torch  # noqa: F401
 
+import tpucache.store.remote.cache  # noqa: F401
 from scripts.bench.peers.streaming import BATCH, SIZE, Epoch, run
 from tpucache import CachedDataset, CachedLoader
 
