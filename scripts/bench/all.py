@@ -56,6 +56,8 @@ PARTS: Final = (
     Part("read-once", "scripts.bench read --source {photographs} --passes 1 --only tpucache ffcv gather memmap"),
     Part("formats", "scripts.bench formats --source {photographs}"),
     Part("formats-512", "scripts.bench formats --source {photographs} --size 512 --rounds 3"),
+    Part("sizes", "scripts.bench sizes {photographs} --threads 1"),
+    Part("sizes-xla", "scripts.bench sizes {photographs} --backend xla --only finishing"),
     Part("idle", "scripts.bench idle {photographs}"),
     Part("warmup", "scripts.bench warmup {large} {photographs} --rounds 3 --seconds 16"),
     Part("train", "scripts.bench train {cache} --batch-size 128 --epochs 4"),

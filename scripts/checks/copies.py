@@ -1,8 +1,8 @@
 """Which edits of photographs `tpucache.insight.pairs` finds, and which other photographs it takes for copies.
 
-It takes photographs below a folder, makes an edited copy of each in twelve ways, hashes all as warmup would store them,
-and prints, for each edit, the share of copies that are found at several thresholds; then how many pairs of photographs
-of the folder itself are that close, which are true copies or false ones: look at them.
+It takes photographs below a folder, makes an edited copy of each in several ways, hashes all as warmup would store
+them, and prints, for each edit, the share of copies that are found at several thresholds; then how many pairs of
+photographs of the folder itself are that close, which are true copies or false ones: look at them.
 
     python -m scripts.checks copies FOLDER [--photos 300] [--size 224]
 """
@@ -39,6 +39,8 @@ def _jpeg(image: Picture) -> Picture:
 
 
 def _crop(share: float) -> Callable[[Picture], Picture]:
+    """Return what cuts off a share of the width and of the height, half of it at each edge."""
+
     def crop(image: Picture) -> Picture:
         left, top = (int(side * share / 2) for side in image.size)
         return image.crop((left, top, image.width - left, image.height - top))
@@ -67,8 +69,10 @@ EDITS: Final[Mapping[str, Callable[[Picture], Picture]]] = {
     "mirrored": ImageOps.mirror,
     "mark": _marked,
     "border 2 %": _bordered,
+    "5 % of area": _crop(1 - 0.95**0.5),
     "crop 5 %": _crop(0.05),
     "crop 10 %": _crop(0.1),
+    "turned 1": lambda image: image.rotate(1, Image.Resampling.BICUBIC),
     "turned 3": lambda image: image.rotate(3, Image.Resampling.BICUBIC),
     "turned 90": lambda image: image.rotate(90, expand=True),
 }

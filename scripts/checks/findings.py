@@ -1,8 +1,8 @@
 """The page of findings of 100,000 pictures: how large it is, and how soon a browser has opened it.
 
-It makes a cache of random pictures, of which every second one is that before it, writes the page and opens it in a
-browser. It ends in status 1 for a page of more than 30 MB, or one whose first cards take more than two seconds. A page
-takes 28 MB at most, which 8,000 pictures fill.
+It makes a cache of random pictures, of which every second one is that before it, and a table of predictions such as a
+run of all folds writes, writes the page of both and opens it in a browser. It ends in status 1 for a page of more than
+30 MB, or one whose first cards take more than two seconds. A page takes 28 MB at most, which 8,000 pictures fill.
 
     python -m scripts.checks findings [--samples 100000] [--folder build/findings]
 """
@@ -10,6 +10,7 @@ takes 28 MB at most, which 8,000 pictures fill.
 from __future__ import annotations
 
 import argparse
+import csv
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ import numpy as np
 
 from scripts.browser import open_browser
 from scripts.commands import say
-from tpucache import Recipe, build_cache, report_findings
+from tpucache import CachedDataset, Recipe, build_cache, report_findings
 
 _LARGEST: Final = 30_000_000  # bytes
 _SLOWEST: Final = 2.0  # seconds
@@ -55,14 +56,28 @@ def main() -> int:
     start = time.perf_counter()
     build_cache(Pictures(options.samples), cache, Recipe(size=_SIDE, codec="jpeg"))
     say(f"{cache}: {options.samples:,} pictures in {time.perf_counter() - start:.0f} s")
+    table = write_predictions(cache, options.folder / "out_of_fold.csv")
     start = time.perf_counter()
-    report_findings(cache).save(path)
+    report_findings(cache, predictions=table).save(path)
     size = path.stat().st_size
     say(f"{path}: {size / 1e6:.1f} MB, at most {_LARGEST / 1e6:.0f}, in {time.perf_counter() - start:.0f} s")
     seconds = sorted(opening_seconds(path))
     median = seconds[_ROUNDS // 2]
     say(f"first cards after {seconds[0]:.2f} to {seconds[-1]:.2f} s, median {median:.2f}, at most {_SLOWEST}")
     return int(size > _LARGEST or median > _SLOWEST)
+
+
+def write_predictions(cache: Path, path: Path) -> Path:
+    """Write a table of random predictions of a cache's samples, as a run of all folds does."""
+    dataset = CachedDataset(cache)
+    classes = dataset.manifest.classes
+    odds = np.random.default_rng(0).random(len(dataset)).tolist()
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["sample", "path", "label", "prediction", *classes])
+        for number, (name, label, odd) in enumerate(zip(dataset.paths, dataset.labels.tolist(), odds, strict=True)):
+            table.writerow([number, name, classes[label], classes[odd < 0.5], f"{odd:.6f}", f"{1 - odd:.6f}"])
+    return path
 
 
 def opening_seconds(path: Path) -> list[float]:

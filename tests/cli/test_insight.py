@@ -17,6 +17,10 @@ from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
+from tpucache.errors import UsageError
+from tpucache.insight import hashes
+from tpucache.redact import to_cell
+from tpucache.warmup.relabel import set_columns
 
 pytestmark = pytest.mark.slow
 
@@ -193,3 +197,108 @@ def test_suspects_are_corrected_by_the_table_that_they_are_written_to(
     assert changed == ["a/02.png", "b/07.png"]
     assert after.manifest.statistics.class_counts == (10, 10)
     assert sorted(after.table) == sorted(dataset.table)
+
+
+#: What a path or a class may hold: a formula, markup, and what clears a terminal.
+HOSTILE = ("=cmd|'-C calc'!A0", "<img src=x onerror=alert(1)>", "\x1b[2Jgone", "+1-2", "@SUM(A1)")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache whose paths and classes are hostile; a table of predictions by which every label is improbable."""
+    folder = tmp_path_factory.mktemp("hostile")
+    pictures = {f"{HOSTILE[at % 2]}/{name}.png": picture(at) for at, name in enumerate(HOSTILE)}
+    build_cache(write_pictures(folder / "photos", pictures), folder / "cache", Recipe(size=64), jobs=1)
+    dataset = CachedDataset(folder / "cache")
+    with (folder / "out_of_fold.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(map(to_cell, ["sample", "path", "label", "prediction", *dataset.classes]))
+        for number, (path, label) in enumerate(zip(dataset.paths, dataset.labels.tolist(), strict=True)):
+            names = dataset.classes[label], dataset.classes[1 - label]
+            table.writerow(
+                map(to_cell, [str(number), path, *names, *(("0.1", "0.9") if label == 0 else ("0.9", "0.1"))])
+            )
+    return folder
+
+
+def test_hostile_names_stay_texts_from_predictions_to_corrected_labels(
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, table = Path(shutil.copytree(hostile / "cache", tmp_path / "cache")), tmp_path / "suspects.csv"
+    assert main(["suspects", str(hostile), "-o", str(table)]) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    rows = list(csv.reader(io.StringIO(table.read_text())))
+    assert len(rows) == 1 + len(HOSTILE)
+    assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "@", "-"))]
+    with table.open("w", newline="") as file:  # as somebody does in a spreadsheet: each label is the predicted one
+        csv.writer(file).writerows([rows[0], *([*row[:2], row[3], *row[3:]] for row in rows[1:])])
+    page = tmp_path / "page.html"
+    predictions = ["--findings", "--predictions", str(hostile / "out_of_fold.csv"), "-o", str(page)]
+    assert main(["report", str(cache), *predictions]) == 0
+    assert "<img src=x" not in page.read_text()
+    assert "\x1b" not in page.read_text()
+    before = CachedDataset(cache).labels
+    assert main(["relabel", str(cache), str(table), "--corrections", "--label-col", "label"]) == 0
+    after = CachedDataset(cache)
+    assert after.labels.tolist() == (1 - before).tolist()
+    assert after.classes == CachedDataset(hostile / "cache").classes
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("1,{path},{label},{label},1e308,1e308", "no probabilities"),
+        ("1,{path},{label},{label},nan,0", "no probabilities"),
+        ("1,{path},{label},{label},-inf,inf", "no probabilities"),
+        ("0,{path},{label},{label},0.1,0.9", "has a sample twice"),
+        ("1,{path},zebra,{label},0.1,0.9", "has the label 'zebra', which is none of its 2 classes"),
+        ("1,{path},{label},{label},0.1", "has not as many cells as the heading"),
+        ("1,{path},{label},{label},=1+1,0", "something other than numbers"),
+    ],
+)
+def test_predictions_that_cannot_be_right_are_refused(
+    caches: Path, tmp_path: Path, row: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = CachedDataset(caches / "train")
+    table = tmp_path / "out_of_fold.csv"
+    lines = ["sample,path,label,prediction,a,b", "0,{path},{label},{label},0.6,0.4", row]
+    table.write_text("".join(line.format(path=dataset.paths[0], label="a") + "\n" for line in lines))
+    for command in (["suspects", tmp_path], ["report", caches / "train", "--findings", "--predictions", table]):
+        out = ["-o", tmp_path / "out"]
+        assert main([*map(str, [*command, *out])]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [["--valid", "fold=1"], ["--folds"]], ids=["valid", "folds"])
+def test_train_warns_of_copies_that_validate(
+    caches: Path,
+    tmp_path: Path,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    cache = Path(shutil.copytree(caches / "train", tmp_path / "cache"))
+    together = np.arange(20) % 2
+    hashes(cache)
+    paths = list(CachedDataset(cache).paths)
+    for copy, original in (("a/copy1.png", "b/03.png"), ("b/copy2.png", "a/04.png")):
+        together[paths.index(copy)] = together[paths.index(original)]
+    apart = together.copy()
+    apart[paths.index("a/copy1.png")] ^= 1
+
+    def untrained(*_: object, **__: object) -> None:
+        raise UsageError("nothing is trained here")
+
+    monkeypatch.setattr("tpucache.training.loop.train", untrained)
+    monkeypatch.setattr("tpucache.training.folds.train_folds", untrained)
+    for number, (fold, warns) in enumerate(((together, False), (apart, True))):
+        set_columns(cache, {"fold": fold})
+        run = ["--run", str(tmp_path / f"run{number}"), "--backend", "torch", "--model", "cnn", "--epochs", "1"]
+        assert main(["train", str(cache), *run, *options]) == 2
+        said = capsys.readouterr().err
+        assert "nothing is trained here" in said
+        assert ("are copies of training samples (by the hashes of pictures), such as" in said) == warns
+        assert ("--make-folds N --groups duplicates" in said) == warns

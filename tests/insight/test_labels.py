@@ -84,6 +84,7 @@ def test_labels_of_several_classes_are_read(tmp_path: Path) -> None:
         ("sample,path,label,prediction,a\n-1,x,a,a,1\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n99999999999999999999,x,a,a,1\n", "something other than numbers"),
         ("sample,path,label,prediction,a,a\n0,x,a,a,1,0\n", "has a class twice"),
+        ("sample,path,label,prediction,a\n0,x,a,a,1\n0,x,a,a,1\n", "has a sample twice"),
         ('sample,path,label,prediction,a\n0,"x,a,a,1\n', "cannot be read as a table"),
         ("sample,path,label,prediction,a\n0,\xff,a,a,1\n", "cannot be read as a table"),
     ],
@@ -98,9 +99,13 @@ def test_what_is_no_table_of_predictions_is_refused(tmp_path: Path, text: str, m
 def test_a_run_without_a_table_and_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a run that `train --folds` has finished"):
         read_predictions(tmp_path)
-    (tmp_path / "table.csv").write_text("sample,path,label,prediction,value\n0,x,3.5,3,3\n")
-    with pytest.raises(UsageError, match=r"the label '3.5', which is none of its 1 classes"):
-        read_predictions(tmp_path / "table.csv").label_numbers()
+    for value, message in (
+        (3, "labels that are numbers have no suspects"),
+        (1, "the label '3.5', which is none of its 1"),
+    ):
+        (tmp_path / "table.csv").write_text(f"sample,path,label,prediction,value\n0,x,3.5,3,{value}\n")
+        with pytest.raises(UsageError, match=message):
+            read_predictions(tmp_path / "table.csv").label_numbers()
 
 
 @pytest.mark.parametrize(

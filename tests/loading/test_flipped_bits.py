@@ -1,4 +1,7 @@
-"""A flipped bit of a record is found by verify, and no reader dies of it, whatever unpacks the record."""
+"""A flipped bit of a record is found by verify, and no reader dies of it, whatever unpacks the record.
+
+Readers refuse all of them in bands, of which each is compared with its checksum when it is first read.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +69,16 @@ def test_every_flipped_bit_is_found_by_verify_and_kills_no_reader(sound: Path, t
         assert sorted(number for damage in verify_cache(cache) for number in damage.samples) == flipped
         data = CachedDataset(cache)
         assert torch.equal(data[0][0], images[0])
+        refused = []
         for number in flipped:
             try:
                 image = data[number][0]
             except DamageError:
+                refused.append(number)
                 continue
             assert (image.dtype, image.shape) == (torch.uint8, images[0].shape)
+        if len(data.manifest.layouts) > 1:
+            assert refused == flipped
         for finish in ("host", "device"):
             for at in range(0, _SAMPLES, 8):
                 try:
@@ -86,6 +93,20 @@ def test_the_first_record_that_is_read_of_a_damaged_shard_is_refused(sound: Path
     flip_bits(cache, np.random.default_rng(0), first_band=len(Cache.open(cache).manifest.layouts) - 1)
     with pytest.raises(DamageError, match="holds other records than the index lists"):
         CachedDataset(cache)[1]
+
+
+@pytest.mark.parametrize("sound", ["dct-zstd in bands", "dct-lz4 in bands"], indirect=True)
+def test_a_damaged_band_is_refused_with_its_shard_and_its_sample(sound: Path, tmp_path: Path) -> None:
+    cache = Path(shutil.copytree(sound, tmp_path / "cache"))
+    flip_bits(cache, np.random.default_rng(0), first_band=2)
+    (shard,) = (entry.name for entry in Cache.open(cache).manifest.shards if entry.band == 2)
+    data = CachedDataset(cache)
+    assert data[0][0].dtype == torch.uint8  # of each shard, a sound record was read
+    for _ in range(2):
+        with pytest.raises(DamageError, match=rf"Shard {shard} in .*, the record of '7\.png' in variant 0: its bytes"):
+            data[7]
+    with pytest.raises(DamageError, match=r"the record of '1\.png'"):
+        list(CachedLoader(data.select([0, 1]), 2, finish="device"))
 
 
 @pytest.mark.parametrize("sound", ["dct-zstd in bands", "dct-lz4 in bands"], indirect=True)

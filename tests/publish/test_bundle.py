@@ -14,6 +14,7 @@ import pytest
 
 from tpucache import BuildError, CachedDataset, PublishError, Recipe, StoreError, UsageError, build_cache, verify_cache
 from tpucache.cli import main
+from tpucache.insight.hashing import hashes, hashes_name
 from tpucache.kaggle import MAX_FILES, TARGET_SHARDS
 from tpucache.publish import bundle, rules
 from tpucache.publish.bundle import make_bundle
@@ -47,6 +48,18 @@ def broken_rules(folder):
         }.items()
         if not kept
     ]
+
+
+def test_hashes_are_published_only_when_they_are_asked_for(stored):
+    name = hashes_name(Manifest.load(stored))
+    hashes(stored)
+    assert name not in make_bundle(stored, METADATA).files
+    made = make_bundle(stored, METADATA, hashes=True)
+    assert name in made.files
+    assert broken_rules(made.folder) == []
+    assert (made.folder / name).read_bytes() == (stored / name).read_bytes()
+    assert name not in make_bundle(stored, METADATA).files
+    assert not (made.folder / name).exists()
 
 
 @pytest.mark.slow

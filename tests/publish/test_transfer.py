@@ -25,6 +25,7 @@ from tpucache import (
     UsageError,
     build_cache,
 )
+from tpucache.insight.hashing import hashes, hashes_name
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.remote import folder as remote
 from tpucache.store.remote import objects
@@ -58,6 +59,34 @@ def test_a_round_trip_brings_every_byte_back(scheme, cache, tmp_path, served, me
     assert reported[-1] == (total, total)
     assert [done for done, _ in reported] == sorted(done for done, _ in reported)
     assert len(reported) > 2 * len(Manifest.load(cache).files)
+
+
+def test_hashes_are_pushed_when_they_are_asked_for_and_then_fetched(stored, tmp_path, memory):
+    name = hashes_name(Manifest.load(stored))
+    hashes(stored)
+    push_cache(stored, memory)
+    fetch_cache(memory, tmp_path / "first")
+    assert not (tmp_path / "first" / name).exists()
+    push_cache(stored, memory, hashes=True)
+    fetch_cache(memory, tmp_path / "second")
+    assert contents(tmp_path / "second") == contents(stored)
+
+
+@pytest.mark.parametrize("way", ["", "endless", "too large", "missing", "refused"])
+def test_hashes_of_a_web_server_are_read_as_far_as_they_may_be(way, stored, tmp_path, served, monkeypatch):
+    name = hashes_name(Manifest.load(stored))
+    hashes(stored)
+    if way != "missing":
+        shutil.copy(stored / name, served.folder / name)
+    if way == "endless":
+        served.hostile[name] = way
+    if way == "too large":
+        monkeypatch.setattr("tpucache.publish.transfer.most_hashes_bytes", lambda samples: 100)
+    if way == "refused":  # as a bucket does whose names may not be listed
+        monkeypatch.setattr(remote.Remote, "size", lambda *_: (_ for _ in ()).throw(StoreError("403")))
+    fetch_cache(served.url, tmp_path / "fetched")
+    assert verify_cache(tmp_path / "fetched") == []
+    assert (tmp_path / "fetched" / name).exists() == (way in ("", "endless"))
 
 
 @pytest.mark.slow

@@ -109,7 +109,8 @@ def test_commands_print_no_secret(cache, served, tmp_path, capsys, monkeypatch):
     url = with_secrets(served.url)
     assert main(["fetch", url, str(tmp_path / "fetched"), "--json"]) == 0
     monkeypatch.setattr(
-        "tpucache.publish.transfer.push_cache", lambda cache, url, report, resolution: fetch_cache(url, tmp_path / "b")
+        "tpucache.publish.transfer.push_cache",
+        lambda cache, url, report, resolution, hashes: fetch_cache(url, tmp_path / "b"),
     )
     for options in ([], ["--json"]):
         assert main(["push", str(cache), url, *options]) == 0

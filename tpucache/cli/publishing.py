@@ -36,7 +36,12 @@ def publish(options: argparse.Namespace) -> int:
     manifest = Manifest.load(options.cache)
     with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
         bundle = prepare(
-            options.cache, metadata, settings.out, lambda entry: progress.advance(entry.bytes), settings.wheels
+            options.cache,
+            metadata,
+            settings.out,
+            lambda entry: progress.advance(entry.bytes),
+            settings.wheels,
+            hashes=settings.hashes,
         )
 
     def announce(command: str) -> None:
@@ -71,6 +76,10 @@ def push(options: argparse.Namespace) -> int:
     from tpucache.publish.transfer import push_cache
     from tpucache.redact import shown
 
+    if options.follow and options.hashes:
+        raise UsageError(
+            "--follow sends shards while they are built, before there are hashes: push again with --hashes"
+        )
     if options.follow:
         from tpucache.warmup.run.upload import follow_build
 
@@ -78,7 +87,7 @@ def push(options: argparse.Namespace) -> int:
         _show_copy(options, shown(options.url), manifest)
         return 0
     with _Transfer("push") as transfer:
-        manifest = push_cache(options.cache, options.url, transfer.show, options.resolution)
+        manifest = push_cache(options.cache, options.url, transfer.show, options.resolution, hashes=options.hashes)
     _show_copy(options, shown(options.url), manifest)
     return 0
 
@@ -172,6 +181,9 @@ def add(commands: Any) -> None:
         "--follow",
         action="store_true",
         help="send the shards of a cache that another process is building, as they are finished",
+    )
+    command.add_argument(
+        "--hashes", action="store_true", help="send the hashes of all pictures, too, by which copies of them are found"
     )
     add_resolution(command, "send the bands of frequencies that images of this size need")
     command = add_command(commands, cached, "--json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from tpucache.errors import StoreError, UsageError
 from tpucache.loading.find import open_cache
 from tpucache.machine import count_cores
-from tpucache.store.cache import Cache, read_field
+from tpucache.store.cache import Cache, read_luma
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
@@ -141,7 +142,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
 
     def work(start: int) -> int:
         some = rows[start : start + step]
-        grids = grey_grids(read_field(cache, some, IMAGE))
+        grids = grey_grids(read_luma(cache, some, IMAGE))
         part = slice(start, start + len(some))
         found.words[part], found.mirrored[part] = phash(grids)
         found.is_blank[part] = grids.std((1, 2)) < _BLANK_STD * unit
@@ -187,8 +188,8 @@ def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iter
 def grey_grids(images: Array) -> npt.NDArray[np.float64]:
     """Return the averages of images (n, height, width, channels) over a grid, in grey: float64 (n, 32, 32).
 
-    Three channels of 8 bits are red, green and blue, of which grey is the luma; of any others it is the mean. The grid
-    is in the numbers of the images.
+    Three channels of 8 bits are red, green and blue, of which grey is the luma; of any others it is the mean, such as
+    of one channel that is the luma. The grid is in the numbers of the images.
     """
     levels, unit, low = images, np.ones(1), np.zeros(1)
     if images.dtype not in (np.uint8, np.uint16):
@@ -281,9 +282,28 @@ _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
 }
 
 
+#: What such a file may be called.
+HASHES_NAME: Final = re.compile(rf"{_PREFIX}[0-9a-f]{{64}}\.npz")
+_MOST_BYTES: Final = 512  # of a sample in the file, and more than it takes
+_MOST_HEADERS: Final = 64 << 10
+
+
 def hashes_name(manifest: Manifest) -> str:
     """Return what the file of a cache's hashes is called: by the fingerprint of what is hashed, the clean records."""
     return f"{_PREFIX}{manifest.fingerprint}.npz"
+
+
+def hashes_file(cache: Cache) -> tuple[str, bytes]:
+    """Return what the file of a cache's hashes is called, and its bytes; what is not kept is computed, and kept.
+
+    Raises what `hashes` raises.
+    """
+    return hashes_name(cache.manifest), _file_bytes(hashes(cache))
+
+
+def most_hashes_bytes(samples: int) -> int:
+    """Return a length that no file of the hashes of so many samples exceeds."""
+    return samples * _MOST_BYTES + _MOST_HEADERS
 
 
 def kept_hashes(cache: Cache) -> Hashes | None:
@@ -313,14 +333,18 @@ def _column(table: SampleTable, name: str) -> Array:
     return column
 
 
+def _file_bytes(found: Hashes) -> bytes:
+    columns = (found.numbers, found.words, found.mirrored, found.is_blank, found.thumbnails)
+    return encode_columns(dict(zip(_COLUMNS, columns, strict=True)))
+
+
 def _keep(cache: Cache, found: Hashes) -> None:
     """Write hashes into the folder of a cache, in place of those of other records; not where it cannot be written."""
     path = cache.directory / hashes_name(cache.manifest)
-    columns = (found.numbers, found.words, found.mirrored, found.is_blank, found.thumbnails)
     try:
         if not os.access(path.parent, os.W_OK):
             return
-        write_atomically(path, encode_columns(dict(zip(_COLUMNS, columns, strict=True))))
+        write_atomically(path, _file_bytes(found))
         for other in path.parent.glob(f"{_PREFIX}*.npz"):
             if other != path:
                 other.unlink(missing_ok=True)

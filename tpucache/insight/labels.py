@@ -59,8 +59,7 @@ def suspects(predictions: Array, labels: Array) -> Suspects:
             f"predictions have shape {probabilities.shape} and labels {labels.shape}: give a probability for each "
             "sample and class (n, classes), and a label for each sample"
         )
-    if not np.all((probabilities >= 0) & (probabilities <= 1)):  # which NaN is not either
-        raise UsageError("predictions are no probabilities, 0 to 1: labels that are numbers have no suspects")
+    _check_probabilities(probabilities)
     count, outputs = probabilities.shape
     if labels.ndim == 1:
         if labels.dtype.kind not in "iu" or (len(labels) and not -1 <= labels.min() <= labels.max() < outputs):
@@ -101,8 +100,10 @@ class Predictions:
     def label_numbers(self) -> Array:
         """Return the labels as `suspects` takes them: class numbers int64 (n,), or 0 and 1 (n, classes), bool.
 
-        Samples whose probabilities add up to 1 have one class each. Raises UsageError for labels that are no classes.
+        Samples whose probabilities add up to 1 have one class each. Raises UsageError for labels that are no classes,
+        and for predictions that are no probabilities.
         """
+        _check_probabilities(self.probabilities)
         numbers = {name: number for number, name in enumerate(self.classes)}
         if np.abs(self.probabilities.sum(1) - 1).max(initial=0.0) < _ONE:
             found = [numbers.get(label, -1) for label in self.labels]
@@ -121,6 +122,11 @@ class Predictions:
                 f"{self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: suspects "
                 "are for labels that are classes"
             )
+
+
+def _check_probabilities(values: Array) -> None:
+    if not np.all((values >= 0) & (values <= 1)):  # which NaN is not either
+        raise UsageError("predictions are no probabilities, 0 to 1: labels that are numbers have no suspects")
 
 
 def read_predictions(table: str | Path) -> Predictions:
@@ -155,5 +161,7 @@ def read_predictions(table: str | Path) -> Predictions:
     classes = tuple(from_cell(name) for name in heading[len(_COLUMNS) :])
     if len(set(classes)) < len(classes):
         raise UsageError(f"{path} has a class twice")
+    if len(np.unique(numbers)) < len(numbers):
+        raise UsageError(f"{path} has a sample twice: give a table with one row for each sample")
     probabilities = np.array(values, np.float64).reshape(len(classes), len(rows)).T
     return Predictions(path, numbers, paths, labels, predictions, classes, probabilities)

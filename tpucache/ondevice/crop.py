@@ -4,29 +4,29 @@ A crop is a matrix of rows and one of columns for each sample: Lanczos' weights 
 them, so that nothing aliases, times what makes these pixels of a plane's numbers. No pixel is made that is not in the
 result.
 
-The weights are made on the device, for one of a block's eight pixels at a time, so that no tensor ends in a dimension
-of 8: the transform is a sum of eight arrays.
+The weights are made on the device. A block's eight pixels are along the first dimension, so that no tensor ends in a
+dimension of 8: the transform is a sum of arrays.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.arrays import Array, ArrayLibrary
-from tpucache.ondevice.decode import Axis, Constants, Matrix, PackedDecoder, Resize, split_parts, to_bytes
+from tpucache.ondevice.decode import Axis, Constants, Matrix, PackedDecoder, Resize, split_parts, to_bytes, transformed
 from tpucache.store.codecs.dct.coefficients import BLOCK, basis
 
 _LOBES: Final = 3  # of Lanczos' filter, to either side
 _WEIGHT_UNIT: Final = 1 / 256  # weights are at most about 1: multiples of this take 8 bits and a sign
-#: How near 0 the sine of a number is the number.
-_SMALL: Final = 1e-4
+_SMALL: Final = 1e-4  # the sine of a number so near 0 is the number
 
 
 class CropDecoder:
@@ -35,10 +35,15 @@ class CropDecoder:
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
         """Take the decoder of whole images; `resize.fit` is of no meaning here."""
         self._decoder, self._sizes = decoder, (resize.height, resize.width)
+        #: The name of the constant that has the pixels of an axis.
+        self._names = {
+            axis: f"pixels{number}" for number, axis in enumerate(dict.fromkeys(itertools.chain(*decoder.axes)))
+        }
         names = ("quantisers", "ones")
         self.constants: dict[str, Matrix] = {
             **{name: value for name, value in decoder.constants.items() if name.startswith(names)},
             **{f"{name}_places": _count(size) for name, size in zip(("row", "column"), self._sizes, strict=True)},
+            **{name: _pixels(axis) for axis, name in self._names.items()},
         }
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants, draws: Array) -> Array:
@@ -57,75 +62,73 @@ class CropDecoder:
             self._decoder.axes, self._decoder.planes(library, packed, constants), strict=True
         ):
             if (down, True) not in made:
-                made[down, True] = _weights(library, down, row_places, top, height)
+                made[down, True] = _weights(library, down, constants[self._names[down]], row_places, top, height)
             if (across, False) not in made:
-                made[across, False] = _weights(library, across, turned, left, width)
-            planes.append(_product(library, made[down, True], plane, made[across, False]))
+                columns = _weights(library, across, constants[self._names[across]], turned, left, width)
+                made[across, False] = columns.swapaxes(1, 2)
+            rows, columns = (split_parts(library, made[key], _WEIGHT_UNIT) for key in ((down, True), (across, False)))
+            planes.append(transformed(library, plane, rows, columns))
         return to_bytes(library, self._decoder.colours(library, planes, 128))
 
 
-def _weights(library: ArrayLibrary, axis: Axis, places: Array, starts: Array, sizes: Array) -> Array:
+def _pixels(axis: Axis) -> Matrix:
+    """Return the pixels of an axis, float32 (n, 1, 1, blocks): those of a block of samples along the first dimension.
+
+    Where a sample is two pixels wide, a part of it is also in the next pixel on either side, so these are there, too.
+    """
+    block = 1 if axis.frequencies is None else BLOCK
+    beyond = axis.step - 1
+    numbers = np.arange(-beyond, axis.step * block + beyond)[:, None]
+    blocks = np.arange(axis.samples // block) * axis.step * block
+    return (numbers + blocks).clip(0, axis.step * axis.samples - 1).astype(np.float32)[:, None, None]
+
+
+def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts: Array, sizes: Array) -> Array:
     """Return float32 (B, n, numbers): the weights of a plane's numbers in each of n pixels made.
 
-    `places` count these pixels, (n,) or (B, n); their part of the side begins at `starts` and has `sizes` pixels, (B,).
+    `at` are the `_pixels` of the axis. `places` count the pixels made, (n,) or (B, n); their part of the side begins at
+    `starts` and has `sizes` pixels, (B,).
     """
+    functions, beyond = library.functions, axis.step - 1
     scale = sizes[:, None] / places.shape[-1]
-    centres = starts[:, None] + (places + 0.5) * scale - 0.5
-    wide = library.functions.clip(scale, 1, None)
-
-    def of(pixels: npt.NDArray[np.float32]) -> Array:
-        """Return (B, n, pixels): the weights of some pixels, none outside of the part."""
-        at = library.constant(pixels)
-        distances = (at - centres[:, :, None]) / wide[:, :, None]
-        weights = _sinc(library, distances) * _sinc(library, distances / _LOBES)
-        is_inside = (at >= starts[:, None]) & (at < starts[:, None] + sizes[:, None])
-        return library.functions.where(
-            (abs(distances) < _LOBES) & is_inside[:, None], weights, library.functions.zeros_like(weights)
-        )
-
-    def of_samples(samples: npt.NDArray[np.float32]) -> Array:
-        """Return (B, n, samples): those of some samples of the plane, in which a doubled one is in four pixels."""
-        if axis.step == 1:
-            return of(samples)
-        last = 2 * axis.samples - 1
-        near = of(2 * samples) + of(2 * samples + 1)
-        far = of(np.maximum(2 * samples - 1, 0)) + of(np.minimum(2 * samples + 2, last))
-        return 0.75 * near + 0.25 * far
-
-    total = of(_count(axis.pixels)).sum(2)[:, :, None]
+    centres = (starts[:, None] + (places + 0.5) * scale - 0.5)[:, :, None]
+    factors = (math.pi / _LOBES / functions.clip(scale, 1, None))[:, :, None]
+    weights = _lanczos(functions, abs(at - centres) * factors)
+    weights = weights * library.cast((at >= starts[:, None, None]) & (at < (starts + sizes)[:, None, None]), "float32")
+    total = weights[beyond : len(at) - beyond].sum((0, 3))[:, :, None]
+    if axis.step == 2:
+        near, far = weights[1:-1:2] + weights[2:-1:2], weights[:-2:2] + weights[3::2]
+        weights = 0.75 * near + 0.25 * far
     if axis.frequencies is None:
-        return of_samples(_count(axis.samples)) / total
-    blocks = _count(axis.samples // BLOCK)
-    eighths = [of_samples(BLOCK * blocks + pixel) for pixel in range(BLOCK)]
-    waves = [
-        functools.reduce(operator.add, (float(wave) * eighth for wave, eighth in zip(row, eighths, strict=True)))
-        for row in basis()[: axis.frequencies]
+        return weights[0] / total
+    return functions.concatenate(_waves(functions, weights, axis.frequencies), 2) / total
+
+
+def _lanczos(functions: Any, angles: Array) -> Array:
+    """Return sinc(x) * sinc(x / 3), 0 beyond the lobes, of pi * x / 3 that is not negative: one sine is enough.
+
+    For sin(3 a) = 3 sin(a) - 4 sin(a)^3, and the filter is 0 at the end of its lobes.
+    """
+    angles = functions.clip(angles, _SMALL, math.pi)
+    sines = functions.sin(angles)
+    ratios = sines / angles
+    return ratios * ratios * (1 - (4 / 3) * sines * sines)
+
+
+def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
+    """Return the lowest frequencies of blocks of eight pixels, which are along the first dimension.
+
+    Even waves are symmetric and odd ones antisymmetric, so each is a sum of four.
+    """
+    half = BLOCK // 2
+    first, second = pixels[:half], functions.flip(pixels[half:], (0,))
+    by_symmetry = (first + second, first - second)
+    return [
+        functools.reduce(
+            operator.add, (float(wave) * by_symmetry[number % 2][at] for at, wave in enumerate(row[:half]))
+        )
+        for number, row in enumerate(basis()[:frequencies])
     ]
-    return library.functions.concatenate(waves, 2) / total
-
-
-def _product(library: ArrayLibrary, rows: Array, plane: Array, columns: Array) -> Array:
-    """Return rows @ plane @ columns' transpose, (B, n, m), each operand in three parts, as a TPU rounds them."""
-    functions = library.functions
-    wide = functions.concatenate(split_parts(library, plane, of_coefficients=True), 2)
-    half = functions.matmul(wide, functions.concatenate(_fine(library, columns), 2).swapaxes(1, 2))
-    high = functions.concatenate(split_parts(library, half, of_coefficients=False), 1)
-    return functions.matmul(functions.concatenate(_fine(library, rows), 2), high)
-
-
-def _fine(library: ArrayLibrary, weights: Array) -> list[Array]:
-    """Return weights as coarse, coarse and fine parts, to meet those of `split_parts`."""
-    coarse = library.functions.round(weights / _WEIGHT_UNIT) * _WEIGHT_UNIT
-    return [coarse, coarse, weights - coarse]
-
-
-def _sinc(library: ArrayLibrary, values: Array) -> Array:
-    """Return sin(pi x) / (pi x), 1 at 0."""
-    functions = library.functions
-    angles = values * math.pi
-    is_small = abs(angles) < _SMALL
-    ones = functions.ones_like(angles)
-    return functions.where(is_small, ones, functions.sin(angles) / functions.where(is_small, ones, angles))
 
 
 def _count(length: int) -> npt.NDArray[np.float32]:

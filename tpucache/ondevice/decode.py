@@ -133,7 +133,7 @@ class PackedDecoder(ABC):
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
         """Return uint8 (B, channels, height, width) for a packed batch."""
         planes = [
-            transformed(library, plane, constants[f"rows{number}"], constants[f"columns{number}"])
+            transformed(library, plane, *(_parts_of(constants, f"{side}{number}") for side in ("rows", "columns")))
             if f"rows{number}" in constants
             else plane
             for number, plane in enumerate(self.planes(library, packed, constants))
@@ -145,12 +145,8 @@ class PackedDecoder(ABC):
         library = ArrayLibrary(np, lambda constant: constant)
         planes = []
         for number, plane in enumerate(self.planes(library, packed, self.constants)):
-            rows, columns = self.constants[f"rows{number}"], self.constants[f"columns{number}"]
-            across, down = plane.shape[2], plane.shape[1]
-            # Of the coarse, coarse and fine parts, the last two are the whole.
-            right = columns[across : 2 * across] + columns[2 * across :]
-            left = rows[:, down : 2 * down] + rows[:, 2 * down :]
-            planes.append(left @ (plane @ right))
+            rows, columns = (sum(_parts_of(self.constants, f"{side}{number}")) for side in ("rows", "columns"))
+            planes.append(rows @ (plane @ columns))
         images = to_bytes(library, self.colours(library, planes, self.constants.get("white", 128)))
         return np.ascontiguousarray(np.moveaxis(images, 1, 3))
 
@@ -187,7 +183,7 @@ class CoefficientDecoder(PackedDecoder):
                 f"packed images of {packed.shape[1]:,} bytes are not those of this decoder, {self.layout.nbytes:,}: "
                 "make it of the dataset that the batch is of, in its resolution"
             )
-        matrices = _matrices(library, library.cast(packed, "float32"), self.layout)
+        matrices = _matrices(library, packed, self.layout)
         planes = []
         for number, (plane, parts) in enumerate(zip(self.layout.planes, matrices, strict=True)):
             rows, columns = plane.shape(self.frequencies)
@@ -265,21 +261,30 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
 
 
 def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:
-    """Return a plane's constants by name: matrices as coarse, coarse and fine parts, to meet those of `split_parts`."""
-    coarse_rows, coarse_columns = to_bfloat16(rows), to_bfloat16(columns)
-    return {
-        f"rows{number}": np.concatenate([coarse_rows, coarse_rows, rows - coarse_rows], 1),
-        f"columns{number}": np.concatenate([coarse_columns, coarse_columns, columns - coarse_columns], 0),
-    }
+    """Return a plane's constants by name, each in its two parts: `_parts_of`."""
+    made = {}
+    for name, matrix in ((f"rows{number}", rows), (f"columns{number}", columns)):
+        made[name] = to_bfloat16(matrix)
+        made[f"{name}_rest"] = matrix - made[name]
+    return made
 
 
-def transformed(library: ArrayLibrary, matrix: Array, rows: Array, columns: Array) -> Array:
-    """Return `rows @ matrix @ columns`, each operand in three parts: those of the constants are `_constants_of`."""
-    functions = library.functions
-    wide = functions.concatenate(split_parts(library, matrix, of_coefficients=True), 2)
-    half = functions.matmul(wide, columns)
-    high = functions.concatenate(split_parts(library, half, of_coefficients=False), 1)
-    return functions.matmul(rows, high)
+def _parts_of(constants: Constants, name: str) -> tuple[Array, Array]:
+    """Return the coarse part of a constant, and the rest."""
+    return constants[name], constants[f"{name}_rest"]
+
+
+def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array], columns: tuple[Array, Array]) -> Array:
+    """Return `rows @ matrix @ columns`, with each operand in two parts: a coarse one and the rest."""
+    half = _product(library.functions, split_parts(library, matrix, _OF_COEFFICIENTS), columns)
+    return _product(library.functions, rows, split_parts(library, half, _OF_HALF_DONE))
+
+
+def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
+    """Return the product of two sums. That of the two rests is left out: it is smaller than what bfloat16 rounds."""
+    coarse, rest = left
+    wide: Array = functions.matmul(coarse, right[0])
+    return wide + functions.matmul(rest, right[0]) + functions.matmul(coarse, right[1])
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
@@ -292,20 +297,21 @@ def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, on
     return functions.concatenate([top, matrix[:, rows:]], 1)
 
 
-def _signed(library: ArrayLibrary, values: Array, size: int) -> Array:
-    """Return numbers from 0 to size - 1 as the two's complement numbers that their bits are."""
-    return values - size * library.cast(values >= size // 2, "float32")
+def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
+    """Return numbers from 0 to 15 as the two's complement numbers that their bits are."""
+    return nibbles - 16 * library.cast(nibbles >= 8, "float32")
 
 
-def _matrices(library: ArrayLibrary, values: Array, layout: CoefficientLayout) -> list[list[Array]]:
+def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
     """Return low and high bits of each plane's coefficients, (B, rows, columns), by the bands' packed bytes."""
     found: list[list[Array]] = []
     at = 0
     for band in layout.parts:
-        low = _signed(library, values[:, at : at + band.low_bytes], 256)
-        pairs = values[:, at + band.low_bytes : at + band.low_bytes + band.high_bytes]
+        # int8 takes the bits of uint8 as they are.
+        low = library.cast(library.cast(packed[:, at : at + band.low_bytes], "int8"), "float32")
+        pairs = library.cast(packed[:, at + band.low_bytes : at + band.low_bytes + band.high_bytes], "float32")
         second = library.functions.floor(pairs / 16)
-        nibbles = _signed(library, library.functions.concatenate([pairs - 16 * second, second], 1), 16)
+        nibbles = _signed_nibbles(library, library.functions.concatenate([pairs - 16 * second, second], 1))
         at += band.low_bytes + band.high_bytes
         place = filled = 0
         for number, (plane, parts, wide) in enumerate(zip(layout.planes, band.low, band.high, strict=True)):
@@ -350,15 +356,11 @@ def _spread(
     return blocks
 
 
-def split_parts(library: ArrayLibrary, values: Array, *, of_coefficients: bool) -> list[Array]:
-    """Return a coarse part, the rest, and the first again: for the weights' coarse, coarse and fine part.
-
-    The values are coefficients, or what one of the two products has made of them.
-    """
-    unit = _OF_COEFFICIENTS if of_coefficients else _OF_HALF_DONE
+def split_parts(library: ArrayLibrary, values: Array, unit: float) -> tuple[Array, Array]:
+    """Return numbers as multiples of `unit`, a power of two, and the rest."""
     # Rounded by arithmetic, as XLA may leave out a conversion to bfloat16 and back.
-    coarse = library.functions.round(values / unit) * unit
-    return [coarse, values - coarse, coarse]
+    coarse = library.functions.round(values * (1 / unit)) * unit
+    return coarse, values - coarse
 
 
 def to_bytes(library: ArrayLibrary, colours: Array) -> Array:

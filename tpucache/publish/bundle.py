@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import PublishError, StoreError, UsageError
+from tpucache.insight.hashing import HASHES_NAME, hashes_file
 from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
 from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
@@ -68,11 +69,17 @@ class Bundle:
 
 
 def make_bundle(
-    cache: str | Path, metadata: Metadata, out: str | Path | None = None, wheels: str | None = None
+    cache: str | Path,
+    metadata: Metadata,
+    out: str | Path | None = None,
+    wheels: str | None = None,
+    *,
+    hashes: bool = False,
 ) -> Bundle:
     """Make the folder to upload of a cache that was verified: `out`, or `CACHE.publish` next to the cache.
 
     `wheels` is the tag of a Python, such as "cp312": wheels of the packages that the cache's codecs need are added.
+    With `hashes`, those of all pictures are added, which are computed where they are not kept.
 
     The cache's files are hard links, or verified copies where the file system has no links. A folder that an earlier
     call made of the same cache, or of it before variants or samples were added, is brought up to date.
@@ -91,7 +98,16 @@ def make_bundle(
     folder = real.with_name(f"{real.name}.publish") if out is None else folder_path(out)
     check_apart(source, folder)
     packages = _packages(source, manifest, wheels) if wheels else ()
-    written = _written(source, manifest, metadata, packages)
+    others = {wheel.name: wheel.data for wheel in packages}
+    if hashes:
+        files = len(manifest.shards) + COMPANIONS + len(others) + 1
+        if files > MAX_FILES:
+            raise PublishError(
+                f"with the hashes there would be {files} files, and a published cache has at most {MAX_FILES}: leave "
+                "--hashes out, or warm it up with --target kaggle"
+            )
+        others.update([hashes_file(Cache.open(source))])
+    written = {**_written(source, manifest, metadata, packages, MAX_FILES - len(others)), **others}
     claim = _claim_bundle(manifest, written)
     try:
         with hold_folder(folder, "publishing from"):
@@ -129,10 +145,10 @@ def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel,
 
 
 def _written(
-    source: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...]
+    source: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int
 ) -> dict[str, bytes]:
-    """Return all files but the cache's own: manifest, wheels, card, metadata, and a sheet of samples if it fits."""
-    has_room = len(manifest.shards) + COMPANIONS + len(packages) < MAX_FILES
+    """Return manifest, tpucache's wheel, card, metadata, and a sheet of samples, if so many files have room for it."""
+    has_room = len(manifest.shards) + COMPANIONS < room
     sheet = contact_sheet(source) if has_room else None
     if not has_room:
         _log.warning("%s has so many files that there is no room for a sheet of samples", source)
@@ -140,7 +156,6 @@ def _written(
     return {
         MANIFEST_NAME: (source / MANIFEST_NAME).read_bytes(),
         wheel_name(): wheel_bytes(),
-        **{wheel.name: wheel.data for wheel in packages},
         CARD_NAME: make_card(*given, packages, sheet=bool(sheet)).encode(),
         **({SHEET_NAME: sheet} if sheet else {}),
         METADATA_NAME: _metadata_text(metadata.to_dict(make_card(*given, packages, sheet=False))),
@@ -205,7 +220,7 @@ def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
 def _may_be_uploaded(name: str) -> bool:
     """Return whether `publish` uses a name; that alone does not show that it wrote the file."""
     of_cache = SHARD_NAME.fullmatch(name) or TABLE_NAME.fullmatch(name) or name.endswith(".tmp")
-    return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name))
+    return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name) or HASHES_NAME.fullmatch(name))
 
 
 def _read_claims(folder: Path) -> list[Claim]:

@@ -67,10 +67,13 @@ def prepare(
     out: str | Path | None = None,
     on_progress: Callable[[ShardEntry], None] = lambda entry: None,
     wheels: str | None = None,
+    *,
+    hashes: bool = False,
 ) -> Bundle:
     """Verify a cache and make the folder to upload; `on_progress` is called after each verified shard.
 
     `wheels` is the tag of a Python, such as "cp312": wheels of the packages that the cache's codecs need are added.
+    With `hashes`, those of all pictures are added, which `tpucache.insight` finds copies by.
 
     Raises DamageError for a damaged cache, and what `make_bundle` raises.
     """
@@ -78,7 +81,7 @@ def prepare(
     if damages:
         names = ", ".join(sorted({damage.name for damage in damages})[:_NAMED])
         raise DamageError(f"{cache} is damaged: {names}. Run `python -m tpucache verify {cache}` and warm it up again")
-    return make_bundle(cache, metadata, out, wheels)
+    return make_bundle(cache, metadata, out, wheels, hashes=hashes)
 
 
 def send(

@@ -170,6 +170,7 @@ class PublishOptions:
         "add wheels of the packages that the codec may need (zstandard, lz4), for this Python on Linux x86-64",
         metavar="cp312",
     )
+    hashes: bool = option(False, "add the hashes of all pictures, by which copies of them are found")
     patience: float = option(600.0, "time for Kaggle to process it", metavar="10m")
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
+from tpucache.insight.hashing import hashes_file, hashes_name, most_hashes_bytes
 from tpucache.loading.reading.views import bands_for
 from tpucache.store.cache import Cache, first_bands
 from tpucache.store.copying import (
@@ -57,7 +58,8 @@ def fetch_cache(
 
     Each file's SHA-256 is compared with the manifest; one that differs is fetched a second time. After a call that was
     cut off the next one continues, in the middle of a file. `on_progress` is called with the bytes done and all bytes.
-    Of a cache with bands of frequencies, those are copied that images of a `resolution` need.
+    Of a cache with bands of frequencies, those are copied that images of a `resolution` need. Hashes of pictures that
+    were pushed or published with the cache come, too.
 
     Raises NotACacheError or FormatError for what is no cache, DamageError for a file that differs twice, StoreError
     when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else, is the one at
@@ -78,6 +80,7 @@ def fetch_cache(
             with hold_folder(target, "fetching into"):
                 _check_target(remote, manifest, target)
                 _fetch_files(remote, manifest, target, on_progress, made)
+                _fetch_hashes(remote, manifest, target)
                 write_atomically(target / MANIFEST_NAME, text)
                 remove_claim(target)
         except OSError as error:
@@ -90,12 +93,15 @@ def push_cache(
     url: str,
     on_progress: OnProgress = lambda done, total: None,
     resolution: Resolution | None = None,
+    *,
+    hashes: bool = False,
 ) -> Manifest:
     """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
     Each file's SHA-256 is checked before it is sent. What an earlier call sent is read back and, where it is right, not
     sent again. `on_progress` is called with the bytes done and all bytes. Of a cache with bands of frequencies, those
-    are sent that images of a `resolution` need.
+    are sent that images of a `resolution` need. With `hashes`, those of all pictures are sent, which are computed where
+    they are not kept.
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError where it holds
     anything else, leads to the cache itself or into it, DependencyError without fsspec or the store's own library, and
@@ -109,11 +115,14 @@ def push_cache(
     if (bands := _bands(manifest, resolution, str(source))) < len(manifest.layouts):
         with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
             part = stage_cache(source, folder, bands=bands)
-            return push_cache(part, url, on_progress)
+            return push_cache(part, url, on_progress, hashes=hashes)
+    hashed = hashes_file(Cache(source, manifest)) if hashes else None
     try:
         with _hold(source, remote):
             finished = _check_place(remote, source, manifest)
             _push_files(remote, source, manifest, on_progress, finished=finished)
+            if hashed is not None:
+                remote.put(*hashed)
     except OSError as error:
         raise StoreError(f"{remote.shown} cannot be written: {error}") from error
     return manifest
@@ -166,6 +175,28 @@ def _fetch_files(
             _fetch_file(remote, target, entry, advance)
 
     copy_missing(manifest, missing, fetch, on_progress)
+
+
+def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
+    """Copy the hashes of pictures, where there are some: no manifest lists them, and who reads them checks them.
+
+    A bucket may refuse to say whether there is such a file; without it, hashes are computed when they are needed.
+    """
+    name = hashes_name(manifest)
+    if (target / name).exists():
+        return
+    try:
+        size = remote.size(name)
+        data = (
+            b""
+            if size is None or size > most_hashes_bytes(manifest.samples)
+            else b"".join(remote.chunks(name, 0, size))
+        )
+    except StoreError as error:
+        _log.info("no hashes of pictures were fetched: %s", error)
+        return
+    if data:
+        write_atomically(target / name, data)
 
 
 def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:

@@ -77,10 +77,12 @@ def report_findings(
     Raises UsageError for records without images and predictions of other samples, what opening a cache raises, and
     DependencyError without jinja2 or Pillow.
     """
+    table = None if predictions is None else read_predictions(predictions)  # what is wrong with it shows at once
     sets = [_Set.open(cache, on_progress)]
     if against is not None:
         sets.append(_Set.open(against, on_progress))
     own = sets[0]
+    doubtful = [] if table is None else [_suspects(own, table)]
 
     def compared(share: float) -> None:
         on_progress("compare", round(share * len(own)), len(own))
@@ -89,9 +91,7 @@ def report_findings(
     kinds = [*_copies(own, alike)]
     if len(sets) > 1:
         kinds.append(_leaks(sets, pairs(own.hashes, threshold, other=sets[1].hashes, on_progress=compared)))
-    if predictions is not None:
-        kinds.append(_suspects(own, read_predictions(predictions)))
-    kinds.append(_extremes(own))
+    kinds += [*doubtful, _extremes(own)]
     shown = _Shown(sets)
     kept = shown.choose(kinds, on_progress)
     values = {

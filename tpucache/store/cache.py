@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, UsageError
-from tpucache.store.codecs import decode_bands
+from tpucache.store.codecs import CODECS, decode_bands, decode_luma
 from tpucache.store.fields import RecordLayout
 from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
@@ -142,6 +142,7 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
 Array = npt.NDArray[Any]
 
 _BATCH_BYTES: Final = 4 << 20
+_COLOURS: Final = 3  # channels of a colour image
 
 
 def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
@@ -161,24 +162,51 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
     Of the other fields nothing is read. Raises UsageError where records have no such field, DamageError or FormatError
     for records that are not as the layout says.
     """
-    reader, layout = cache.reader, cache.manifest.layout
-    names = [field.name for field in layout.fields]
+    place = _place(cache, name)
+    field = cache.manifest.fields[place]
+    out = np.empty((len(numbers), *field.shape), field.dtype)
+    if field.is_plain:
+        parts = _parts(cache.reader, cache.manifest.layout, cache.index[numbers], place)
+        flat = out.reshape(len(parts), -1).view(np.uint8)
+        cache.reader.scatter(parts, [[row.data] for row in flat], are_whole=False)
+        return out
+    for target, encoded in zip(out, _encoded(cache, numbers, place), strict=True):
+        decode_bands(field, encoded, target)
+    return out
+
+
+def read_luma(cache: Cache, numbers: Numbers, name: str) -> Array:
+    """Return the luma of one field of the records of these rows of the index: uint8 (n, height, width, 1).
+
+    Where a record does not have it by itself, return what `read_field` returns, which may have other channels and
+    another dtype. Raises what that raises.
+    """
+    place = _place(cache, name)
+    field = cache.manifest.fields[place]
+    if not (CODECS[field.codec].has_luma and field.shape[-1] == _COLOURS):
+        return read_field(cache, numbers, name)
+    out = np.empty((len(numbers), *field.shape[:2]), np.uint8)
+    decode_luma(field, list(_encoded(cache, numbers, place)), out)
+    return out[..., None]
+
+
+def _place(cache: Cache, name: str) -> int:
+    """Return which of the fields has a name. Raises UsageError."""
+    names = [field.name for field in cache.manifest.layout.fields]
     if name not in names:
         raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
-    place = names.index(name)
-    field, parts = cache.manifest.fields[place], _parts(reader, layout, cache.index[numbers], place)
-    out = np.empty((len(parts), *field.shape), field.dtype)
-    if field.is_plain:
-        flat = out.reshape(len(parts), -1).view(np.uint8)
-        reader.scatter(parts, [[row.data] for row in flat], are_whole=False)
-        return out
-    bands = [_read(reader, parts)]
-    for number, further in enumerate(cache.manifest.layouts[1:] if field.bands else (), 1):
+    return names.index(name)
+
+
+def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memoryview]]:
+    """Yield the bytes of a field of some records, of each band."""
+    reader, manifest = cache.reader, cache.manifest
+    bands = [_read(reader, _parts(reader, manifest.layout, cache.index[numbers], place))]
+    for number, further in enumerate(manifest.layouts[1:] if manifest.fields[place].bands else (), 1):
         rows = cache.index[numbers + number * cache.rows_a_band]
         bands.append(_read(reader, _parts(reader, further, rows, 0)))
-    for target, *encoded in zip(out, *bands, strict=True):
-        decode_bands(field, [memoryview(data) for data in encoded], target)
-    return out
+    for encoded in zip(*bands, strict=True):
+        yield [memoryview(data) for data in encoded]
 
 
 def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:

@@ -31,7 +31,7 @@ from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_
 from tpucache.warmup.records.arrays import Facts, clean_and_count
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.moments import mean_and_std, moments
-from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos
+from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, KeptSample, join_infos
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import cache_folder, hold, remove_folder, remove_leftovers
 from tpucache.warmup.run.plan_file import has_plan
@@ -352,14 +352,15 @@ def _read(source: Source, samples: Sequence[Sample], executor: Executor, manifes
 
 
 def _read_part(source: Source, samples: Sequence[Sample], decoding: tuple[Sequence[Field], Recipe] | None) -> ChunkInfo:
-    info = ChunkInfo()
+    info, kept = ChunkInfo(), list[KeptSample]()
     for sample in samples:
         item, facts = source.load(sample), Facts()
         if decoding is not None:
             clean, _, facts = clean_and_count(item, *decoding, sample.path)
             if IMAGE in clean:
                 facts[MEAN], facts[STD] = mean_and_std(moments(clean[IMAGE]), clean[IMAGE])
-        info.add(sample.number, item, facts)
+        kept.append(KeptSample(sample.number, item.label, item.columns, facts))
+    info.add(kept)
     return info
 
 

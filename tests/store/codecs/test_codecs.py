@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from tpucache.errors import DamageError, DependencyError, UsageError
-from tpucache.store.codecs import CODECS, decode_into, encode, pictures
+from tpucache.store.codecs import CODECS, decode_into, decode_luma, encode, pictures
 from tpucache.store.fields import DTYPES, Field, RecordLayout
 
 Array = npt.NDArray[np.generic]
@@ -97,6 +97,27 @@ def test_either_jpeg_decoder_gives_nearly_the_same_pixels(channels: int, request
     fast = decode(field, data)
     request.getfixturevalue("without_simplejpeg")
     assert np.abs(decode(field, data).astype(int) - fast).max() <= 2
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "pillow's jpeg", "yuv420", "dct-zstd", "dct-lz4"])
+def test_luma_by_itself_is_that_of_the_decoded_image(codec: str, request: pytest.FixtureRequest) -> None:
+    if codec == "pillow's jpeg":
+        request.getfixturevalue("without_simplejpeg")
+        codec = "jpeg"
+    image = np.stack([smooth(21, 30, 1)[..., 0] + 20, smooth(21, 30, 1)[..., 0], 150 - smooth(21, 30, 1)[..., 0]], -1)
+    packing, chroma = (CODECS[codec].packing, "444") if codec.startswith("dct") else (None, None)
+    field = Field("image", codec, "|u1", image.shape, 95 if chroma else None, chroma, packing)
+    data, luma = encode(field, image), np.zeros((2, 21, 30), np.uint8)
+    decode_luma(field, [[memoryview(data)]] * 2, luma)
+    assert CODECS[codec].has_luma
+    assert np.abs(luma - decode(field, data) @ np.array([0.299, 0.587, 0.114])).max() < 2
+    with pytest.raises(DamageError, match=f"'image' does not (decode|unpack) as {codec}"):
+        decode_luma(field, [[memoryview(data)], [memoryview(data[:-9])]], luma)
+
+
+def test_a_codec_that_has_no_luma_says_so() -> None:
+    with pytest.raises(UsageError, match="png does not decode luma"):
+        decode_luma(field_of(noise(4, 4, 3), "png"), [[memoryview(b"")]], np.zeros((1, 4, 4), np.uint8))
 
 
 @pytest.mark.usefixtures("without_simplejpeg")

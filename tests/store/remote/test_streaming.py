@@ -37,6 +37,8 @@ from tpucache import (
     build_cache,
 )
 from tpucache.cli import main
+from tpucache.insight import hashes
+from tpucache.insight.hashing import kept_hashes
 from tpucache.store.cache import field_batches
 from tpucache.store.remote import fetching, local, plan
 from tpucache.store.remote.cache import RemoteCache
@@ -69,6 +71,14 @@ def test_batches_of_two_epochs_are_those_of_a_local_copy(
     monkeypatch.setattr(fetching, "_RING_BYTES", 0)
     expected = batches(CachedDataset(cache, "epoch"), 2, **options)
     assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
+
+
+def test_hashes_of_a_cache_at_a_url_are_those_of_a_local_copy_and_kept(opened: Opened, cache: Path) -> None:
+    found = hashes(opened())
+    assert np.array_equal(found.words, hashes(cache, keep=False).words)
+    kept = kept_hashes(opened().cache)
+    assert kept is not None
+    assert np.array_equal(kept.words, found.words)
 
 
 def test_every_way_of_reading_gives_what_a_local_copy_gives(opened: Opened, cache: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tpucache import Recipe, build_cache
 from tpucache.store.cache import Cache
 from tpucache.store.samples import Strings
-from tpucache.warmup.run.chunks import ChunkInfo, join_infos
+from tpucache.warmup.run.chunks import ChunkInfo, KeptSample, join_infos
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 
@@ -44,8 +44,10 @@ def test_a_column_that_only_some_samples_have_is_nan_or_no_text_in_the_others(tm
 @pytest.mark.parametrize("cut", range(5))
 def test_metadata_of_parts_is_the_metadata_of_all(cut: int) -> None:
     items = [Item({}, number % 2, {"a": number} if number != 2 else {"b": "x"}) for number in range(4)]
+    kept = [KeptSample(number, item.label, item.columns, {}) for number, item in enumerate(items)]
     whole, parts = ChunkInfo(), (ChunkInfo(), ChunkInfo())
-    for number, item in enumerate(items):
-        whole.add(number, item)
-        parts[number >= cut].add(number, item)
+    whole.add(kept[:2])
+    whole.add(kept[2:])
+    for part, some in zip(parts, (kept[:cut], kept[cut:]), strict=True):
+        part.add(some)
     assert join_infos(parts) == join_infos([whole]) == whole

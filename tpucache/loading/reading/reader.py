@@ -7,6 +7,7 @@ import functools
 import itertools
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,9 @@ class WaysRead(NamedTuple):
     file_bytes: int = 0
 
 
+_OF_A_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
+
+
 class RecordReader:
     """Reads records of a cache, given by their rows of the index. Threads may share one.
 
@@ -127,19 +131,25 @@ class RecordReader:
         self._memory = RecordMemory(self._record_bytes, cache.manifest.records, most if in_memory else 0)
         self._maps = ShardMaps(cache.reader, cache.manifest.records)
         self._scratch = Scratch()
+        self._is_proven = self._nothing_proven()
         self.pools = BufferPools(self.fields)
         self._packed: RecordReader | None = None
         if in_memory is True:
             self._promise_memory()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_scratch", "pools", "_packed")}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._scratch = Scratch()
+        self._is_proven = self._nothing_proven()
         self.pools = BufferPools(self.fields)
         self._packed = None
+
+    def _nothing_proven(self) -> npt.NDArray[np.bool_]:
+        """Return for each row of the index that is of a band whether its bytes were compared with their checksum."""
+        return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
     def network(self) -> NetworkUse | None:
@@ -289,7 +299,6 @@ class RecordReader:
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
         """Return the error of a batch with the sample whose record does not decode; itself where all of them do."""
-        cache = self.cache
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
@@ -298,14 +307,19 @@ class RecordReader:
             except DamageError as one:
                 if str(one).startswith("Shard "):
                     return one
-                place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
-                shard = cache.reader.shards[int(row["shard"])].name
-                path, variant = cache.samples.paths[position], cache.manifest.variants[place]
-                return DamageError(
-                    f"Shard {shard} in {cache.directory}, the record of {path!r} in variant {variant}: {one}. "
-                    f"Run `python -m tpucache verify {cache.directory}`, or copy it again."
-                )
+                return self._damage(number, row, one)
         return error
+
+    def _damage(self, number: int, row: Rows, reason: object) -> DamageError:
+        """Return an error that names the shard and the sample of a record, by its number in the index and its row."""
+        cache = self.cache
+        place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
+        shard = cache.reader.shards[int(row["shard"])].name
+        path, variant = cache.samples.paths[position], cache.manifest.variants[place]
+        return DamageError(
+            f"Shard {shard} in {cache.directory}, the record of {path!r} in variant {variant}: {reason}. "
+            f"Run `python -m tpucache verify {cache.directory}`, or copy it again."
+        )
 
     def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
         """Copy decoded records into rows of a buffer."""
@@ -333,7 +347,11 @@ class RecordReader:
             self._read_bands(targets, self._banded, numbers, found, buffer.is_large)
 
     def _read_bands(self, targets: list[_Target], banded: int, numbers: Numbers, found: Rows, is_large: bool) -> None:
-        """Read the records of each band, whose coefficients lie side by side in a packed image."""
+        """Read the records of each band, whose coefficients lie side by side in a packed image.
+
+        Each is compared with its checksum when it is first read: of an image that is damaged in one band, another band
+        says nothing. Raises DamageError.
+        """
         image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
         if not image.is_packed:
             packed, rows = np.empty((len(found), *image.field.packed.shape), np.uint8), np.arange(len(found))
@@ -341,26 +359,35 @@ class RecordReader:
         for number, (layout, band) in enumerate(zip(self._layouts, image.field.split, strict=False)):
             part = _Target(band, True, packed[:, at : at + band.packed.nbytes], rows)
             at += band.packed.nbytes
-            if number:
-                further = self.cache.index[numbers + number * self.cache.rows_a_band]
-                self._read_encoded(layout, [part], further, nothing, is_large)
-            else:
-                first = [part if each is image else each for each in targets]
-                self._read_encoded(layout, first, found, nothing, is_large)
+            of_band = numbers + number * self.cache.rows_a_band
+            there = self.cache.index[of_band] if number else found
+            into = [part] if number else [part if each is image else each for each in targets]
+            self._read_encoded(layout, into, there, nothing, is_large, of_band)
         if not image.is_packed:
             decode_packed(image.field, packed, image.array, image.rows)
 
     def _read_encoded(
-        self, layout: RecordLayout, targets: list[_Target], found: Rows, mapped: Addresses, is_large: bool
+        self,
+        layout: RecordLayout,
+        targets: list[_Target],
+        found: Rows,
+        mapped: Addresses,
+        is_large: bool,
+        to_prove: Numbers | None = None,
     ) -> None:
-        """Read encoded records and decode them into rows of arrays; decode those that are mapped where they are."""
+        """Read encoded records and decode them into rows of arrays; decode those that are mapped where they are.
+
+        `to_prove` are their numbers in the index where each is compared with its checksum when it is first read.
+        """
         unmapped = mapped == 0
         for shard in np.unique(found["shard"][~unmapped]).tolist():
             chosen = np.flatnonzero(~unmapped & (found["shard"] == shard))
             starts, lengths = (found[name][chosen].astype(np.int64) for name in ("offset", "length"))
             _decode(layout, [each.of(chosen) for each in targets], self._maps.block(shard), starts, lengths)
         left = np.flatnonzero(unmapped)
-        left = left[self._unpack([each.of(left) for each in targets], found[left]) :] if len(left) else left
+        is_proven = to_prove is None or self._is_proven[to_prove].all()
+        if len(left) and is_proven:
+            left = left[self._unpack([each.of(left) for each in targets], found[left]) :]
         if not len(left):
             return
         found, targets = found[left], [each.of(left) for each in targets]
@@ -370,7 +397,16 @@ class RecordReader:
         views = [[data[start:end]] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
         parts = np.stack([address(block) + starts, lengths], -1)[:, None]
         self._scatter(found, views, parts, is_large)
+        if to_prove is not None and not is_proven:
+            self._prove(to_prove, found, [view for (view,) in views])
         _decode(layout, targets, block, starts, lengths)
+
+    def _prove(self, numbers: Numbers, found: Rows, records: list[memoryview]) -> None:
+        """Compare records with their checksums, unless that was done before. Raises DamageError."""
+        for at in np.flatnonzero(~self._is_proven[numbers]).tolist():
+            if zlib.crc32(records[at]) != found["crc32"][at]:
+                raise self._damage(int(numbers[at]), found[at], "its bytes are not those that its checksum is of")
+        self._is_proven[numbers] = True
 
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
         """Read records of one packed field, each unpacked before the next is read; return how many could be."""

@@ -27,6 +27,7 @@ __all__ = [
     "PackedCodec",
     "decode_bands",
     "decode_into",
+    "decode_luma",
     "decode_rows",
     "encode",
     "encode_bands",
@@ -85,6 +86,14 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
 def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
     """Decode a field's bytes, of one band after the other where it has bands, into `out`; see `decode_into`."""
     CODECS[field.codec].decode_bands(field, parts, out)
+
+
+def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
+    """Decode the luma of colour images, each of its bytes of each band, into `out`, uint8 (n, height, width).
+
+    Raises what `decode_into` does; UsageError for a codec without `has_luma`.
+    """
+    CODECS[field.codec].decode_luma(field, records, out)
 
 
 def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:

@@ -108,6 +108,8 @@ class Codec(ABC):
     default_quality: ClassVar[int | None] = None
     #: The resolutions of colours to choose from, the default first.
     chromas: ClassVar[tuple[str, ...]] = ()
+    #: Whether the luma of colour images is stored by itself, so that `decode_luma` is cheaper than decoding all.
+    has_luma: ClassVar[bool] = False
     #: What manifests call the form of its bytes; None where the codec's name says it all.
     packing: ClassVar[str | None] = None
     #: Whether an image's frequencies may be stored apart, in bands.
@@ -154,6 +156,22 @@ class Codec(ABC):
         """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
         (data,) = parts
         self.decode_into(field, data, out)
+
+    def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        """Decode the luma of colour images, each of the bytes of each band, into `out`, uint8 (n, height, width).
+
+        It is that of JFIF (ITU-R BT.601, 0 to 255). Raises DamageError; UsageError for a codec without one.
+        """
+        if not self.has_luma:
+            raise UsageError(f"{self.name} does not decode luma by itself")
+        try:
+            self._decode_luma(field, records, out)
+        except (ValueError, OSError, SyntaxError) as error:
+            raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
+
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        """Decode into `out` as `_decode_into` does; a codec whose `has_luma` is true has this method."""
+        raise NotImplementedError
 
     @abstractmethod
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:

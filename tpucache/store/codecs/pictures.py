@@ -8,6 +8,7 @@ import logging
 import math
 import struct
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +44,10 @@ class PictureCodec(Codec):
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         self._check_file(field, data)
+        out[...] = self._opened(field, data, _MODES[field.shape[2]]).reshape(field.shape)
+
+    def _opened(self, field: FieldSpec, data: memoryview, mode: str) -> Array:
+        """Return the pixels of a file whose header was compared with the field's, in one of Pillow's modes."""
         try:
             from PIL import Image
         except ImportError as error:
@@ -51,11 +56,12 @@ class PictureCodec(Codec):
             ) from error
         Image.preinit()
         try:
-            # Image.open warns of large images and tries several formats; the header was compared with the field's.
+            # Image.open warns of large images and tries several formats.
             with Image.OPEN[self.name.upper()][0](io.BytesIO(data), "") as image:
-                if image.mode != _MODES[field.shape[2]]:
-                    raise ValueError(f"pixels of the mode {image.mode}, not {_MODES[field.shape[2]]}")
-                out[...] = np.asarray(image).reshape(field.shape)
+                image.draft(mode, None)
+                if image.mode != mode:
+                    raise ValueError(f"pixels of the mode {image.mode}, not {mode}")
+                return np.asarray(image)
         except Exception as error:  # Pillow raises whatever it raises for a broken file
             raise ValueError(str(error) or type(error).__name__) from error
 
@@ -143,6 +149,7 @@ class Jpeg(PictureCodec):
     name = "jpeg"
     quality_range = (1, 100)
     typical_ratio = 0.25
+    has_luma = True
 
     def largest_bytes(self, field: FieldSpec) -> int:
         """Return a length that no file of the field's shape exceeds: a coefficient takes up to 26 bits."""
@@ -157,14 +164,22 @@ class Jpeg(PictureCodec):
         check_header(field, *_header_of(data))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        self._decode(field, data, out, _MODES[field.shape[2]])
+
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        for (data,), luma in zip(records, out, strict=True):
+            self._decode(field, data, luma[..., None], "L")
+
+    def _decode(self, field: FieldSpec, data: memoryview, out: Array, mode: str) -> None:
+        """Decode a file into `out` (height, width, channels of one of Pillow's modes)."""
         simplejpeg = _simplejpeg()
-        if simplejpeg is None:
-            super()._decode_into(field, data, out)
-            return
         self._check_file(field, data)
-        found = simplejpeg.decode_jpeg(data, "GRAY" if field.shape[2] == 1 else "RGB", buffer=out).shape
-        if found != field.shape:
-            raise ValueError(f"an image of {found}, not of {field.shape}")
+        if simplejpeg is None:
+            out[...] = self._opened(field, data, mode).reshape(out.shape)
+            return
+        found = simplejpeg.decode_jpeg(data, "GRAY" if mode == "L" else mode, buffer=out).shape
+        if found != out.shape:
+            raise ValueError(f"an image of {found}, not of {out.shape}")
 
 
 def _header_of(data: memoryview) -> tuple[int, int, int]:

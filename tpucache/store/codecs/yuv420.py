@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ class Yuv420(PackedCodec):
     is_for_images = True
     typical_ratio = 0.5
     mask_codec = "raw"
+    has_luma = True
 
     def check(self, field: FieldSpec) -> None:
         """Raise FormatError for anything but uint8 (height, width, 3)."""
@@ -43,6 +45,12 @@ class Yuv420(PackedCodec):
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         out[...] = unpack(data, *field.shape[:2])
+
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        for (data,), luma in zip(records, out, strict=True):
+            if len(data) != self.packed_bytes(field):
+                raise ValueError(f"{len(data):,} bytes, not {self.packed_bytes(field):,}")
+            luma[...] = np.frombuffer(data, np.uint8, luma.size).reshape(luma.shape)
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):

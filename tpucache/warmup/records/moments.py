@@ -6,6 +6,7 @@ whole numbers are added, so that sums of floats are as exact.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final
 
 import numpy as np
@@ -50,8 +51,9 @@ def mean_and_std(of_channels: Moments, image: Array) -> tuple[float, float]:
     """Return the mean of an image's numbers, and their standard deviation within the channels, given its moments."""
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
     channels, pixels = image.shape[2], image.size // image.shape[2]
-    variance = sum(square * pixels - total * total for total, square in zip(*of_channels, strict=True))
-    mean, spread = sum(of_channels[0]) / (image.size * scale), variance / (channels * (pixels * scale) ** 2)
+    sums, squares = of_channels
+    variance = pixels * sum(squares) - sum(map(operator.mul, sums, sums))
+    mean, spread = sum(sums) / (image.size * scale), variance / (channels * (pixels * scale) ** 2)
     return float(mean), float(spread**0.5)
 
 

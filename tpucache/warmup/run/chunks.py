@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import operator
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,21 @@ from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.run.folder import disk_failure
-from tpucache.warmup.sources.source import Item, Sample
+from tpucache.warmup.sources.source import Label, Sample
 
 #: Where annotations are counted beside the variants, which are called by their numbers.
 IN_SOURCE: Final = "source"
 #: The name of a receipt, with its block and its part.
 RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
+
+
+class KeptSample(NamedTuple):
+    """A sample that is kept: the label and columns that only its content states, and facts of its image."""
+
+    number: int
+    label: Label
+    columns: Mapping[str, Any]
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,17 +66,14 @@ class ChunkInfo:
     digests: dict[str, str] = field(default_factory=dict)
     frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
-    def add(self, number: int, item: Item, facts: Mapping[str, Any] | None = None) -> None:
-        """Add a sample that is kept, with the label and columns that only its content states, and facts of its image.
-
-        Where a source has a column with the name of a fact, the column is kept.
-        """
-        values = {**(facts or {}), **item.columns}
-        for name in {*self.columns, *values}:
+    def add(self, samples: Sequence[KeptSample]) -> None:
+        """Add samples that are kept. Where a source has a column with the name of a fact, the column is kept."""
+        values = [{**sample.facts, **sample.columns} for sample in samples]
+        for name in {*self.columns, *itertools.chain.from_iterable(values)}:
             column = self.columns.setdefault(name, [None] * len(self.numbers))
-            column.append(values.get(name))
-        self.numbers.append(number)
-        self.labels.append(item.label)
+            column.extend(map(operator.methodcaller("get", name), values))
+        self.numbers.extend(map(operator.attrgetter("number"), samples))
+        self.labels.extend(map(operator.attrgetter("label"), samples))
 
     def count(self, place: str, counts: Mapping[str, int]) -> None:
         """Count the annotations of a sample that is kept."""
@@ -101,12 +108,13 @@ class StoredChunk:
 def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
     """Return one info for several, in their order."""
     names = sorted({name for info in infos for name in info.columns})
+    joined = itertools.chain.from_iterable  # in a comprehension, each sample would take as long as it has columns
     return ChunkInfo(
-        numbers=[number for info in infos for number in info.numbers],
-        skipped=[skipped for info in infos for skipped in info.skipped],
-        labels=[label for info in infos for label in info.labels],
+        numbers=list(joined(info.numbers for info in infos)),
+        skipped=list(joined(info.skipped for info in infos)),
+        labels=list(joined(info.labels for info in infos)),
         columns={
-            name: [v for info in infos for v in info.columns.get(name, [None] * len(info.numbers))] for name in names
+            name: list(joined(info.columns.get(name, [None] * len(info.numbers)) for info in infos)) for name in names
         },
         sums=[sum(values) for values in itertools.zip_longest(*(info.sums for info in infos), fillvalue=0)],
         squares=[sum(values) for values in itertools.zip_longest(*(info.squares for info in infos), fillvalue=0)],

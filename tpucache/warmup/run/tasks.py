@@ -24,6 +24,7 @@ from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
 from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
 from tpucache.warmup.deadline import NEVER, Deadline
+from tpucache.warmup.records.arrays import Facts
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.frequencies import measure_frequencies
 from tpucache.warmup.records.moments import Moments, add_moments, mean_and_std, moments
@@ -31,6 +32,7 @@ from tpucache.warmup.run.chunks import (
     IN_SOURCE,
     BuiltShard,
     ChunkInfo,
+    KeptSample,
     StoredChunk,
     join_infos,
     load_chunk,
@@ -290,7 +292,8 @@ def add_samples(
     `keep` is given each kept sample's number and its records, one each part.
     """
     totals: Moments = (info.sums, info.squares)
-    images: list[Array] = []  # whose moments are still to be added
+    kept: list[KeptSample] = []
+    images: list[tuple[Array, Facts]] = []  # whose moments are still to be added
     done, checked = first, -_CHECK_SECONDS
     for sample in chunk.samples[first:]:
         if time.monotonic() - checked >= _CHECK_SECONDS:
@@ -313,14 +316,15 @@ def add_samples(
         if sample.number in chunk.clean:
             check_clean(context, sample, encoded, chunk.clean[sample.number])
         keep(sample.number, encoded.records)
-        info.add(sample.number, encoded.item, encoded.facts)
+        kept.append(KeptSample(sample.number, encoded.item.label, encoded.item.columns, encoded.facts))
         if IMAGE in encoded.clean:
-            images.append(encoded.clean[IMAGE])
-            if len(images) * images[0].nbytes >= _ADDED_BYTES:
-                totals = _add_images(totals, images, info)
+            images.append((encoded.clean[IMAGE], encoded.facts))
+            if len(images) * encoded.clean[IMAGE].nbytes >= _ADDED_BYTES:
+                totals = _add_images(totals, images)
         for place, counts in zip((IN_SOURCE, *map(str, variants_of(chunk.parts))), encoded.counts, strict=True):
             info.count(place, counts)
-    info.sums[:], info.squares[:] = _add_images(totals, images, info)
+    info.sums[:], info.squares[:] = _add_images(totals, images)
+    info.add(kept)
     return done
 
 
@@ -330,14 +334,12 @@ def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) 
     return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
 
-def _add_images(totals: Moments, images: list[Array], info: ChunkInfo) -> Moments:
-    """Return the sums with those of images added, and empty the list: they are those of the last samples of `info`."""
-    for place, image in enumerate(images, len(info.numbers) - len(images)):
+def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
+    """Return the sums with those of images added, note each one's mean in its facts, and empty the list."""
+    for image, facts in images:
         found = moments(image)
         totals = add_moments(totals, found)
-        for name, value in zip((MEAN, STD), mean_and_std(found, image), strict=True):
-            if name in info.columns and info.columns[name][place] is None:  # else the source has one of this name
-                info.columns[name][place] = value
+        facts[MEAN], facts[STD] = mean_and_std(found, image)
     images.clear()
     return totals
 

@@ -33,6 +33,7 @@ _ZSTD_PARAMETERS: Final = {
 }
 
 
+_LUMA_AT_ONCE: Final = 2  # of more, the floats would be new memory each time, and its page faults take longer
 _AT_ONCE: Final = 16  # records unpacked before their low frequencies are taken: those are still in the cache
 
 
@@ -45,6 +46,7 @@ class DctCodec(PackedCodec):
     chromas = CHROMA
     has_bands = True
     mask_codec = "png"
+    has_luma = True
     packing: ClassVar[str]
 
     def check(self, field: FieldSpec) -> None:
@@ -81,25 +83,47 @@ class DctCodec(PackedCodec):
         """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
         if field.bands is None:
             return super().decode_bands(field, parts, out)
+        return self.decode_packed(field, self._joined_bands(field, parts), out)
+
+    def _joined_bands(self, field: FieldSpec, parts: Sequence[memoryview]) -> Array:
+        """Return the packed coefficients of the bytes of each band."""
         packed, at = np.empty((1, self.packed_bytes(field)), np.uint8), 0
         for band, part in zip(packed_layout(field).parts, parts, strict=True):
             data, whole = np.frombuffer(part, np.uint8), np.array([[0, len(part)]])
             self.unpack_rows(field, data, whole, packed[:, at : at + band.nbytes], np.zeros(1, np.int64))
             at += band.nbytes
-        return self.decode_packed(field, packed[0], out)
+        return np.asarray(packed[0])
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
         """Write the image of packed coefficients, of all bands one after the other, to `out`. Raises DamageError."""
         out[...] = coefficients.unpack(packed.data, packed_layout(field))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
+        self.decode_packed(field, self._unpacked(field, data), out)
+
+    def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
+        layout = packed_layout(field)
+        for first in range(0, len(records), _LUMA_AT_ONCE):
+            some = records[first : first + _LUMA_AT_ONCE]
+            if field.bands is None:
+                packed = np.empty((len(some), layout.nbytes), np.uint8)
+                ends = np.cumsum([len(data) for (data,) in some])
+                block = np.frombuffer(b"".join(data for (data,) in some), np.uint8)
+                spans = np.stack([ends - [len(data) for (data,) in some], ends], 1)
+                self._unpack_whole(block, spans, packed, np.arange(len(some)))
+            else:
+                packed = np.stack([self._joined_bands(field, parts) for parts in some])
+            out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout)
+
+    def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
+        """Return the packed coefficients of a record in one band."""
         library, layout = self._library(), packed_layout(field)
         packed = np.empty(layout.nbytes, np.uint8)
         if library is None:
             self._unpack_by_package(data, packed)
         elif not library.unpack_one(np.frombuffer(data, np.uint8).ctypes.data, len(data), packed, self.packing):
             raise ValueError(f"{len(data):,} bytes that do not become {layout.nbytes:,}")
-        out[...] = coefficients.unpack(packed.data, layout)
+        return packed
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         if field.bands is not None or field.view is None or field.view.frequencies == BLOCK:

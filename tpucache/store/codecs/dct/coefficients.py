@@ -209,7 +209,11 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
     """Return the image (height, width, channels) of packed coefficients. Raises DamageError for another length."""
     if len(packed) != layout.nbytes:
         raise DamageError(f"packed coefficients have {len(packed):,} bytes, not {layout.nbytes:,}")
-    planes = [_pixels(matrix, plane) for matrix, plane in zip(_matrices(packed, layout), layout.planes, strict=True)]
+    rows = np.frombuffer(packed, np.uint8)[None]
+    planes = [
+        _pixels(_coefficients(*parts, plane), plane)[0]
+        for parts, plane in zip(_split(rows, layout), layout.planes, strict=True)
+    ]
     luma = planes[0][: layout.height, : layout.width] + np.float32(128)
     if layout.channels == 1:
         return to_uint8(luma)[..., None]
@@ -218,6 +222,13 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
         for pixels, plane in zip(planes[1:], layout.planes[1:], strict=True)
     )
     return to_rgb(luma, blue, red)
+
+
+def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
+    """Return the luma (n, height, width) of packed images, uint8 (n, N)."""
+    (parts,), plane = _split(packed, layout, 1), layout.planes[0]
+    pixels = _pixels(_coefficients(*parts, plane), plane)
+    return to_uint8(pixels[:, : layout.height, : layout.width] + np.float32(128))
 
 
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -245,24 +256,27 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
     return np.concatenate(found, 1)
 
 
-def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout) -> Matrices:
-    """Return each plane's low bytes and high bits, uint8 (n, rows, columns) of the layout's highest frequency."""
+def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
+    """Return the low bytes and high bits of each plane, or the first `planes`, up to the layout's highest frequency.
+
+    Both are uint8 (n, rows, columns).
+    """
     images = len(packed)
-    shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes]
+    shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]
     matrices = [(np.empty(shape, np.uint8), np.zeros(shape, np.uint8)) for shape in shapes]
-    at = 0
+    end = 0
     for band in layout.parts:
-        for (low, _), parts in zip(matrices, band.low, strict=True):
+        at, end = end, end + band.nbytes
+        for (low, _), parts in zip(matrices, band.low[:planes], strict=True):
             for part in parts:
                 low[:, part.rows, part.columns] = packed[:, at : at + part.size].reshape(images, *part.shape)
                 at += part.size
-        pairs = packed[:, at : at + band.high_bytes]
+        pairs = packed[:, end - band.high_bytes : end]
         nibbles, place = np.concatenate([pairs & 15, pairs >> 4], 1), 0
-        for (_, high), parts in zip(matrices, band.high, strict=True):
+        for (_, high), parts in zip(matrices, band.high[:planes], strict=True):
             for part in parts:
                 high[:, part.rows, part.columns] = nibbles[:, place : place + part.size].reshape(images, *part.shape)
                 place += part.size
-        at += band.high_bytes
     return matrices
 
 
@@ -334,24 +348,23 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
     return np.rint(transformed / (plane.table[None, :, None, :] * unit)).astype(np.int32)
 
 
-def _matrices(packed: bytes | memoryview, layout: CoefficientLayout) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield each plane's coefficients (u, i, v, j), the differences along the blocks undone."""
-    count = layout.bands[-1]
-    for (low, high), plane in zip(_split(np.frombuffer(packed, np.uint8)[None], layout), layout.planes, strict=True):
-        matrix = low[0].view(np.int8).astype(np.int32)
-        last = max((u for u, width in enumerate(plane.widths[:count]) if width), default=-1)
-        rows = (last + 1) * plane.block_rows  # those below have no high bits
-        matrix[:rows] += ((high[0, :rows].astype(np.int32) ^ 8) - 8) << 8
-        matrix = matrix.reshape(count, plane.block_rows, count, plane.block_columns)
-        matrix[0, :, 0] = np.cumsum(matrix[0, :, 0], -1)
-        yield matrix
+def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:
+    """Return coefficients (n, u, i, v, j) of their low bytes and high bits, the differences along the blocks undone."""
+    count = low.shape[1] // plane.block_rows
+    matrix = low.view(np.int8).astype(np.int32)
+    last = max((u for u, width in enumerate(plane.widths[:count]) if width), default=-1)
+    rows = (last + 1) * plane.block_rows  # those below have no high bits
+    matrix[:, :rows] += ((high[:, :rows].astype(np.int32) ^ 8) - 8) << 8
+    matrix = matrix.reshape(-1, count, plane.block_rows, count, plane.block_columns)
+    matrix[:, 0, :, 0] = np.cumsum(matrix[:, 0, :, 0], -1)
+    return matrix
 
 
 def _pixels(matrix: npt.NDArray[np.int32], plane: Plane) -> npt.NDArray[np.float32]:
-    """Return a plane's pixels, centred at 0."""
-    count, rows, _, columns = matrix.shape
+    """Return a plane's pixels (n, rows, columns), centred at 0."""
+    images, count, rows, _, columns = matrix.shape
     values = (matrix * plane.table[:count, None, :count, None]).astype(np.float32)
     waves = basis().astype(np.float32)[:count]
-    vertical = (waves.T @ values.reshape(count, -1)).reshape(BLOCK, rows, count, columns)
-    blocks = vertical.transpose(1, 0, 3, 2).reshape(-1, count) @ waves
-    return np.asarray(blocks.reshape(plane.shape()), np.float32)
+    vertical = (waves.T @ values.reshape(images, count, -1)).reshape(images, BLOCK, rows, count, columns)
+    blocks = vertical.transpose(0, 2, 1, 4, 3).reshape(-1, count) @ waves
+    return np.asarray(blocks.reshape(images, *plane.shape()), np.float32)
