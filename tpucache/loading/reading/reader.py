@@ -216,11 +216,12 @@ class RecordReader:
 
         `divide` may let several threads do it. Returns where they were. Raises DamageError naming the shard.
         """
-        reader = self.cache.reader
-        if reader.is_at_start:
-            reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
-        # While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
-        keep = self.in_memory is True or (keep and not reader.is_busy)
+        reader, keep = self.cache.reader, keep or self.in_memory is True
+        if not reader.is_whole:
+            if reader.is_at_start:
+                reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
+            # While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
+            keep = keep and (self.in_memory is True or not reader.is_busy)
         places = self._find(rows)
         divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
         return self._ways(places)
