@@ -192,7 +192,7 @@ class Fetcher:
     @property
     def is_at_start(self) -> bool:
         """Whether nobody has asked for the first records of what is expected yet."""
-        return any(not plan.has_begun for _, plan in self._plans)
+        return bool(self._plans) and any(not plan.has_begun for _, plan in self._plans)
 
     def fetch_first(self, numbers: Numbers, pieces: Numbers, rows: Rows) -> None:
         """Fetch records before all else, each by itself, if they are the first of what is expected.
