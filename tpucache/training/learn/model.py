@@ -87,7 +87,8 @@ def resnet9(outputs: int, inputs: int = 3) -> nn.Module:
     """Return a ResNet-9 for images of 64 to 96 pixels on a small processor: 1.9 M parameters.
 
     D. Page's network ("How to train your ResNet", 2018) of convolutions that widen, each pooled, with a residual block
-    after them. Here the first one is strided, there are half the channels, and all three have their block.
+    after them. Here the first one is strided, there are half the channels, and all three have their block, which begins
+    as the identity (Goyal et al., arXiv:1706.02677).
     """
     layers: list[nn.Module] = [conv_bn(inputs, 32, 2), nn.ReLU()]
     channels = 32
@@ -95,7 +96,13 @@ def resnet9(outputs: int, inputs: int = 3) -> nn.Module:
         block = ResidualBlock(width, width, 1)
         layers += [conv_bn(channels, width, 1), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU(), block]
         channels = width
-    return _with_head(layers, channels, outputs)
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(module, ResidualBlock):
+            nn.init.zeros_(module.second.get_parameter("1.weight"))
+    return model
 
 
 def resnet18(outputs: int, inputs: int = 3) -> nn.Module:
@@ -105,22 +112,7 @@ def resnet18(outputs: int, inputs: int = 3) -> nn.Module:
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [ResidualBlock(channels, width, stride), ResidualBlock(width, width, 1)]
         channels = width
-    return _with_head(layers, channels, outputs)
-
-
-def _with_head(layers: list[nn.Module], channels: int, outputs: int) -> nn.Module:
-    """Return a residual network of these layers, with its head and first weights.
-
-    Convolutions begin as He et al. have them (arXiv:1502.01852), and each block as the identity (Goyal et al.,
-    arXiv:1706.02677), without which high rates diverge in the first steps.
-    """
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        if isinstance(module, ResidualBlock):
-            nn.init.zeros_(module.second.get_parameter("1.weight"))
-    return model
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs))
 
 
 def unet(outputs: int, inputs: int = 3) -> nn.Module:
