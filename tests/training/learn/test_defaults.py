@@ -30,6 +30,7 @@ class OwnRMSNorm(nn.Module):
 def test_the_family_of_a_model_is_the_norm_that_it_has_most_of():
     assert find_family(cnn(3)) == "batch norm"
     assert find_family(nn.GroupNorm(2, 4)) == "batch norm"
+    assert find_family(nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(16)))) == "many batch norms"
     assert find_family(transformer()) == "layer norm"
     assert find_family(OwnRMSNorm()) == "layer norm"
     assert find_family(nn.GroupNorm(1, 4)) == "layer norm"

@@ -17,8 +17,11 @@ from tpucache.training.device import Device
 from tpucache.training.learn.optimizers import OptimizerMaker, optimizer_name
 from tpucache.training.settings import OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
 
-#: What a model normalises its activations by, which decides how high a rate it takes.
-Family = Literal["batch norm", "layer norm", "no norm"]
+#: What a model normalises its activations by, which decides how high a rate it takes; with many layers it is lower.
+Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
+
+#: Layers of BatchNorm from which on they are many: a ResNet-18 has 20.
+_MANY: Final = 16
 
 
 class Defaults(NamedTuple):
@@ -36,6 +39,7 @@ class Defaults(NamedTuple):
 
 
 _WIDE: Final = "0.1 for 128, arXiv:1605.07146; linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
+_DEEP: Final = "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
 _CONVNEXT: Final = (
     "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, as runs are shorter; by the root of the batch: "
@@ -47,12 +51,16 @@ _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., ar
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("sgd", "batch norm", False): Defaults(0.2, "linear", 5e-4, "one-cycle", None, _WIDE),
     ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
+    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
     ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
     ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
     ("adamw", "batch norm", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
     ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
+    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "layer norm", False): Defaults(2e-3, "sqrt", 0.05, "one-cycle", None, _CONVNEXT),
     ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),
@@ -105,7 +113,9 @@ def find_family(model: nn.Module) -> Family:
     kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
     if not kinds:
         return "no norm"
-    return "layer norm" if kinds["layer norm"] >= kinds["batch norm"] else "batch norm"
+    if kinds["layer norm"] >= kinds["batch norm"]:
+        return "layer norm"
+    return "many batch norms" if kinds["batch norm"] >= _MANY else "batch norm"
 
 
 def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> str:
