@@ -182,7 +182,7 @@ def run_program(folder: Path) -> None:
         status = 1
         raise
     except BaseException:
-        request["finalise"] = True  # which signal has ended it is told by what ends an interpreter
+        request["finalise"] = True  # the interpreter's own end says which signal it was
         raise
     finally:
         if not request["finalise"]:

@@ -2,7 +2,7 @@
 
 It gives some photographs the label of another class, at random, trains a small model on all folds, ranks the samples
 with `tpucache.insight.suspects`, and prints which share of the first 20, 50 and 100 are those photographs, and which
-share of all.
+share of all. It ends in status 1 where, of a seed, less than half of the first 20 are (`--least`).
 
     python -m scripts.checks suspects PHOTOGRAPHS [--photos 3000] [--seeds 2]
 """
@@ -33,8 +33,10 @@ def main() -> int:
     parser.add_argument("--photos", type=int, default=3000, help="photographs, at most (%(default)s)")
     parser.add_argument("--noise", type=float, default=0.05, help="share of wrong labels (%(default)s)")
     parser.add_argument("--seeds", type=int, default=2, help="how often (%(default)s)")
+    parser.add_argument("--least", type=float, default=0.5, help="of the first 20 (%(default)s)")
     add_training(parser)
     options = parser.parse_args()
+    is_enough = True
     photos = choose_photos(options.folder, options.photos)
     say(
         f"{'seed':>4} {'accuracy':>8} {'wrong':>6}"
@@ -52,8 +54,9 @@ def main() -> int:
             ranked = suspects(table.probabilities, table.label_numbers())
             is_wrong = np.array([table.paths[at] in wrong for at in ranked.positions.tolist()])
             shares = "".join(f"{is_wrong[:first].mean():>10.2f}" for first in _FIRST)
+            is_enough &= bool(is_wrong[: _FIRST[0]].mean() >= options.least)
             say(f"{seed:>4} {accuracy(run):>8.3f} {len(wrong):>6,}{shares}{is_wrong.mean():>10.2f}")
-    return 0
+    return int(not is_enough)
 
 
 def plant(folder: Path, photos: list[Path], target: Path, share: float, seed: int) -> set[str]:

@@ -38,6 +38,13 @@ def test_the_family_of_a_model_is_the_norm_that_it_has_most_of():
     assert find_family(nn.Linear(2, 2)) == "no norm"
 
 
+def test_many_batch_norms_halve_the_rate_of_sgd_and_leave_that_of_adamw():
+    deep = nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(16)))
+    for optimizer, share in (("sgd", 0.5), ("adamw", 1.0)):
+        settings = TrainSettings(optimizer=optimizer)  # type: ignore[arg-type]
+        assert decide(settings, deep).peak_lr == pytest.approx(share * decide(settings, cnn(3)).peak_lr)
+
+
 def test_rates_follow_from_optimizer_and_model_and_given_weights():
     def rate(optimizer: str, model: nn.Module, weights: str | None = None) -> float:
         return decide(TrainSettings(optimizer=optimizer, weights=weights), model).peak_lr  # type: ignore[arg-type]
