@@ -142,7 +142,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
 
     def work(start: int) -> int:
         some = rows[start : start + step]
-        grids = grey_grids(read_luma(cache, some, IMAGE))
+        grids = grey_grids(read_luma(cache, some, IMAGE, least=2 * _GRID))
         part = slice(start, start + len(some))
         found.words[part], found.mirrored[part] = phash(grids)
         found.is_blank[part] = grids.std((1, 2)) < _BLANK_STD * unit

@@ -175,17 +175,21 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
     return out
 
 
-def read_luma(cache: Cache, numbers: Numbers, name: str) -> Array:
+def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
     """Return the luma of one field of the records of these rows of the index: uint8 (n, height, width, 1).
 
-    Where a record does not have it by itself, return what `read_field` returns, which may have other channels and
-    another dtype. Raises what that raises.
+    Where that is cheaper, it is of half the height and width, which are at least `least` pixels then. Where a record
+    does not have luma by itself, return what `read_field` returns, which may have other channels and another dtype.
+    Raises what that raises.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
     if not (CODECS[field.codec].has_luma and field.shape[-1] == _COLOURS):
         return read_field(cache, numbers, name)
-    out = np.empty((len(numbers), *field.shape[:2]), np.uint8)
+    height, width, _ = field.shape
+    is_even = height % 2 == width % 2 == 0
+    step = 2 if CODECS[field.codec].has_half_luma and is_even and min(height, width) >= 2 * least else 1
+    out = np.empty((len(numbers), height // step, width // step), np.uint8)
     decode_luma(field, list(_encoded(cache, numbers, place)), out)
     return out[..., None]
 

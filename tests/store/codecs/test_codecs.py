@@ -115,6 +115,17 @@ def test_luma_by_itself_is_that_of_the_decoded_image(codec: str, request: pytest
         decode_luma(field, [[memoryview(data)], [memoryview(data[:-9])]], luma)
 
 
+@pytest.mark.parametrize("codec", ["dct-zstd", "dct-lz4"])
+def test_half_luma_is_the_means_of_2x2_pixels(codec: str) -> None:
+    image = np.repeat(smooth(22, 30, 1), 3, 2)
+    field = Field("image", codec, "|u1", image.shape, 95, "444", CODECS[codec].packing)
+    data, luma, half = encode(field, image), np.zeros((2, 22, 30), np.uint8), np.zeros((2, 11, 15), np.uint8)
+    for out in (luma, half):
+        decode_luma(field, [[memoryview(data)]] * 2, out)
+    assert CODECS[codec].has_half_luma
+    assert np.abs(half - luma.reshape(2, 11, 2, 15, 2).mean((2, 4))).max() <= 1
+
+
 def test_a_codec_that_has_no_luma_says_so() -> None:
     with pytest.raises(UsageError, match="png does not decode luma"):
         decode_luma(field_of(noise(4, 4, 3), "png"), [[memoryview(b"")]], np.zeros((1, 4, 4), np.uint8))

@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from joblib.externals.loky import process_executor
 
 from tpucache.errors import BuildError
 from tpucache.warmup.run import executors
@@ -64,6 +66,24 @@ def test_a_run_that_ends_early_says_nothing_of_the_tasks_under_way() -> None:
     run = Executor(jobs=2).run((time.sleep, (seconds,)) for seconds in (0, 0.5))
     next(run)
     run.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_while_tasks_are_on_their_way_to_the_workers_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """joblib's thread would end with a KeyError: it forgets tasks whose numbers it has still to look up."""
+    note = process_executor._ExecutorManagerThread.process_result_item
+
+    def slow(thread: Any, result: Any) -> None:
+        note(thread, result)
+        time.sleep(0.03)  # in which the run ends
+
+    monkeypatch.setattr(process_executor._ExecutorManagerThread, "process_result_item", slow)
+    for _ in range(3):
+        run = Executor(jobs=2).run((time.sleep, (0,)) for _ in range(8))
+        next(run)
+        run.close()
 
 
 @pytest.mark.slow

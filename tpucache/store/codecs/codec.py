@@ -110,6 +110,8 @@ class Codec(ABC):
     chromas: ClassVar[tuple[str, ...]] = ()
     #: Whether the luma of colour images is stored by itself, so that `decode_luma` is cheaper than decoding all.
     has_luma: ClassVar[bool] = False
+    #: Whether `decode_luma` may be asked for the means of 2x2 pixels instead, which is cheaper still.
+    has_half_luma: ClassVar[bool] = False
     #: What manifests call the form of its bytes; None where the codec's name says it all.
     packing: ClassVar[str | None] = None
     #: Whether an image's frequencies may be stored apart, in bands.
@@ -160,7 +162,9 @@ class Codec(ABC):
     def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
         """Decode the luma of colour images, each of the bytes of each band, into `out`, uint8 (n, height, width).
 
-        It is that of JFIF (ITU-R BT.601, 0 to 255). Raises DamageError; UsageError for a codec without one.
+        It is that of JFIF (ITU-R BT.601, 0 to 255). A codec whose `has_half_luma` is true also fills an `out` of half
+        the height and half the width of images that have even ones. Raises DamageError; UsageError for a codec without
+        luma.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma by itself")

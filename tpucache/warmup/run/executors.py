@@ -33,6 +33,7 @@ _ROUND: Final = 4
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
+_SETTLE_SECONDS: Final = 0.1
 #: How long few tasks run in this process before workers are started for those left: about what starting them takes.
 _ALONE_SECONDS: Final = 0.5
 
@@ -109,11 +110,13 @@ class Executor(WorkerOptions):
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
         workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
-        place = _Place.here()
-        results = workers(joblib.delayed(place.run)(function, arguments) for function, arguments in tasks)
+        place, is_over, is_done = _Place.here(), threading.Event(), False
+        given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
+        results = workers(joblib.delayed(place.run)(function, arguments) for function, arguments in given)
         try:
             for result in results:  # noqa: UP028  # `yield from` would close `results` before what follows does
                 yield result
+            is_done = True
         except pickle.PicklingError as error:
             reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # what is before it is a traceback
             raise BuildError(
@@ -126,6 +129,9 @@ class Executor(WorkerOptions):
                 "run the same command again, with fewer --jobs."
             ) from error
         finally:
+            is_over.set()
+            if not is_done:  # joblib prints a KeyError where it is ended while a task is on its way to the workers
+                time.sleep(_SETTLE_SECONDS)
             with warnings.catch_warnings():  # of tasks under way when an error ends the run: they are tried again later
                 warnings.simplefilter("ignore", UserWarning)
                 results.close()

@@ -47,6 +47,7 @@ class DctCodec(PackedCodec):
     has_bands = True
     mask_codec = "png"
     has_luma = True
+    has_half_luma = True
     packing: ClassVar[str]
 
     def check(self, field: FieldSpec) -> None:
@@ -113,7 +114,7 @@ class DctCodec(PackedCodec):
                 self._unpack_whole(block, spans, packed, np.arange(len(some)))
             else:
                 packed = np.stack([self._joined_bands(field, parts) for parts in some])
-            out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout)
+            out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout, layout.height // out.shape[1])
 
     def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
         """Return the packed coefficients of a record in one band."""

@@ -224,11 +224,16 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
     return to_rgb(luma, blue, red)
 
 
-def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Return the luma (n, height, width) of packed images, uint8 (n, N)."""
+def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: int = 1) -> npt.NDArray[np.uint8]:
+    """Return the luma (n, height / step, width / step) of packed images, uint8 (n, N).
+
+    A step of 2 gives the means of 2x2 pixels, without the higher half of the frequencies, of which they hold little.
+    """
     (parts,), plane = _split(packed, layout, 1), layout.planes[0]
-    pixels = _pixels(_coefficients(*parts, plane), plane)
-    return to_uint8(pixels[:, : layout.height, : layout.width] + np.float32(128))
+    count = BLOCK // step
+    low, high = (part[:, : count * plane.block_rows, : count * plane.block_columns] for part in parts)
+    pixels = _pixels(_coefficients(low, high, plane), plane, step)
+    return to_uint8(pixels[:, : layout.height // step, : layout.width // step] + np.float32(128))
 
 
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
@@ -360,11 +365,12 @@ def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32
     return matrix
 
 
-def _pixels(matrix: npt.NDArray[np.int32], plane: Plane) -> npt.NDArray[np.float32]:
-    """Return a plane's pixels (n, rows, columns), centred at 0."""
+def _pixels(matrix: npt.NDArray[np.int32], plane: Plane, step: int = 1) -> npt.NDArray[np.float32]:
+    """Return a plane's pixels (n, rows / step, columns / step), centred at 0, or the means of a step's each way."""
     images, count, rows, _, columns = matrix.shape
     values = (matrix * plane.table[:count, None, :count, None]).astype(np.float32)
-    waves = basis().astype(np.float32)[:count]
-    vertical = (waves.T @ values.reshape(images, count, -1)).reshape(images, BLOCK, rows, count, columns)
+    side = BLOCK // step
+    waves = basis().reshape(BLOCK, side, step).mean(2).astype(np.float32)[:count]
+    vertical = (waves.T @ values.reshape(images, count, -1)).reshape(images, side, rows, count, columns)
     blocks = vertical.transpose(0, 2, 1, 4, 3).reshape(-1, count) @ waves
-    return np.asarray(blocks.reshape(images, *plane.shape()), np.float32)
+    return np.asarray(blocks.reshape(images, rows * side, columns * side), np.float32)
