@@ -86,6 +86,11 @@ class Flight:
         """The numbers of its records."""
         return frozenset(self.run.numbers.tolist())
 
+    def narrow(self, run: Run) -> None:
+        """Fetch less: what of its run has not come onto the disk since it was asked for."""
+        self.run = run
+        self.__dict__.pop("numbers", None)
+
     def bytes(self, start: int, stop: int) -> memoryview:
         """Return some of its bytes, counted from its start, of one that is not on the disk."""
         return memoryview(b"") if self.data is None else self.data[start:stop]
@@ -379,6 +384,8 @@ class Fetcher:
             return None
         if flight is None:
             flight = self._flights[piece] = Flight(self._lacking(run, piece), piece)
+        else:  # another process may have fetched a part before this one had the lock
+            flight.narrow(self._lacking(flight.run, piece))
         return flight
 
     def _lacking(self, run: Run, piece: int) -> Run:
