@@ -212,7 +212,7 @@ def run_forking(run_with_torch: Callable[..., subprocess.CompletedProcess[str]])
     def run(code: str, *arguments: object) -> str:
         begin = "import processes, warnings\nwarnings.simplefilter('error')\nprocesses.fork_alone()"
         done = run_with_torch(f"{begin}\n{code}", *arguments)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 
     return run

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,7 @@ FORKING = (
 )
 #: Parts of the command lines of processes that libraries keep for the next who needs them.
 KEPT = ("joblib.externals.loky", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+ENDING = 5.0  # seconds in which a thread that Python has joined is gone for the kernel, too
 GRACE = 30.0  # seconds in which a process that was told to end, or has lost its parent, does so on a busy machine
 
 
@@ -38,12 +40,23 @@ def fork_alone() -> None:
     fork = os.fork
 
     def checked() -> int:
-        threads = [(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()]
-        if len(threads) > 1:
-            raise RuntimeError(f"this process forks while it has {len(threads)} threads: {', '.join(threads)}")
+        until = time.monotonic() + ENDING
+        while len(threads := _threads()) > 1:
+            if threading.active_count() > 1 or time.monotonic() > until:
+                raise RuntimeError(f"this process forks while it has {len(threads)} threads: {', '.join(threads)}")
+            time.sleep(0.001)
         return fork()
 
     os.fork = checked
+
+
+def _threads() -> list[str]:
+    """Return the names of this process's threads, as the kernel has them."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            found.append((thread / "comm").read_text().strip())
+    return found
 
 
 def adopt_orphans() -> None:
