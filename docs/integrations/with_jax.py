@@ -14,10 +14,14 @@ Weights = dict[str, Any]
 
 
 def outputs_of(weights: Weights, images: jax.Array) -> jax.Array:
-    hidden = jax.lax.conv_general_dilated(
-        images, weights["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    return jax.nn.relu(hidden).mean((1, 2)) @ weights["head"]
+    hidden = images
+    for kernel, stride in ((weights["patches"], 4), (weights["kernel"], 1)):
+        hidden = jax.nn.relu(
+            jax.lax.conv_general_dilated(
+                hidden, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        )
+    return hidden.max((1, 2)) @ weights["head"]
 
 
 def loss_of(weights: Weights, images: jax.Array, labels: jax.Array) -> jax.Array:
@@ -39,8 +43,9 @@ def main(cache: str) -> None:
 
     rng = np.random.default_rng(0)
     weights = {
-        "kernel": rng.normal(0, 0.2, (3, 3, 3, 32)).astype(np.float32),
-        "head": rng.normal(0, 0.2, (32, len(train.classes))).astype(np.float32),
+        "patches": rng.normal(0, 0.2, (4, 4, 3, 32)).astype(np.float32),
+        "kernel": rng.normal(0, 0.08, (3, 3, 32, 64)).astype(np.float32),
+        "head": rng.normal(0, 0.1, (64, len(train.classes))).astype(np.float32),
     }
     momentum = jax.tree.map(np.zeros_like, weights)
     seen = 0
