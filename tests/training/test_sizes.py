@@ -227,5 +227,7 @@ def test_images_of_other_codecs_are_refused_with_what_to_do(
     build_cache(photos, tmp_path / "raw", Recipe(size=32), jobs=1)
     run = ["--run", str(tmp_path / "run"), "--backend", "torch", "--size", "16"]
     assert main(["train", str(tmp_path / "raw"), *run]) == 2
-    assert "resolution= takes the low frequencies of dct-zstd and dct-lz4" in capsys.readouterr().err
+    message = " ".join(capsys.readouterr().err.split())
+    assert "images of raw have one size, here 32x32 pixels" in message
+    assert "warm up with `--codec dct-lz4`, or with `--size 16`" in message
     assert not (tmp_path / "run").exists()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tpucache.errors import UsageError
+from tpucache.loading.reading.views import ANY_SIZE
+from tpucache.store.fields import IMAGE
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -79,4 +81,13 @@ def _steps(grow: str) -> list[tuple[int | None, float]]:
 
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
     """Return a dataset with images of a size of `Sizes`; itself for None. Raises UsageError."""
-    return dataset if size is None else dataset.in_resolution(size)
+    if size is None:
+        return dataset
+    image = next((field for field in dataset.manifest.fields if field.name == IMAGE), None)
+    if image is not None and image.codec not in ANY_SIZE:
+        raise UsageError(
+            f"images of {image.codec} have one size, here {image.shape[1]}x{image.shape[0]} pixels, and those of "
+            f"{' and '.join(ANY_SIZE)} any: to train at {size} pixels, warm up with `--codec dct-lz4`, or with "
+            f"`--size {size}`"
+        )
+    return dataset.in_resolution(size)

@@ -21,7 +21,8 @@ from tpucache.store.manifest import Manifest, Statistics
 
 Array = npt.NDArray[Any]
 
-_DCT = ("dct-zstd", "dct-lz4")
+#: The codecs whose images come in any size.
+ANY_SIZE = ("dct-zstd", "dct-lz4")
 _FITS = ("crop", "pad", "stretch")
 _AT_ONCE = 8  # images decoded together: their coefficients are still in the cache
 
@@ -42,11 +43,11 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
                 f"such as {least}, or fetch all of it"
             )
         return manifest
-    if image is None or image.codec not in _DCT:
+    if image is None or image.codec not in ANY_SIZE:
         found = "no image" if image is None else f"images of the codec {image.codec}"
         raise UsageError(
-            f"resolution= takes the low frequencies of {' and '.join(_DCT)}, and this cache has {found}: resize on the "
-            "device, with tpucache.ondevice.decoder(dataset, size)"
+            f"resolution= takes the low frequencies of {' and '.join(ANY_SIZE)}, and this cache has {found}: "
+            "resize on the device, with tpucache.ondevice.decoder(dataset, size)"
         )
     fit = manifest.recipe.get("fit")
     resize = to_resize(image, size, fit if fit in _FITS else "crop")
