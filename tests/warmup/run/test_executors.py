@@ -77,7 +77,7 @@ def test_a_run_that_ends_while_tasks_are_on_their_way_to_the_workers_says_nothin
 
     def slow(thread: Any, result: Any) -> None:
         note(thread, result)
-        time.sleep(0.03)  # in which the run ends
+        time.sleep(0.1)  # in which the run ends
 
     monkeypatch.setattr(process_executor._ExecutorManagerThread, "process_result_item", slow)
     for _ in range(3):

@@ -33,7 +33,7 @@ _ROUND: Final = 4
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
-_SETTLE_SECONDS: Final = 0.1
+_SETTLE_SECONDS: Final = 5.0
 #: How long few tasks run in this process before workers are started for those left: about what starting them takes.
 _ALONE_SECONDS: Final = 0.5
 
@@ -62,6 +62,20 @@ class _Place:
                 os.chdir(self.folder)
             sys.path[:] = self.modules
         return function(*arguments)
+
+
+class _Pickled:
+    """A function that counts how many times it was pickled: once for each task that is sent to a worker."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.times = function, 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.times += 1  # in one thread, which feeds the workers
+        return functools.partial, (self.function,)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
 
 
 class Executor(WorkerOptions):
@@ -110,13 +124,20 @@ class Executor(WorkerOptions):
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
         workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
-        place, is_over, is_done = _Place.here(), threading.Event(), False
+        run, is_over = _Pickled(_Place.here().run), threading.Event()
         given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
-        results = workers(joblib.delayed(place.run)(function, arguments) for function, arguments in given)
+        results = workers(joblib.delayed(run)(function, arguments) for function, arguments in given)
         try:
-            for result in results:  # noqa: UP028  # `yield from` would close `results` before what follows does
-                yield result
-            is_done = True
+            for result in results:
+                try:
+                    yield result
+                except GeneratorExit:
+                    is_over.set()
+                    until = time.monotonic() + _SETTLE_SECONDS
+                    # Ended while a task is on its way to a worker, a thread of joblib's would print a KeyError.
+                    while run.times < workers.n_dispatched_tasks and time.monotonic() < until:
+                        time.sleep(0.001)
+                    raise
         except pickle.PicklingError as error:
             reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # what is before it is a traceback
             raise BuildError(
@@ -129,9 +150,6 @@ class Executor(WorkerOptions):
                 "run the same command again, with fewer --jobs."
             ) from error
         finally:
-            is_over.set()
-            if not is_done:  # joblib prints a KeyError where it is ended while a task is on its way to the workers
-                time.sleep(_SETTLE_SECONDS)
             with warnings.catch_warnings():  # of tasks under way when an error ends the run: they are tried again later
                 warnings.simplefilter("ignore", UserWarning)
                 results.close()
