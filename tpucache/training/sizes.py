@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tpucache.errors import UsageError
-from tpucache.loading.reading.views import ANY_SIZE
-from tpucache.store.fields import IMAGE
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -83,6 +81,9 @@ def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
     """Return a dataset with images of a size of `Sizes`; itself for None. Raises UsageError."""
     if size is None:
         return dataset
+    from tpucache.loading.reading.views import ANY_SIZE
+    from tpucache.store.fields import IMAGE
+
     image = next((field for field in dataset.manifest.fields if field.name == IMAGE), None)
     if image is not None and image.codec not in ANY_SIZE:
         raise UsageError(
