@@ -45,11 +45,17 @@ SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
 #: The cell that says what the outputs are of.
 NOTE: Final = "outputs"
 
+#: How a command that was wrong begins what it prints.
+WRONG: Final = re.compile(r"^python -m tpucache[ \w]*: .*", re.MULTILINE)
+
 _STEP: Final = re.compile(r"\x1b\[A|\x1b\[[\d;]*[A-Za-z]|[\r\n]|[^\r\n\x1b]+")
 
 
 def run_notebook(path: Path, values: Mapping[str, Any]) -> None:
-    """Run a notebook from top to bottom with some of its parameters changed, and write its outputs into it."""
+    """Run a notebook from top to bottom with some of its parameters changed, and write its outputs into it.
+
+    Raises CommandError where one of its commands prints an error.
+    """
     notebook = nbformat.read(path, as_version=4)
     sources = [cell.source for cell in notebook.cells]
     for cell in notebook.cells:
@@ -67,6 +73,8 @@ def run_notebook(path: Path, values: Mapping[str, Any]) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = shortened(cell.outputs)
+            if wrong := WRONG.search("".join(output.get("text", "") for output in cell.outputs)):
+                raise CommandError(f"{path}: {wrong[0]}")
     notebook.metadata.language_info = {"name": "python"}
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
@@ -147,9 +155,12 @@ def main() -> None:
         for name, values in SMALL.items():
             say(name)
             run_notebook(FOLDER / name, values)
-            published = KAGGLE / "working" / "cache.publish"
+            working = KAGGLE / "working"
+            published = working / "cache.publish"
             if published.exists():
                 published.rename(KAGGLE / "input" / "my-cache")
+            shutil.rmtree(working)  # each notebook is a session of its own
+            working.mkdir()
 
 
 if __name__ == "__main__":

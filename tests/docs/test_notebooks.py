@@ -186,6 +186,8 @@ def test_a_notebook_is_committed_with_the_outputs_of_one_run(name):
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} <= {"stream", "execute_result", "display_data"}
     assert not re.search(r"/(home|root|work|tmp|usr)/|\\u001b", json.dumps(outputs))
+    printed = "\n".join("".join(output.get("text", "")) for output in outputs)
+    assert not re.search(r"^python -m tpucache[ \w]*: ", printed, re.MULTILINE), "a command printed an error"
     assert 0 < len(json.dumps(outputs)) < 1_500_000
     (parameters,) = [cell for cell in code_cells(name)[:1] if PARAMETERS in cell["metadata"].get("tags", ())]
     assert "/kaggle/" in "".join(parameters["source"])
