@@ -154,7 +154,9 @@ def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[s
             lines.append(f"    … and {count - _SHOWN:,} more (--json has all)")
             break
         left, right = _sample(one, first), _sample(two, second)
-        other = f", labels {left['label']!r} and {right['label']!r}" if left["label"] != right["label"] else ""
+        labels = [left["label"], right["label"]]
+        is_other = labels[0] != labels[1] and None not in labels
+        other = f", labels {labels[0]!r} and {labels[1]!r}" if is_other else ""
         lines.append(f"    {left['path']!r} and {right['path']!r}{f', {more[number]}' if more else ''}{other}")
     return lines
 
