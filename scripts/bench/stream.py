@@ -351,6 +351,7 @@ def to_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
         [
             "reader",
             "first batch, s",
+            "after the loader was made",
             "share of the link",
             "read for each byte needed",
             "images/s",
@@ -364,12 +365,15 @@ def to_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
     for row in rows:
         first, second = row["first"], row.get("second")
         if row["name"] == "ranges":
-            table.append(["ranges (the link)", "", f"{first['rate']:,.0f} MB/s", "", "", "", "", "", "", _cpu(first)])
+            table.append(
+                ["ranges (the link)", "", "", f"{first['rate']:,.0f} MB/s", "", "", "", "", "", "", _cpu(first)]
+            )
             continue
         table.append(
             [
                 row["name"],
                 f"{first['first_seconds']:.2f}",
+                f"{first['first_seconds'] - first['loader_seconds']:.2f}",
                 f"{row['share']:.2f}",
                 f"{first['needed']:.2f}",
                 f"{first['images_per_second']:,.0f}",

@@ -16,7 +16,7 @@ from scripts.commands import CommandError
 
 def turn(rate: float, images: float, first: float = 0.5) -> dict[str, Any]:
     figures = {"rate": rate, "images_per_second": images, "first_seconds": first, "needed": 1.05, "bytes": 1e9}
-    return figures | {"cpu_seconds": 2.0, "seconds": 10.0, "waited_seconds": 0.1}
+    return figures | {"loader_seconds": 0.2, "cpu_seconds": 2.0, "seconds": 10.0, "waited_seconds": 0.1}
 
 
 def turns(rates: list[float], images: float) -> list[dict[str, Any]]:
@@ -44,9 +44,9 @@ def test_shares_are_those_within_a_round() -> None:
     assert (row["share"], row["of_local"]) == (0.9, 0.9)
     assert row["waited"] == pytest.approx(0.01)
     link, ours, theirs = to_rows(links()[0]["rows"])[1:]
-    assert link == ["ranges (the link)", "", "100 MB/s", "", "", "", "", "", "", "2.00"]
-    assert ours == ["tpucache raw", "0.50", "0.90", "1.05", "900", "1,800", "0.90", "1.05", "1.0%", "2.00"]
-    assert theirs[2:8] == ["0.50", "1.05", "500", "1,000", "", "1.05"]
+    assert link == ["ranges (the link)", "", "", "100 MB/s", "", "", "", "", "", "", "2.00"]
+    assert ours == ["tpucache raw", "0.50", "0.30", "0.90", "1.05", "900", "1,800", "0.90", "1.05", "1.0%", "2.00"]
+    assert theirs[3:9] == ["0.50", "1.05", "500", "1,000", "", "1.05"]
 
 
 def test_a_reader_of_first_epochs_alone_has_their_figures() -> None:
@@ -54,6 +54,7 @@ def test_a_reader_of_first_epochs_alone_has_their_figures() -> None:
     assert to_rows([_summarise("litdata 16", found)])[1] == [
         "litdata 16",
         "0.50",
+        "0.30",
         "0.50",
         "1.05",
         "500",

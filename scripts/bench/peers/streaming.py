@@ -2,10 +2,10 @@
 
 Four commands. `write` makes the contender's own format out of `records.bin`, for the server to serve. `memory` takes
 memory and gives it back: a virtual machine gets what it has not used for a while page by page from its host, which
-takes up to twenty times as long as other new memory, whoever happens to come first. `epoch` reads
-an epoch and answers with the samples, the seconds, and those to the first batch; the first epoch's begin before
-anything is opened. `paced RATE` does the same for a device that takes so many samples a second. `waited_seconds` are
-those in which no batch was there, after the first one.
+takes up to twenty times as long as other new memory, whoever happens to come first. `epoch` reads an epoch and answers
+with the samples, the seconds, and those to the first batch; the first epoch's begin before anything is opened, and
+`loader_seconds` are those until the loader was made. `paced RATE` does the same for a device that takes so many samples
+a second. `waited_seconds` are those in which no batch was there, after the first one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def read(opened: Callable[[], Callable[[], Epoch]], rate: float | None) -> dict[
     """Read an epoch, for a device that takes `rate` samples a second, None: any number of them."""
     began = asked = time.perf_counter()
     samples, first, waited = 0, None, 0.0
-    for size in opened()():
+    begin = opened()
+    made = time.perf_counter()
+    for size in begin():
         now = time.perf_counter()
         if first is None:
             first = now - began
@@ -89,4 +91,5 @@ def read(opened: Callable[[], Callable[[], Epoch]], rate: float | None) -> dict[
             time.sleep(max(0.0, now + size / rate - time.perf_counter()))
         asked = time.perf_counter()
     seconds = time.perf_counter() - began
-    return {"images": samples, "seconds": seconds, "first_seconds": first, "waited_seconds": waited}
+    times = {"seconds": seconds, "loader_seconds": made - began, "first_seconds": first, "waited_seconds": waited}
+    return {"images": samples, **times}
