@@ -82,6 +82,17 @@ def test_safetensors_and_the_card_give_the_predictions(cache, prices, tmp_path, 
     assert "Lanczos" in (models / "README.md").read_text()
 
 
+def test_train_exports_the_best_weights_when_it_ends(cache, tmp_path, capsys):
+    run = ["train", cache, "--run", tmp_path / "run", "--model", "cnn", "--epochs", "1", "--batch-size", "32"]
+    assert main([*map(str, run), "--backend", "torch", "--export", "safetensors"]) == 0
+    assert f"exported {tmp_path / 'run' / 'export' / 'model-0.safetensors'}" in capsys.readouterr().err
+    out = tmp_path / "out.csv"
+    words = ["predict", tmp_path / "run", cache, "-o", out, "--backend", "torch", "--export", "safetensors"]
+    assert main([*map(str, words)]) == 0
+    for name in ("model-0.safetensors", "card.json"):
+        assert (tmp_path / "run" / "export" / name).read_bytes() == (tmp_path / "out_models" / name).read_bytes()
+
+
 def test_a_folder_of_other_files_is_refused_and_an_export_is_replaced(prices, tmp_path):
     _, _, models = exported(prices, tmp_path, "safetensors")
     manifest = CachedDataset(prices).manifest

@@ -34,6 +34,7 @@ from tpucache.training.settings import RecipeName, TrainSettings
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import InMemory
+    from tpucache.store.manifest import Manifest
     from tpucache.training.folds import Watch
     from tpucache.training.interrupt import StopRequest
     from tpucache.training.run.folds import FoldsReport
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 FIND: Final = "find"
+_EXPORTED: Final = "export"  # the folder in a run
 
 
 def train(options: argparse.Namespace) -> int:
@@ -55,6 +57,10 @@ def train(options: argparse.Namespace) -> int:
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
     if launched(options):
         return 0
+    if options.export is not None:
+        from tpucache.training.export import check_libraries
+
+        check_libraries(options.export)  # now, not after the training
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
     announce_torch("train", options.backend)
@@ -62,7 +68,7 @@ def train(options: argparse.Namespace) -> int:
 
     try:
         # The time limit is the whole command's: it also counts copying, the range test and compiling.
-        report = _run(options, StopRequest(options.time_limit), account)
+        report, manifest = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
         if current().world_size > 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when the first process has ended
@@ -74,7 +80,18 @@ def train(options: argparse.Namespace) -> int:
         # Each epoch was a line when it ended.
         lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
         show(options, report.to_dict(), lines)
+        if options.export is not None:
+            _export(options, manifest)
     return 0
+
+
+def _export(options: argparse.Namespace, manifest: Manifest) -> None:
+    """Write the best weights of the run for other programs. The code that it names is what the options name."""
+    from tpucache.training.export import export_runs
+
+    trust = [name for name in (options.model, options.eval_step) if name is not None]
+    for path in export_runs([options.run], manifest, options.run / _EXPORTED, options.export, trust):
+        note(f"exported {path}")
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
@@ -90,7 +107,10 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
     return ensure_report(options.run, options.backend, options.cores, account)
 
 
-def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> FoldsReport | TrainReport:
+def _run(
+    options: argparse.Namespace, stop: StopRequest, account: Account
+) -> tuple[FoldsReport | TrainReport, Manifest]:
+    """Train; return the report, and what the images were read as."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
@@ -129,9 +149,10 @@ def _run(options: argparse.Namespace, stop: StopRequest, account: Account) -> Fo
         RunOptions, options, stop=stop, account=account, time_limit=None, curves=True, on_epoch=on_epoch
     )
     if folds is not None:
-        return train_folds(folds, settings, device, run_options, watch)
+        return train_folds(folds, settings, device, run_options, watch), data.manifest
     with watch(run) as watchers:
-        return run_training(run, settings, train_set, valid_set, device, replace(run_options, watchers=watchers))
+        run_options = replace(run_options, watchers=watchers)
+        return run_training(run, settings, train_set, valid_set, device, run_options), data.manifest
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
@@ -228,6 +249,12 @@ def add(commands: Any) -> None:
         "--valid",
         metavar="CACHE|FRACTION|fold=N",
         help="what to validate on after each epoch: another cache, a fraction of this one, or one of its folds",
+    )
+    command.add_argument(
+        "--export",
+        choices=("onnx", "safetensors"),
+        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a card of "
+        "how to preprocess",
     )
     command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
     add_device(command)
