@@ -155,7 +155,7 @@ def resumed(options: RunOptions) -> RunOptions:
 @pytest.mark.xla
 def test_each_size_is_compiled_once(banded: Path, tmp_path: Path, python: Callable[..., Any]) -> None:
     run = tmp_path / "run"
-    options = ["--model", "tiny_models:tiny", "--epochs", "4", "--batch-size", "16", "--valid", "0.2"]
+    options = ["--model", "tiny_models:tiny", "--epochs", "12", "--batch-size", "16", "--valid", "0.2"]
     options += ["--backend", "xla", "--grow", "32:0.5,64", "--flip"]
     done = python("-m", "tpucache", "train", banded, "--run", run, *options)
     assert done.returncode == 0, done.stderr
@@ -163,7 +163,7 @@ def test_each_size_is_compiled_once(banded: Path, tmp_path: Path, python: Callab
     assert pace["compiles"] == 0
     assert {*pace["sizes"]} == {"32", "64"}
     small, large = (pace["sizes"][side]["received_bytes"] / pace["sizes"][side]["images"] for side in ("32", "64"))
-    assert small < 0.7 * large  # with labels and draws
+    assert small < 0.5 * large  # with labels and draws, and what of 64 was sent ahead
     assert "32 pixels:" in done.stdout
 
 
