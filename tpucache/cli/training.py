@@ -57,13 +57,13 @@ def train(options: argparse.Namespace) -> int:
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
     if launched(options):
         return 0
+    account = Account(options.began)
+    report: FoldsReport | TrainReport | None
+    announce_torch("train", options.backend)
     if options.export is not None:
         from tpucache.training.export import check_libraries
 
         check_libraries(options.export)  # now, not after the training
-    account = Account(options.began)
-    report: FoldsReport | TrainReport | None
-    announce_torch("train", options.backend)
     from tpucache.training.run import report as of_run
 
     try:

@@ -503,6 +503,32 @@ def test_processes_that_share_a_folder_fetch_each_piece_once(
     assert sum((stop - start) * count for (_, start, stop), count in asked.items()) <= size + first * record
 
 
+@pytest.mark.slow
+def test_what_another_process_has_brought_of_a_piece_is_not_asked_for(opened: Opened, server: Server) -> None:
+    dataset, other = opened(), opened()
+    fetcher, kept = dataset.cache.reader.fetcher, other.cache.reader.fetcher._local
+    pieces = fetcher._pieces
+    piece = int(pieces.of(dataset.cache.index[np.array([149])])[1][0])
+    run = pieces.run(piece)
+    part = pieces.part(piece, run.start, run.start + int(run.rows["length"][0]))
+    assert kept.lock(piece)
+    found: list[object] = []
+    reading = threading.Thread(target=lambda: found.extend(batches(dataset)))
+    reading.start()
+    until = time.monotonic() + 30
+    while piece not in fetcher._flights and time.monotonic() < until:
+        time.sleep(0.001)
+    assert kept.make_room(piece)
+    assert kept.write(part, other.cache.reader.fetcher._read_checked(part))
+    kept.unlock(piece)
+    reading.join(60)
+    assert len(found) == 10
+    name = pieces.shards[run.shard].name
+    spans = [(start, stop) for shard, start, stop in server.ranges if shard == name and stop > run.start]
+    assert (part.start, part.stop) in spans
+    assert [start for start, stop in spans if stop == run.stop] == [int(run.rows["offset"][1])]
+
+
 FORKED = """
 import os, sys
 from tpucache import CachedDataset, CachedLoader, UsageError

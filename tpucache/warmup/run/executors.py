@@ -77,6 +77,12 @@ class _Pickled:
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)
 
+    def wait_for(self, tasks: Callable[[], int]) -> None:
+        """Wait until so many tasks are on their way: ended before that, a thread of joblib's prints a KeyError."""
+        until = time.monotonic() + _SETTLE_SECONDS
+        while self.times < tasks() and time.monotonic() < until:
+            time.sleep(0.001)
+
 
 class Executor(WorkerOptions):
     """Runs the tasks with the workers of its options."""
@@ -133,10 +139,7 @@ class Executor(WorkerOptions):
                     yield result
                 except GeneratorExit:
                     is_over.set()
-                    until = time.monotonic() + _SETTLE_SECONDS
-                    # Ended while a task is on its way to a worker, a thread of joblib's would print a KeyError.
-                    while run.times < workers.n_dispatched_tasks and time.monotonic() < until:
-                        time.sleep(0.001)
+                    run.wait_for(lambda: workers.n_dispatched_tasks)
                     raise
         except pickle.PicklingError as error:
             reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # what is before it is a traceback
