@@ -30,6 +30,11 @@ def layer_norm(classes: int) -> nn.Module:
     )  # fmt: skip
 
 
+def dropping(classes: int) -> nn.Module:
+    """A network with dropout."""
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, classes))
+
+
 def no_model(classes: int) -> str:
     """Something that is no model."""
     return "no model"

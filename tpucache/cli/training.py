@@ -114,14 +114,14 @@ def _run(
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
-    from tpucache.training.device.processes import ALONE, is_launched
+    from tpucache.training.device.processes import ALONE, may_be_several
     from tpucache.training.folds import no_watchers, open_all_folds, train_folds
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import find_lr
 
     open_it = functools.partial(open_device, options.backend, options.cores, options.device, compile=options.compile)
     # A device comes last, because it takes seconds to start; but only with it do processes know of each other.
-    processes = open_it().processes if is_launched() else ALONE
+    processes = open_it().processes if may_be_several(options.backend) else ALONE
     settings, memory = _settings(options, options.cores * processes.world_size), in_memory(options)
     with account.part("staging"):
         cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))

@@ -55,6 +55,11 @@ def check_fit(
             "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
             "batches by --accumulate to save memory"
         )
+    if settings.own_loss and valid_set is not None and device.name == "xla" and device.processes.world_size > 1:
+        raise UsageError(
+            f"--loss {settings.loss} gives one number for a batch, of which each host of a pod evaluates its rows "
+            "alone: leave --valid out, or train on one host"
+        )
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch_size, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:

@@ -22,6 +22,7 @@ from tpucache.loading.loader import CachedLoader
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
+from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, as_named
 from tpucache.training.learn.forward import make_finish
@@ -70,15 +71,15 @@ def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = 
     """
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
-    dataset = dataset if processes.world_size == 1 else dataset.select(range(len(dataset))[share])
+    dataset, rows = _own_share(dataset, processes)
     labels = dataset.labels.numpy()
     losses, errors, values = [], [], []
     maps: list[tuple[float, int, Array]] = []
     done = 0
     with (
         # Closed at once when `check` raises: the model has the averaged weights until then.
-        contextlib.closing(results(learner, dataset, _score(learner, len(dataset)))) as batches,
-        Progress(len(dataset), "evaluate", "images", is_brief=True) as progress,
+        contextlib.closing(results(learner, dataset, _score(learner, rows), rows)) as batches,
+        Progress(rows, "evaluate", "images", is_brief=True) as progress,
     ):
         for part, value, *shown in batches:
             losses.append(part)
@@ -134,7 +135,9 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
         pass
 
 
-def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generator[tuple[Array, ...], None, None]:
+def results(
+    learner: Learner, dataset: CachedDataset, reduce: Reduce, rows: int | None = None
+) -> Generator[tuple[Array, ...], None, None]:
     """Yield the result of `reduce` on the learner's outputs and the labels of each batch; see `compute_rows`."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
@@ -142,7 +145,7 @@ def results(learner: Learner, dataset: CachedDataset, reduce: Reduce) -> Generat
 
     with learner.evaluated() as model:
         learner.device.processes.share_buffers(model.buffers())  # running statistics are each process's own until here
-        yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute)
+        yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute, rows)
 
 
 def compute_rows(
@@ -151,23 +154,25 @@ def compute_rows(
     batch_size: int,
     threads: int,
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
+    rows: int | None = None,
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the results of `compute` for each batch as arrays, in the order of the samples and without padding.
 
-    The last batch is padded on the device, so that all batches share one graph.
+    The last batch is padded on the device, so that all batches share one graph. Of the first `rows` samples if given:
+    what follows these is computed and left out.
     """
     batches = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     finish = make_finish(dataset, device)
-    counts = iter(_batch_rows(len(dataset), batch_size))
+    counts = iter(_batch_rows(len(dataset) if rows is None else rows, batch_size))
     pending: deque[list[Callable[[], torch.Tensor]]] = deque()
     with device.fast_products(), torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
         for batch in feeder:
-            pending.append([device.fetch(device.all_gather(tensor)) for tensor in compute(finish(batch))])
+            pending.append([device.fetch_rows(tensor) for tensor in compute(finish(batch))])
             device.step_end()
             if len(pending) > _BEHIND:
                 yield _to_host(pending.popleft(), next(counts))
-        while pending:
-            yield _to_host(pending.popleft(), next(counts))
+        for count in counts:
+            yield _to_host(pending.popleft(), count)
 
 
 def shared_rows(
@@ -185,14 +190,26 @@ def shared_rows(
     """
     processes = device.processes
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
-    own = dataset if processes.world_size == 1 else dataset.select(range(len(dataset))[share])
+    own, rows = _own_share(dataset, processes)
     part_size, first = batch_size // processes.world_size, share.start
-    with contextlib.closing(compute_rows(own, device, part_size, threads, compute)) as batches:
+    with contextlib.closing(compute_rows(own, device, part_size, threads, compute, rows)) as batches:
         for _ in range(-(-most // part_size)):
-            part = next(batches, None) if first < share.stop else None
+            part = next(batches, None)
             yield [found for found in processes.gather(None if part is None else (first, part)) if found is not None]
             first += 0 if part is None else len(part[0])
             check()
+
+
+def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, int]:
+    """Return the samples that a process evaluates, and how many of them count.
+
+    They are equally many in all processes, so that all run as many programs: the last one is there twice if need be.
+    """
+    if processes.world_size == 1:
+        return dataset, len(dataset)
+    share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
+    own = [*range(len(dataset))[share]]
+    return dataset.select([*own, *[len(dataset) - 1] * (most - len(own))]), len(own)
 
 
 def _score(learner: Learner, samples: int) -> Reduce:
@@ -201,7 +218,8 @@ def _score(learner: Learner, samples: int) -> Reduce:
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         maps = (outputs.argmax(1).to(torch.uint8),) if learner.task.form == "maps" else ()
-        return learner.losses(outputs, labels, next(rows)), learner.task.scores(outputs, labels), *maps
+        count = next(rows, len(outputs))  # what is computed beyond the samples is left out
+        return learner.losses(outputs, labels, count), learner.task.scores(outputs, labels), *maps
 
     return reduce
 

@@ -25,7 +25,10 @@ class Counters(NamedTuple):
 
 
 class Device(Protocol):
-    """An accelerator, or all of a host's at once, behind one `torch.device`; `processes` are those that train on it."""
+    """An accelerator, or all of a host's at once, behind one `torch.device`.
+
+    `cores` are those of this host; `processes` are those that train with them.
+    """
 
     name: str
     cores: int
@@ -62,8 +65,11 @@ class Device(Protocol):
         """Return images (batch, channels, height, width) in the memory layout that is fastest there."""
         ...
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this step gathered on every core, so that reading it is no further work for them."""
+    def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to copy this process's rows of a tensor of this step, which has one for each row of the batch.
+
+        Return the function that waits for the copy and gives it, after `step_end`.
+        """
         ...
 
     def step_begin(self, seed: int) -> None:

@@ -1,4 +1,8 @@
-"""All processes of a torch process group: what they exchange. This and `launch` alone import torch.distributed."""
+"""All processes of a torch process group: what they exchange. This and `launch` alone import torch.distributed.
+
+HostGroup            one process a host, all of which run one program: exchange what is on the hosts
+    ProcessGroup     those that torchrun has started, each with a program: exchange gradients, too
+"""
 
 from __future__ import annotations
 
@@ -32,25 +36,18 @@ _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _log: Final = logging.getLogger("tpucache")
 
 
-class ProcessGroup(Processes):
-    """All processes of a torch process group, on devices of one type."""
+class HostGroup(Processes):
+    """One process a host, all of which run one program on the devices of all; they exchange what is on the hosts."""
 
-    def __init__(self, device: str) -> None:
-        """Join the processes that torchrun has started, unless the program has joined them already.
-
-        Raises UsageError where this host has fewer devices than processes.
-        """
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._device = device
+    def __init__(self, rank: int, world_size: int, address: str) -> None:
+        """Join all others at "HOST:PORT", where the first one listens."""
         with _stdout_to_stderr():
-            if not dist.is_initialized():
-                if device != "cpu":
-                    _take_device(getattr(torch, device), device, self.local_rank)
-                dist.init_process_group(_EXCHANGES[device], timeout=_PATIENCE if device == "cpu" else None)
-                atexit.register(dist.destroy_process_group)
-            is_gloo = dist.get_backend() == "gloo"
-            # Numbers of the host are exchanged without waiting for the device.
-            self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=_PATIENCE)
+            dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world_size)
+            atexit.register(dist.destroy_process_group)
+            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._begin()
+
+    def _begin(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if not self.is_main:
             progress.hide()
@@ -79,13 +76,6 @@ class ProcessGroup(Processes):
     def mean(self, values: Sequence[float]) -> list[float]:
         """Reduce on the hosts in float64; see Processes."""
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
-
-    def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
-        """Reduce on the devices; see Processes."""
-        total = value.clone()
-        with self.explained():
-            dist.all_reduce(total)
-        return total / self.world_size
 
     def gather(self, value: Result) -> list[Result]:
         """Exchange pickles; see Processes."""
@@ -121,6 +111,58 @@ class ProcessGroup(Processes):
                 if failure is not None:
                     raise failure
         return result  # type: ignore[return-value]  # each process has called
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Tell lost connections by what torch's errors name; see Processes."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(name in str(error).lower() for name in _CONNECTIONS):
+                raise
+            raise TrainingError(
+                f"another process of the run has ended, so that process {self.rank} of {self.world_size} ends as well: "
+                "see what that one said, and run the same command with --resume to continue"
+            ) from error
+
+    def _reduce(self, values: Sequence[float], how: Any) -> list[float]:
+        if not values:
+            return []
+        reduced = torch.tensor(values, dtype=torch.float64)
+        with self.explained():
+            dist.all_reduce(reduced, how, group=self._group)
+        found: list[float] = reduced.tolist()
+        return found
+
+
+class ProcessGroup(HostGroup):
+    """All processes of a torch process group, on devices of one type."""
+
+    def __init__(self, device: str) -> None:
+        """Join the processes that torchrun has started, unless the program has joined them already.
+
+        Raises UsageError where this host has fewer devices than processes.
+        """
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._device = device
+        with _stdout_to_stderr():
+            if not dist.is_initialized():
+                if device != "cpu":
+                    _take_device(getattr(torch, device), device, self.local_rank)
+                dist.init_process_group(_EXCHANGES[device], timeout=_PATIENCE if device == "cpu" else None)
+                atexit.register(dist.destroy_process_group)
+            is_gloo = dist.get_backend() == "gloo"
+            # Numbers of the host are exchanged without waiting for the device.
+            self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self._begin()
+        self.program = self.rank
+
+    def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
+        """Reduce on the devices; see Processes."""
+        total = value.clone()
+        with self.explained():
+            dist.all_reduce(total)
+        return total / self.world_size
 
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
         """Wrap the loss, not the model, so that nobody sees another model than without torchrun; see Processes."""
@@ -172,28 +214,6 @@ class ProcessGroup(Processes):
             return converted
         _warn_of_batch_norm()
         return model
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Tell lost connections by what torch's errors name; see Processes."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not any(name in str(error).lower() for name in _CONNECTIONS):
-                raise
-            raise TrainingError(
-                f"another process of the run has ended, so that process {self.rank} of {self.world_size} ends as well: "
-                "see what that one said, and run the same command with --resume to continue"
-            ) from error
-
-    def _reduce(self, values: Sequence[float], how: Any) -> list[float]:
-        if not values:
-            return []
-        reduced = torch.tensor(values, dtype=torch.float64)
-        with self.explained():
-            dist.all_reduce(reduced, how, group=self._group)
-        found: list[float] = reduced.tolist()
-        return found
 
 
 class _Loss(nn.Module):

@@ -1,7 +1,8 @@
-"""The processes that train one model together: this one alone, or all that torchrun has started.
+"""The processes that train one model together: this one alone, all that torchrun has started, or one a host of a pod.
 
-Each is a rank: it reads its slice of every global batch, and computes the gradients of that; DistributedDataParallel
-averages them, so that all ranks take the same steps. The main process, rank 0, alone writes files.
+Each is a rank: it reads its slice of every global batch. Those of torchrun compute the gradients of their slice, and
+DistributedDataParallel averages them; those of a pod run one program on the global batch. Either way all ranks take the
+same steps. The main process, rank 0, alone writes files.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Processes:
     world_size = 1
     #: The number of this process among those of its host.
     local_rank = 0
+    #: The number of the program that it runs: each its own, or all the same one, which then draws the same numbers.
+    program = 0
 
     @property
     def is_main(self) -> bool:
@@ -120,6 +123,20 @@ def current() -> Processes:
 def is_launched() -> bool:
     """Return whether torchrun has started this process, together with others."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def may_be_several(backend: str) -> bool:
+    """Return whether this process may be one of several, which is known when its device is open."""
+    return is_launched() or (backend == "xla" and os.environ.get("PJRT_DEVICE", "TPU") == "TPU")
+
+
+def join_hosts(rank: int, hosts: int, address: str) -> Processes:
+    """Join the processes of a pod's other hosts at "HOST:PORT", where the first one listens; return all of them."""
+    if not _joined:
+        from tpucache.training.device.process_group import HostGroup
+
+        _joined.append(HostGroup(rank, hosts, address))
+    return current()
 
 
 def open_processes(device: str) -> Processes:

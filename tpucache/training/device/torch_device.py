@@ -71,9 +71,9 @@ class TorchDevice:
         """Return the copy itself, which is made when it is called for."""
         return tensor.cpu
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor: there is one core."""
-        return tensor
+    def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to copy the tensor: all of its rows are this process's."""
+        return self.fetch(tensor)
 
     def fast_products(self) -> AbstractContextManager[object]:
         """Return a context that changes nothing: torch's setting is one for GPUs."""

@@ -1,7 +1,8 @@
 """PyTorch/XLA: one core as a plain device, all cores as SPMD over a one-axis mesh. The only file with torch_xla.
 
-SPMD keeps one process, one loader, one copy of the data and one trace however many cores there are; batches are split
-along their first dimension, parameters replicated, and BatchNorm sees the global batch.
+SPMD keeps one process, one loader, one copy of the data and one trace however many cores a host has; batches are split
+along their first dimension, parameters replicated, and BatchNorm sees the global batch. On a pod there is one process a
+host, which reads and sends its rows of the global batch; each runs the same program.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.training.device.base import Counters
-from tpucache.training.device.processes import ALONE, is_launched
+from tpucache.training.device.processes import ALONE, is_launched, join_hosts
 from tpucache.training.settings import Precision
 
 # XLA's C++ code logs warnings at every compile; its errors are still shown.
@@ -41,6 +42,9 @@ except ImportError as error:
     ) from error
 
 
+#: Where the processes of a pod meet, on the first host, unless MASTER_PORT names another port.
+_PORT: Final = "12355"
+
 _log: Final = logging.getLogger("tpucache")
 
 
@@ -54,7 +58,7 @@ def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
 
 
 class XlaDevice:
-    """One XLA core, or all of them."""
+    """One XLA core, or all of them, also those of a pod's other hosts."""
 
     name = "xla"
     pin_memory = False
@@ -62,9 +66,9 @@ class XlaDevice:
     precisions: Sequence[Precision] = ("float32", "bf16")
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or all. Must come before anything else touches XLA.
+        """Take 1 core, or all of this host; of a pod all. Must come before anything else touches XLA.
 
-        Raises UsageError for another number, and where there is more than one process.
+        Raises UsageError for another number, and under torchrun.
         """
         if is_launched():
             raise UsageError(
@@ -76,27 +80,41 @@ class XlaDevice:
             _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
         self.cores, self.processes = cores, ALONE
         self._mesh: Any = None
+        self._own_shards: torch.Tensor | None = None  # of a batch that is gathered from several hosts
         with _explained_errors():
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
                     "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
                     "torch, which is faster there; `python -m tpucache doctor` says what this machine has"
                 )
-            if cores != 1:
-                xr.use_spmd()
-                available = xr.global_runtime_device_count()
-                if cores != available:
-                    raise UsageError(
-                        f"cores is 1 or all: this machine has {available} ({xr.device_type()}), not {cores}. "
-                        "XLA's CPU client has as many as CPU_NUM_DEVICES says"
-                    )
-                self._mesh = xs.Mesh(np.arange(cores), (cores,), ("data",))
-            if xr.process_count() > 1:
-                raise UsageError(
-                    f"this is one of {xr.process_count()} processes of a TPU pod, and --backend xla trains in one: use "
-                    "a TPU of one host"
-                )
+            hosts = xr.process_count()
+            if cores != 1 or hosts > 1:
+                self._open_mesh(hosts)
             self.torch_device = torch_xla.device()
+        if hosts > 1:
+            self.processes = join_hosts(xr.process_index(), hosts, _meeting_point())
+            self._own_shards = self._find_shards()
+
+    def _open_mesh(self, hosts: int) -> None:
+        """Have batches split over all cores of all hosts. Raises UsageError where these are not `self.cores` a host."""
+        if not xr.is_spmd():
+            xr.use_spmd()
+        available, everywhere = xr.addressable_runtime_device_count(), xr.global_runtime_device_count()
+        if self.cores != available:
+            raise UsageError(
+                f"cores is {'1 or ' * (hosts == 1)}all: this machine has {available} ({xr.device_type()}), not "
+                f"{self.cores}. XLA's CPU client has as many as CPU_NUM_DEVICES says"
+            )
+        if everywhere != available * hosts:
+            raise UsageError(f"the {hosts} hosts have {everywhere} cores, and this one {available}: give each as many")
+        self._mesh = xs.Mesh(np.arange(everywhere), (everywhere,), ("data",))
+
+    def _find_shards(self) -> torch.Tensor:
+        """Return which shards of a gathered batch are this host's: the runtime decides how it numbers the cores."""
+        numbers = torch.arange(self.cores) + self.cores * self.processes.rank
+        gathered = self._gathered(self.put(numbers) + 0)
+        self.step_end()
+        return torch.argsort(gathered.cpu())[numbers]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a host batch, split along its first dimension. Raises UsageError when it does not divide."""
@@ -104,7 +122,8 @@ class XlaDevice:
         if self._mesh is not None:
             if len(batch) % self.cores:
                 raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
-            spec = xs.ShardingSpec(self._mesh, ("data", *[None] * (batch.dim() - 1)))
+            names = ("data", *[None] * (batch.dim() - 1))
+            spec = xs.ShardingSpec(self._mesh, names, minibatch=self.processes.world_size > 1)
         sent: torch.Tensor = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
         return sent
 
@@ -123,7 +142,19 @@ class XlaDevice:
         """Return the images: XLA chooses layouts itself."""
         return images
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return the copy itself, of a tensor that is gathered on every core; a pod's host keeps its own rows of it."""
+        gathered, shards = self._gathered(tensor), self._own_shards
+        if shards is None:
+            return gathered.cpu
+
+        def fetched() -> torch.Tensor:
+            rows, cores = gathered.cpu(), self.cores * self.processes.world_size
+            return rows.view(cores, -1, *rows.shape[1:])[shards].flatten(0, 1)
+
+        return fetched
+
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         """Gather it in the step's graph; otherwise each read would compile another graph to gather it."""
         if self._mesh is not None:
             xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
@@ -201,6 +232,11 @@ def _explained_errors() -> Iterator[None]:
             f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE')} has no device here: {error}. See what this machine has with "
             "`python -m tpucache doctor`, set PJRT_DEVICE=CPU, or use --backend torch"
         ) from error
+
+
+def _meeting_point() -> str:
+    """Return where the processes of a pod's hosts meet, on the first one."""
+    return f"{os.environ.get('MASTER_ADDR') or xr.get_master_ip()}:{os.environ.get('MASTER_PORT', _PORT)}"
 
 
 def _metric(name: str) -> tuple[int, float]:

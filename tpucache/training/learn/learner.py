@@ -161,7 +161,7 @@ class Learner:
         of the targets, parts and processes weigh as much as they have of these: the step is that of the whole batch.
         """
         self._steps, processes = number + 1, self.device.processes
-        self.device.step_begin(step_seed(self.settings.seed, number, processes.rank))
+        self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
         set_rates(self.optimizer, rates)
         total: torch.Tensor | None = None
         weighs, shares = len(batches) * processes.world_size > 1, []
