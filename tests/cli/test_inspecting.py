@@ -49,8 +49,8 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["preview", "nowhere"], 1, "not a finished cache"),
-        (["report", "nowhere"], 1, "not a finished cache"),
+        (["preview", "nowhere"], 1, "nowhere does not exist"),
+        (["report", "nowhere"], 1, "nowhere does not exist"),
         (["preview", "CACHE", "-o", "sheet.txt"], 2, "try .png"),
         (["preview", "CACHE", "-o", "none/sheet.png"], 1, "cannot be written"),
         (["report", "CACHE", "-o", "none/report.html"], 1, "cannot be written"),

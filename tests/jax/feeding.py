@@ -425,6 +425,11 @@ def test_what_does_not_fit_is_refused(cache):
         next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(rotate=True)))
 
 
+def test_another_loader_than_tpucaches_is_refused():
+    with pytest.raises(UsageError, match="feed takes a CachedLoader, not list"):
+        feed([])
+
+
 def test_moving_images_away_from_their_boxes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "boxed", types.SimpleNamespace(make=Boxed))
     build_cache("boxed:make", tmp_path / "cache", Recipe(size=8), jobs=1)

@@ -258,6 +258,19 @@ def test_arguments_that_cannot_be_meant_are_refused(cache, arguments):
         CachedLoader(CachedDataset(cache), **{"batch_size": 4, **arguments})
 
 
+def test_a_loader_that_gives_no_batches_says_so(cache, caplog):
+    dataset = CachedDataset(cache)
+    CachedLoader(dataset, len(dataset), drop_last=True)
+    CachedLoader(dataset, len(dataset) + 1)
+    assert not caplog.records
+    loader = CachedLoader(dataset, len(dataset) + 1, drop_last=True)
+    assert [*loader] == []
+    assert caplog.messages == [
+        f"the loader gives no batches: {len(dataset)} samples do not fill one of {len(dataset) + 1}, and drop_last "
+        "leaves them out"
+    ]
+
+
 def test_where_no_seed_is_given_it_is_zero(cache):
     dataset = CachedDataset(cache)
     default, zero = CachedLoader(dataset, 40, shuffle=True), CachedLoader(dataset, 40, shuffle=True, seed=0)

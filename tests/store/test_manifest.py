@@ -393,10 +393,17 @@ def test_a_save_that_fails_leaves_the_manifest_before_it(tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "file"])
-def test_a_folder_without_a_manifest_is_no_cache(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"holds no manifest\.json.*run warmup again"),
+        ("file", r"holds no manifest\.json.*run warmup again"),
+        ("nowhere", r"nowhere does not exist\. Give the folder that `tpucache warmup` wrote\.$"),
+    ],
+)
+def test_a_folder_without_a_manifest_is_no_cache(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(NotACacheError, match=r"holds no manifest\.json.*run warmup again"):
+    with pytest.raises(NotACacheError, match=message):
         Manifest.load(tmp_path / name)
 
 

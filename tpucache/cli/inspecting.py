@@ -26,6 +26,7 @@ from tpucache.cli.terminal import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.process import tell
+from tpucache.progress import note
 
 _BENCH_BATCH: Final = 256
 
@@ -53,7 +54,7 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import ReadingPlan
     from tpucache.machine import network_file_system
-    from tpucache.report.bench import run_bench
+    from tpucache.report.bench import ROUND_SECONDS, ROUNDS, run_bench
     from tpucache.store.fields import IMAGE
 
     reading = {"in_memory": in_memory(options), "resolution": options.resolution, **keeping(options)}
@@ -61,6 +62,8 @@ def bench(options: argparse.Namespace) -> int:
     if dataset.network is not None:
         return _bench_network(options, dataset)
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
+    turns = ROUNDS * (2 if options.device_rate is None else 3) + 1  # reading, copying, the device; and one to warm up
+    note(f"bench: measuring for about {turns * ROUND_SECONDS:.0f} s")
     result = run_bench(
         dataset,
         batch_size=batch_size,
@@ -86,8 +89,9 @@ def bench(options: argparse.Namespace) -> int:
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
     """Measure how fast a cache comes from its URL."""
-    from tpucache.report.bench import bench_network
+    from tpucache.report.bench import NETWORK_SECONDS, bench_network
 
+    note(f"bench: reading for {NETWORK_SECONDS:.0f} s at most")
     found = bench_network(
         dataset,
         batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),

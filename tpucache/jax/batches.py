@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
-from tpucache.loading.loader import CachedLoader
+from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment
 from tpucache.ondevice.decode import field_decoder
@@ -319,6 +319,8 @@ def _of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
     """Raise UsageError unless the loader is of this process and each of its batches can be divided evenly."""
+    if not isinstance(loader, BatchLoader):
+        raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
     needed = process_slice(sharding)
     if (loader.rank, loader.world_size) != (needed["rank"], needed["world_size"]):
         raise UsageError(

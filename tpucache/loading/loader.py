@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -37,6 +38,8 @@ AnySamples = TypeVar("AnySamples", bound=Samples)
 Self = TypeVar("Self", bound="BatchLoader[Any]")
 
 Finish = Literal["host", "device"]
+
+_log: Final = logging.getLogger("tpucache")
 
 _CHUNK_BYTES: Final = 8 << 20
 _FORESEEN_EPOCHS: Final = 16  # in which each of 16 hosts reads most samples once
@@ -109,6 +112,12 @@ class BatchLoader(Generic[AnySamples]):
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
+        if left and not len(self):
+            _log.warning(
+                "the loader gives no batches: %s samples do not fill one of %s, and drop_last leaves them out",
+                f"{self.samples:,}",
+                f"{self._global_batch:,}",
+            )
         if samples.networks:  # nothing is waited for before the first batch is asked for
             self._pools.compile_loops(self.batch_size)
         else:

@@ -90,7 +90,10 @@ def fold_splits(table: SampleTable) -> dict[str, Split]:
 def _folds(table: SampleTable) -> npt.NDArray[Any]:
     """Return each sample's fold as a whole number or as text. Raises UsageError where one has none."""
     if "fold" not in table:
-        raise UsageError("the cache has no folds: warm it up from a .csv with --fold-col, or relabel it with one")
+        raise UsageError(
+            "the cache has no folds: `python -m tpucache relabel CACHE --make-folds 5` makes some; or warm it up from "
+            "a .csv with --fold-col"
+        )
     column: Column = table["fold"]
     folds = np.asarray(column if isinstance(column, np.ndarray) else list(column))
     if folds.ndim != 1:

@@ -22,6 +22,11 @@ from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.native import gather
 from tpucache.store.reader import NetworkUse
 
+#: Of `run_bench`, unless given.
+ROUNDS: Final = 5
+ROUND_SECONDS: Final = 1.0
+#: The longest that `bench_network` reads, unless given.
+NETWORK_SECONDS: Final = 20.0
 _GATHER_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
 
@@ -57,8 +62,8 @@ def run_bench(
     *,
     batch_size: int = 256,
     threads: int = 2,
-    rounds: int = 5,
-    seconds: float = 1.0,
+    rounds: int = ROUNDS,
+    seconds: float = ROUND_SECONDS,
     device_rate: float | None = None,
     finish: Finish = "host",
 ) -> BenchResult:
@@ -167,7 +172,7 @@ def bench_network(
     *,
     batch_size: int = 256,
     threads: int = 2,
-    seconds: float = 20.0,
+    seconds: float = NETWORK_SECONDS,
     device_rate: float | None = None,
     finish: Finish = "host",
 ) -> NetworkBench:

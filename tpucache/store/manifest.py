@@ -311,10 +311,10 @@ class Manifest:
                 raise FormatError(f"{path} has {size:,} bytes: no manifest is that large")
             text = read_file(path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotACacheError(
-                f"{directory} is not a finished cache: it holds no {fmt.MANIFEST_NAME}. "
-                "Give the folder that `tpucache warmup` wrote, or run warmup again to finish it."
-            ) from error
+            is_there = path.parent.exists()
+            what = f"is not a finished cache: it holds no {fmt.MANIFEST_NAME}" if is_there else "does not exist"
+            again = ", or run warmup again to finish it" if is_there else ""
+            raise NotACacheError(f"{directory} {what}. Give the folder that `tpucache warmup` wrote{again}.") from error
         except OSError as error:
             refuse_too_many_files(error)
             raise DamageError(f"{path} cannot be read: {error}") from error

@@ -39,8 +39,14 @@ from tpucache.warmup.tables import finish_cache
 
 Array = npt.NDArray[Any]
 
-_SAMPLES: Final = 96
+_SAMPLES: Final = 512
+#: The first samples of a worker that tries at least four times as many, whose seconds do not count: with so many, a
+#: build has its code and memory at hand most of the time.
+_WARM_UP: Final = 16
 _LEAST: Final = 3  # of each worker
+#: Samples that a worker encodes by one recipe before it goes on to the next: in turns, none would have its code and
+#: tables at hand as it has in a build.
+_GROUP: Final = 8
 #: Samples whose arrays and records are kept, to be compared and to be read over and over.
 _KEPT: Final = 24
 #: Of a small cache: more than a processor's cache holds, so that reading is not faster than it will be.
@@ -66,9 +72,9 @@ class Candidate:
     """What a recipe would cost for so many `samples` in so many `blocks`, and a small cache of it.
 
     `clean` and `augmented` are the costs of a record, those of loading, decoding and resizing left out: they are
-    `sample_seconds`. `write_seconds` are those of a record's way into a shard and the tables, `start_seconds` those
-    until workers have begun, `augment_seconds` what it takes them longer where there are variants. The first records of
-    the variant 0 in `cache` are those of `images`, uint8 (height, width, channels).
+    `sample_seconds`. `write_seconds` are those of a record's way into a shard. `start_seconds` are those until workers
+    have begun, `augment_seconds` what it takes them longer where there are variants, `finish_seconds` those of the
+    tables. The first records of the variant 0 in `cache` are those of `images`, uint8 (height, width, channels).
     """
 
     recipe: Recipe
@@ -79,6 +85,7 @@ class Candidate:
     augment_seconds: float
     sample_seconds: float
     write_seconds: float
+    finish_seconds: float
     sample_bytes: float
     clean: Cost
     augmented: Cost
@@ -95,8 +102,8 @@ class Candidate:
         """Return how long its build would take here."""
         made = self.sample_seconds + self.clean.seconds + variants * self.augmented.seconds
         one = made + (1 + variants) * self.write_seconds
-        start = self.start_seconds + (self.augment_seconds if variants else 0.0)
-        return start + self.samples * one / self.workers
+        once = self.start_seconds + (self.augment_seconds if variants else 0.0) + self.finish_seconds
+        return once + self.samples * one / self.workers
 
 
 @dataclass(frozen=True)
@@ -134,20 +141,22 @@ def try_recipes(
         raise SourceError(f"{source_name(source)} has no samples")
     first, left_out = _first_plan(source, listing, recipes, labels)
     start_seconds = time.monotonic() - began
+    import_seconds = _import_augmentation(source, first, recipes)
     plans = _plans(source, first, recipes, left_out)
     encoders = {number: _encoder(source, plan) for number, plan in plans.items()}
     chosen = spread(listing.samples, _SAMPLES)
     executor = Executor(jobs=jobs)
     began = time.monotonic()
     starts = [*executor.run(iter([(_start, (encoders, chosen[0]))] * executor.workers))]
-    augment_seconds = max(starts)
-    start_seconds += time.monotonic() - began - augment_seconds
+    start_seconds += time.monotonic() - began - max(starts)
+    augment_seconds = max(starts) + import_seconds
     portions = [chosen[first :: executor.workers] for first in range(min(executor.workers, len(chosen)))]
     kept = -(-_KEPT // len(portions))
     arguments = [(encoders, portion, seconds, kept) for portion in portions]
     results = [*executor.run(iter([(_try_portion, each) for each in arguments]))]
     failed = [failure for result in results for failure in result.failed]
     tried = [each for result in results for each in result.tried]
+    warm = [each for one in results for each in one.tried[_WARM_UP if len(one.tried) >= 4 * _WARM_UP else 0 :]]
     if not tried:
         path, reason = failed[0]
         raise SourceError(f"none of the {len(failed)} samples that were tried could be used; {path!r}: {reason}")
@@ -155,7 +164,7 @@ def try_recipes(
     found = {}
     for number, plan in plans.items():
         known = [result.kept[at][number] for result in results for at in range(len(result.kept))]
-        cache, write_seconds = _write_cache(plan, known, folder / f"{number}", len(listing.samples))
+        cache, write_seconds, finish_seconds = _write_cache(plan, known, folder / f"{number}", len(listing.samples))
         found[number] = Candidate(
             recipe=plan.recipe,
             samples=len(listing.samples),
@@ -163,11 +172,12 @@ def try_recipes(
             workers=executor.workers,
             start_seconds=start_seconds,
             augment_seconds=augment_seconds,
-            sample_seconds=statistics.mean(each.load + each.clean[number] for each in tried),
+            sample_seconds=statistics.mean(each.load + each.clean[number] for each in warm),
             write_seconds=write_seconds,
+            finish_seconds=finish_seconds,
             sample_bytes=paths,
-            clean=_mean([each.records[number][0] for each in tried]),
-            augmented=_mean([each.records[number][1] for each in tried]),
+            clean=_mean([each.records[number][0] for each in tried], [each.records[number][0] for each in warm]),
+            augmented=_mean([each.records[number][1] for each in tried], [each.records[number][1] for each in warm]),
             cache=cache,
             images=[one.clean[IMAGE] for one in known],
         )
@@ -192,6 +202,17 @@ def _first_plan(
             raise SourceError(f"{source_name(source)} has no images, whose codecs and sizes could be compared")
         return plan, {number: str(error) for number, error in errors.items()}
     raise errors[0]
+
+
+def _import_augmentation(source: Source, first: Plan, recipes: Sequence[Recipe]) -> float:
+    """Load what augments, which a build without variants does not; return the seconds."""
+    began = time.monotonic()
+    for recipe in recipes:
+        if recipe.variants:
+            with contextlib.suppress(DependencyError, RecipeError):  # raised again where the recipe is planned
+                with_recipe(first, source, recipe)
+                break
+    return time.monotonic() - began
 
 
 def _plans(source: Source, first: Plan, recipes: Sequence[Recipe], left_out: dict[int, str]) -> dict[int, Plan]:
@@ -225,10 +246,7 @@ def _encoder(source: Source, plan: Plan) -> SampleEncoder:
 
 def _start(encoders: dict[int, SampleEncoder], sample: Sample) -> float:
     """Make a sample's records once, so that libraries are imported; return the seconds of the augmentation."""
-    with contextlib.suppress(SampleError):
-        tried, _ = _try_sample(encoders, sample)
-        return tried.augment
-    return 0.0
+    return sum(each.augment for each in _try_portion(encoders, [sample], 0.0, 0).tried)
 
 
 class _Tried(NamedTuple):
@@ -262,42 +280,69 @@ def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], 
     """Try samples until the time is up, but a few at least; return the records of the first ones."""
     end = time.monotonic() + seconds
     portion = _Portion([], [], [])
-    for sample in samples:
+    for first in range(0, len(samples), _GROUP):
         if len(portion.tried) >= _LEAST and time.monotonic() > end:
             break
-        try:
-            tried, kept = _try_sample(encoders, sample)
-        except SampleError as error:
-            portion.failed.append((sample.path, error.reason))
-            continue
-        portion.tried.append(tried)
-        if len(portion.kept) < keep:
-            portion.kept.append(kept)
+        _try_group(encoders, samples[first : first + _GROUP], portion, keep)
     return portion
 
 
-def _try_sample(encoders: dict[int, SampleEncoder], sample: Sample) -> tuple[_Tried, dict[int, _Kept]]:
-    """Make the records of a sample by each recipe. Raises SampleError."""
-    item, load = _timed(next(iter(encoders.values())).load, sample)
-    shared: dict[str, tuple[tuple[dict[str, Array], float], tuple[dict[str, Array], float]]] = {}
-    clean_seconds, costs, kept = {}, {}, {}
-    for number, encoder in encoders.items():
-        recipe = encoder.recipe
-        key = _without_codec(recipe)
-        if key not in shared:
-            (clean, *_), seconds = _timed(clean_and_count, item, encoder.fields, recipe, sample.path)
-            augmented = _timed(encoder.augment, clean, sample, 1) if recipe.variants else (clean, 0.0)
-            shared[key] = (clean, seconds), augmented
-        (clean, clean_seconds[number]), (augmented_arrays, augment_seconds) = shared[key]
-        records, encode_seconds = _timed(encoder.to_records, clean)
-        made = [Cost(_bytes(records, encoder.fields), encode_seconds)] * 2
-        if recipe.variants:
-            further, encode_seconds = _timed(encoder.to_records, augmented_arrays)
-            made[1] = Cost(_bytes(further, encoder.fields), augment_seconds + encode_seconds)
-            records = [*records, *further]
-        costs[number] = made[0], made[1]
-        kept[number] = _Kept(clean, records)
-    return _Tried(load, sum(seconds for _, (_, seconds) in shared.values()), clean_seconds, costs), kept
+def _try_group(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], portion: _Portion, keep: int) -> None:
+    """Make the records of a few samples by each recipe, one recipe after another, as builds do."""
+    alike = {_without_codec(encoder.recipe): encoder for encoder in encoders.values()}
+    loads: list[float] = []
+    arrays: list[dict[str, _Arrays]] = []
+    for sample in samples:
+        try:
+            item, load = _timed(next(iter(encoders.values())).load, sample)
+            arrays.append({key: _make_arrays(encoder, item, sample) for key, encoder in alike.items()})
+        except SampleError as error:
+            portion.failed.append((sample.path, error.reason))
+        else:
+            loads.append(load)
+    made = {
+        number: [_encode(encoder, each[_without_codec(encoder.recipe)]) for each in arrays]
+        for number, encoder in encoders.items()
+    }
+    for position, (load, each) in enumerate(zip(loads, arrays, strict=True)):
+        of = {number: each[_without_codec(encoder.recipe)] for number, encoder in encoders.items()}
+        portion.tried.append(
+            _Tried(
+                load,
+                sum(one.augment_seconds for one in each.values()),
+                {number: one.clean_seconds for number, one in of.items()},
+                {number: records[position][0] for number, records in made.items()},
+            )
+        )
+        if len(portion.kept) < keep:
+            portion.kept.append({number: _Kept(of[number].clean, made[number][position][1]) for number in made})
+
+
+class _Arrays(NamedTuple):
+    """A sample's arrays in one size, clean and augmented once, and the seconds that each took."""
+
+    clean: dict[str, Array]
+    clean_seconds: float
+    augmented: dict[str, Array]
+    augment_seconds: float
+
+
+def _make_arrays(encoder: SampleEncoder, item: Item, sample: Sample) -> _Arrays:
+    """Return what the encoders of one size encode. Raises SampleError."""
+    (clean, *_), seconds = _timed(clean_and_count, item, encoder.fields, encoder.recipe, sample.path)
+    augmented = _timed(encoder.augment, clean, sample, 1) if encoder.recipe.variants else (clean, 0.0)
+    return _Arrays(clean, seconds, *augmented)
+
+
+def _encode(encoder: SampleEncoder, arrays: _Arrays) -> tuple[tuple[Cost, Cost], list[bytes]]:
+    """Return the costs of a clean and of an augmented record, and the records."""
+    records, seconds = _timed(encoder.to_records, arrays.clean)
+    clean = Cost(_bytes(records, encoder.fields), seconds)
+    if not encoder.recipe.variants:
+        return (clean, clean), records
+    further, seconds = _timed(encoder.to_records, arrays.augmented)
+    augmented = Cost(_bytes(further, encoder.fields), arrays.augment_seconds + seconds)
+    return (clean, augmented), [*records, *further]
 
 
 def _timed(function: Any, *arguments: Any) -> tuple[Any, float]:
@@ -317,8 +362,9 @@ def _bytes(records: Sequence[bytes], fields: Sequence[Field]) -> float:
     return sum(on_disk_bytes(len(record), fields) for record in records)
 
 
-def _mean(costs: Sequence[Cost]) -> Cost:
-    return Cost(statistics.mean(each.bytes for each in costs), statistics.mean(each.seconds for each in costs))
+def _mean(tried: Sequence[Cost], warm: Sequence[Cost]) -> Cost:
+    """Return the mean bytes of what was tried, and the mean seconds of what counts of it."""
+    return Cost(statistics.mean(each.bytes for each in tried), statistics.mean(each.seconds for each in warm))
 
 
 @dataclass(frozen=True)
@@ -335,9 +381,13 @@ class _KnownRecords(SampleEncoder):
         return EncodedSample(Item({}), one.clean, [made[part] for part in parts], [{}] * (1 + variants), {})
 
 
-def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float]:
-    """Write a cache of known records, repeated up to `most` times in all; return it, and the seconds of a record."""
-    mean = statistics.mean(len(b"".join(one.records)) for one in known)
+def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float, float]:
+    """Write a cache of known records, repeated up to `most` times in all.
+
+    Return it, the seconds that writing a record takes, and those of the tables of all.
+    """
+    bands = len(part_layouts(plan.fields))  # of the clean variant, which is what is read
+    mean = statistics.mean(sum(map(len, one.records[:bands])) for one in known)
     count = min(most, _CACHE_RECORDS, max(2 * len(known), int(_CACHE_BYTES / mean)))
     samples = [Sample(number, f"{number}", bytes=1) for number in range(count)]
     recipe = replace(plan.recipe, variants=min(1, plan.recipe.variants))
@@ -356,10 +406,12 @@ def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) ->
     began = time.monotonic()
     with hold(work) as run:
         context = BuildContext(encoder, work, folder, skip_errors=False, run=run)
-        finish_cache(folder, plan, Scheduler(context, plan.blocks).build(Executor(jobs=1)))
-    taken = time.monotonic() - began
+        shards = Scheduler(context, plan.blocks).build(Executor(jobs=1))
+        written = time.monotonic()
+        finish_cache(folder, plan, shards)
+    finished = time.monotonic()
     shutil.rmtree(work)
-    return folder, taken / (count * (1 + recipe.variants))
+    return folder, (written - began) / (count * (1 + recipe.variants)), finished - written
 
 
 class _NoSource:
