@@ -44,9 +44,10 @@ _SAMPLES: Final = 512
 #: build has its code and memory at hand most of the time.
 _WARM_UP: Final = 16
 _LEAST: Final = 3  # of each worker
-#: Samples that a worker encodes by one recipe before it goes on to the next: in turns, none would have its code and
-#: tables at hand as it has in a build.
-_GROUP: Final = 8
+#: Samples that a worker encodes at most by one recipe before it goes on to the next: in turns, none would have its code
+#: and tables at hand as it has in a build. The first groups are smaller, so that large photographs take no longer than
+#: they may.
+_GROUP: Final = 64
 #: Samples whose arrays and records are kept, to be compared and to be read over and over.
 _KEPT: Final = 24
 #: Of a small cache: more than a processor's cache holds, so that reading is not faster than it will be.
@@ -280,10 +281,10 @@ def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], 
     """Try samples until the time is up, but a few at least; return the records of the first ones."""
     end = time.monotonic() + seconds
     portion = _Portion([], [], [])
-    for first in range(0, len(samples), _GROUP):
-        if len(portion.tried) >= _LEAST and time.monotonic() > end:
-            break
-        _try_group(encoders, samples[first : first + _GROUP], portion, keep)
+    first, count = 0, 1
+    while first < len(samples) and (len(portion.tried) < _LEAST or time.monotonic() < end):
+        _try_group(encoders, samples[first : first + count], portion, keep)
+        first, count = first + count, min(2 * count, _GROUP)
     return portion
 
 
