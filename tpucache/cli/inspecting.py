@@ -54,7 +54,7 @@ def bench(options: argparse.Namespace) -> int:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import ReadingPlan
     from tpucache.machine import network_file_system
-    from tpucache.report.bench import ROUND_SECONDS, ROUNDS, run_bench
+    from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE
 
     reading = {"in_memory": in_memory(options), "resolution": options.resolution, **keeping(options)}
@@ -62,14 +62,13 @@ def bench(options: argparse.Namespace) -> int:
     if dataset.network is not None:
         return _bench_network(options, dataset)
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
-    turns = ROUNDS * (2 if options.device_rate is None else 3) + 1  # reading, copying, the device; and one to warm up
-    note(f"bench: measuring for about {turns * ROUND_SECONDS:.0f} s")
     result = run_bench(
         dataset,
         batch_size=batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
+        on_progress=lambda text: note(f"bench: {text}"),
     )
     one, what = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
@@ -89,15 +88,15 @@ def bench(options: argparse.Namespace) -> int:
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
     """Measure how fast a cache comes from its URL."""
-    from tpucache.report.bench import NETWORK_SECONDS, bench_network
+    from tpucache.report.bench import bench_network
 
-    note(f"bench: reading for {NETWORK_SECONDS:.0f} s at most")
     found = bench_network(
         dataset,
         batch_size=options.batch_size or min(_BENCH_BATCH, len(dataset)),
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
+        on_progress=lambda text: note(f"bench: {text}"),
     )
     use = found.network
     lines = [

@@ -121,7 +121,8 @@ def _run(
 
     open_it = functools.partial(open_device, options.backend, options.cores, options.device, compile=options.compile)
     # A device comes last, because it takes seconds to start; but only with it do processes know of each other.
-    processes = open_it().processes if may_be_several(options.backend) else ALONE
+    opened = open_it() if may_be_several(options.backend) else None
+    processes = ALONE if opened is None else opened.processes
     settings, memory = _settings(options, options.cores * processes.world_size), in_memory(options)
     with account.part("staging"):
         cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
@@ -136,7 +137,7 @@ def _run(
         parts = [] if valid_set is None else [("validation", train_set, valid_set)]
     if processes.is_main:
         _warn_of_leaks(parts)
-    device = open_it()
+    device = opened or open_it()
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
         with account.part("range_test"):

@@ -8,7 +8,7 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -22,11 +22,6 @@ from tpucache.loading.loader import CachedLoader, Finish
 from tpucache.native import gather
 from tpucache.store.reader import NetworkUse
 
-#: Of `run_bench`, unless given.
-ROUNDS: Final = 5
-ROUND_SECONDS: Final = 1.0
-#: The longest that `bench_network` reads, unless given.
-NETWORK_SECONDS: Final = 20.0
 _GATHER_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
 
@@ -62,20 +57,24 @@ def run_bench(
     *,
     batch_size: int = 256,
     threads: int = 2,
-    rounds: int = ROUNDS,
-    seconds: float = ROUND_SECONDS,
+    rounds: int = 5,
+    seconds: float = 1.0,
     device_rate: float | None = None,
     finish: Finish = "host",
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
     """Measure reading in rounds of `seconds`: shuffled batches, in turn with copying as many bytes within memory.
 
     Both use as many threads. `finish` "device" leaves packed images as they are. With `device_rate` a simulated
     accelerator takes that many images a second from a queue of two batches; the share of time that it finds the queue
-    empty is its idleness. Raises UsageError when the cache is smaller than a batch, or the rate is not above 0.
+    empty is its idleness. `on_progress` is given a line of text at the start. Raises UsageError when the cache is
+    smaller than a batch, or the rate is not above 0.
     """
     check_device_rate(device_rate)
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
+    turns = rounds * (2 if device_rate is None else 3) + 1  # reading, copying, the device; and one to warm up
+    on_progress(f"measuring for about {turns * seconds:.0f} s")
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     dataset = loader.dataset
     batch_bytes = sum(field.nbytes for field in dataset.record_fields)
@@ -172,9 +171,10 @@ def bench_network(
     *,
     batch_size: int = 256,
     threads: int = 2,
-    seconds: float = NETWORK_SECONDS,
+    seconds: float = 20.0,
     device_rate: float | None = None,
     finish: Finish = "host",
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
     """Read a cache at a URL in the order of shuffle="block", for an epoch or so many seconds.
 
@@ -183,6 +183,7 @@ def bench_network(
     """
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
+    on_progress(f"reading for {seconds:.0f} s at most")
     began = time.perf_counter()
     loader = CachedLoader(dataset, batch_size, shuffle="block", drop_last=True, threads=threads, finish=finish)
     times: list[float] = []

@@ -70,9 +70,8 @@ def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = 
     Each process evaluates its share of the samples. The main process has the scores of all, the others have none.
     """
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
-    share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
-    dataset, rows = _own_share(dataset, processes)
-    labels = dataset.labels.numpy()
+    dataset, share = _own_share(dataset, processes)
+    rows, labels = share.stop - share.start, dataset.labels.numpy()
     losses, errors, values = [], [], []
     maps: list[tuple[float, int, Array]] = []
     done = 0
@@ -92,7 +91,7 @@ def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = 
             done += len(part)
             progress.advance(len(part))
             check()
-        for _ in range(-(-most // part_size) - len(losses)):
+        for _ in range(-(-len(dataset) // part_size) - len(losses)):
             check()  # as often in all processes
     gathered = [_joined(processes.gather(part)) for part in (losses, errors, values)]
     all_maps = itertools.chain.from_iterable(processes.gather(maps))
@@ -189,27 +188,26 @@ def shared_rows(
     a list of those of all processes, and the others, equally often, an empty one. `check` is called after each.
     """
     processes = device.processes
-    share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
-    own, rows = _own_share(dataset, processes)
-    part_size, first = batch_size // processes.world_size, share.start
+    own, share = _own_share(dataset, processes)
+    part_size, first, rows = batch_size // processes.world_size, share.start, share.stop - share.start
     with contextlib.closing(compute_rows(own, device, part_size, threads, compute, rows)) as batches:
-        for _ in range(-(-most // part_size)):
+        for _ in range(-(-len(own) // part_size)):
             part = next(batches, None)
             yield [found for found in processes.gather(None if part is None else (first, part)) if found is not None]
             first += 0 if part is None else len(part[0])
             check()
 
 
-def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, int]:
-    """Return the samples that a process evaluates, and how many of them count.
+def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, slice]:
+    """Return the samples that a process evaluates, and which positions are its own: the first of them.
 
-    They are equally many in all processes, so that all run as many programs: the last one is there twice if need be.
+    They are equally many in all processes, so that all run as many programs: one that does not count may follow.
     """
-    if processes.world_size == 1:
-        return dataset, len(dataset)
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
+    if processes.world_size == 1:
+        return dataset, share
     own = [*range(len(dataset))[share]]
-    return dataset.select([*own, *[len(dataset) - 1] * (most - len(own))]), len(own)
+    return dataset.select([*own, *[len(dataset) - 1] * (most - len(own))]), share
 
 
 def _score(learner: Learner, samples: int) -> Reduce:

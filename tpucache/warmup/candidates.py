@@ -290,7 +290,8 @@ def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], 
 
 def _try_group(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], portion: _Portion, keep: int) -> None:
     """Make the records of a few samples by each recipe, one recipe after another, as builds do."""
-    alike = {_without_codec(encoder.recipe): encoder for encoder in encoders.values()}
+    keys = {number: _without_codec(encoder.recipe) for number, encoder in encoders.items()}
+    alike = {keys[number]: encoder for number, encoder in encoders.items()}
     loads: list[float] = []
     arrays: list[dict[str, _Arrays]] = []
     for sample in samples:
@@ -301,12 +302,9 @@ def _try_group(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], po
             portion.failed.append((sample.path, error.reason))
         else:
             loads.append(load)
-    made = {
-        number: [_encode(encoder, each[_without_codec(encoder.recipe)]) for each in arrays]
-        for number, encoder in encoders.items()
-    }
+    made = {number: [_encode(encoder, each[keys[number]]) for each in arrays] for number, encoder in encoders.items()}
     for position, (load, each) in enumerate(zip(loads, arrays, strict=True)):
-        of = {number: each[_without_codec(encoder.recipe)] for number, encoder in encoders.items()}
+        of = {number: each[key] for number, key in keys.items()}
         portion.tried.append(
             _Tried(
                 load,

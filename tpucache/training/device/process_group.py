@@ -40,10 +40,11 @@ class HostGroup(Processes):
     """One process a host, all of which run one program on the devices of all; they exchange what is on the hosts."""
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
-        """Join all others at "HOST:PORT", where the first one listens."""
+        """Join all others at "HOST:PORT", where the first one listens, unless the program has joined them already."""
         with _stdout_to_stderr():
-            dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world_size)
-            atexit.register(dist.destroy_process_group)
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world_size)
+                atexit.register(dist.destroy_process_group)
             self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._begin()
 
