@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpucache import CachePlan, Manifest, PlanRow, Recipe, build_cache, kaggle, plan_cache, planning
+from tpucache import CachedDataset, CachePlan, Manifest, PlanRow, Recipe, build_cache, kaggle, plan_cache, planning
 from tpucache.cli import main
 from tpucache.errors import BuildError, DependencyError, RecipeError, SourceError, UsageError
 from tpucache.planning import _best
 from tpucache.store.codecs.plain import Zstd
 from tpucache.warmup import candidates
+from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SIZES = [48, (24, 32)]
@@ -197,6 +198,16 @@ def test_the_table_says_what_it_is_measured_on_and_what_fits(
 
 
 @pytest.mark.slow
+def test_a_cache_that_is_read_has_as_many_samples_with_variants_as_without(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "_KEPT", 1)
+    monkeypatch.setattr(candidates, "_CACHE_BYTES", 5 * 16 * 16 * 3)
+    recipes = [Recipe(size=16, variants=variants) for variants in (0, 2)]
+    tried = candidates.try_recipes(to_source(photos), recipes, tmp_path, seconds=0.1, jobs=1)
+    assert [len(CachedDataset(each.cache)) for each in tried.found.values()] == [5, 5]
+
+
 def test_what_does_not_fit_into_memory_is_read_from_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpucache.loading.reading.memory.available_memory", lambda: 0)
     found = plan_cache(photos, sizes=[16], codecs=["raw"], variants=[0], seconds=0.2, jobs=1)

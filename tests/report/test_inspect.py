@@ -73,6 +73,10 @@ def test_libraries_that_were_not_installed_are_left_out(cache):
 def test_bench_takes_a_cache_that_is_smaller_than_its_batches(cache, capsys, monkeypatch):
     monkeypatch.setattr("tpucache.report.bench._rate", lambda *_: 1000.0)
     assert main(["bench", str(cache)]) == 0
-    assert "batches of 150" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "batches of 150" in said.out
+    assert said.err == "bench: measuring for about 11 s\n"
     assert main(["bench", str(cache), "--batch-size", "200"]) == 2
-    assert "150 samples, less than a batch of 200: give --batch-size" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "150 samples, less than a batch of 200: give --batch-size" in said[0]

@@ -44,7 +44,7 @@ _SAMPLES: Final = 512
 #: build has its code and memory at hand most of the time.
 _WARM_UP: Final = 16
 _LEAST: Final = 3  # of each worker
-#: Samples that a worker encodes at most by one recipe before it goes on to the next: in turns, none would have its code
+#: Samples that a worker encodes at most by one recipe before the next one: in turns, none would have its code
 #: and tables at hand as it has in a build. The first groups are smaller, so that large photographs take no longer than
 #: they may.
 _GROUP: Final = 64
