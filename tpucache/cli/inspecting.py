@@ -109,7 +109,8 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
         f"kept    {use.kept_bytes / 1e6:>10,.1f} MB of {use.total_bytes / 1e6:,.1f} MB, in {dataset.directory}",
     ]
     if found.idle is not None:
-        lines.append(f"idle    {found.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} samples/s")
+        device = f"an accelerator that takes {options.device_rate:,.0f} samples/s"
+        lines.append(f"idle    {found.idle:>10.1%} of the time of {device}, after the first batch")
     show(options, found.to_dict(), lines)
     return 0
 

@@ -205,9 +205,9 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                 else:
                     execution = take_execution(stream, settings)
                     _take_steps(run, execution)
-                    meter.step(settings.steps_per_execution, images)
-                    tracer.step()
                     progress.advance(images, _note(run, progress, meter.waited))
+                    meter.step(settings.steps_per_execution, images)  # may say that all is warm: so far is no rate
+                    tracer.step()
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
                         _save(run)

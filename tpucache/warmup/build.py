@@ -192,7 +192,7 @@ class _Build:
             self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
         work.mkdir(exist_ok=True)
         with hold(work) as run:
-            changed, other, is_mixed = save_or_compare_plan(work, plan)
+            changed, other, is_mixed = save_or_compare_plan(work, plan, is_sent=self.upload is not None)
             remove_leftovers(work)
             _warn_of_slow_parts(plan)
             other_versions = tuple(sorted({*context.other_versions, *other}))

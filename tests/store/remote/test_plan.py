@@ -283,13 +283,14 @@ def test_records_with_little_between_them_are_one_request(opened: Opened, monkey
     run = pieces.run(0)
     numbers, rows = run.numbers[[0, -1]], run.rows[[0, -1]]
     between = int(rows["offset"][1] - rows["offset"][0] - rows["length"][0])
-    monkeypatch.setattr(pieces_module, "_SLACK_BYTES", 0)
     for gap, expected in ((between - 1, 2), (between, 1)):
         monkeypatch.setattr(pieces_module, "_GAP_BYTES", gap)
-        found = [*pieces.runs(numbers, rows)]
+        found = [*pieces.runs(rows)]
         assert len(found) == expected
-        assert np.concatenate([each.numbers for each in found]).tolist() == numbers.tolist()
+        if expected == 2:
+            assert np.concatenate([each.numbers for each in found]).tolist() == numbers.tolist()
     assert (found[0].start, found[0].stop) == (run.start, run.stop)
+    assert found[0].numbers.tolist() == run.numbers.tolist()  # all that comes is kept
 
 
 def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cache: Path) -> None:

@@ -1,15 +1,17 @@
-"""What an unfinished build says of itself is read as strictly as what comes from elsewhere."""
+"""What an unfinished build says of itself is read strictly, and kept to where something was made by it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from tpucache import Recipe, build_cache
-from tpucache.errors import BuildError, SampleError
+from tpucache import Recipe, build_cache, verify_cache
+from tpucache.errors import BuildError, RecipeError, SampleError
 from tpucache.store.format import WORK_NAME
+from tpucache.warmup import open_source, select_source
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,40 @@ def test_a_plan_that_cannot_be_read_is_a_build_error(text: str, reason: str, tmp
     (tmp_path / "cache" / WORK_NAME / "plan.json").write_text(text)
     with pytest.raises(BuildError, match=reason):
         build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("other", "options"),
+    [({"size": 16}, {}), ({}, {"labels": "numbers"}), ({}, {"limit": 1})],
+    ids=["recipe", "labels", "samples"],
+)
+def test_a_plan_by_which_nothing_was_made_gives_way_to_another(
+    tmp_path: Path, other: dict[str, int], options: dict[str, Any]
+) -> None:
+    """The first run's error says what to change: there is nothing that could be lost by it."""
+    images, cache = tmp_path / "images", tmp_path / "cache"
+    for name in "12":
+        (images / name).mkdir(parents=True)
+        (images / name / "a.png").write_bytes(b"no image")
+    with pytest.raises(SampleError):
+        build_cache(images, cache, Recipe(size=8), jobs=1)
+    assert (cache / WORK_NAME / "plan.json").exists()
+    for path in images.glob("*/*"):
+        Image.new("RGB", (8, 8)).save(path)
+    source = select_source(open_source(images), limit=options.pop("limit", None))
+    manifest = build_cache(source, cache, Recipe(**{"size": 8, **other}), jobs=1, **options)
+    assert manifest.samples >= 1
+    assert verify_cache(cache) == []
+    assert not (cache / WORK_NAME).exists()
+
+
+def test_a_plan_by_which_a_chunk_was_made_does_not(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for number in range(64):
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{number:02}.png")
+    (tmp_path / "images" / "63.png").write_bytes(b"no image")
+    with pytest.raises(SampleError):
+        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=8), jobs=1)
+    assert list((tmp_path / "cache" / WORK_NAME).glob("chunk-*.json"))
+    with pytest.raises(RecipeError, match=r"another recipe: .*Give the same options to continue"):
+        build_cache(tmp_path / "images", tmp_path / "cache", Recipe(size=16), jobs=1)

@@ -31,7 +31,7 @@ from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import NetworkUse
 from tpucache.store.remote.http import ChangedError, HttpError
 from tpucache.store.remote.local import LocalCopy
-from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
+from tpucache.store.remote.pieces import PIECE_BYTES, Bools, Pieces, Run
 from tpucache.store.remote.plan import Forecast, Plan
 
 _LEAST_THREADS: Final = 4
@@ -113,6 +113,7 @@ class Fetcher:
         self._elsewhere: deque[tuple[int, Run]] = deque()  # what of pieces that another process fetches is needed
         self._plans: list[tuple[weakref.ref[Any], Plan]] = []  # the newest first
         self._flights: dict[int, Flight] = {}  # of each piece one, but for urgent ones
+        self._coming: dict[int, list[Flight]] = {}  # urgent ones onto the disk, of each piece
         self._ring: OrderedDict[int, list[Flight]] = OrderedDict()  # pieces in memory, those read longest ago first
         self._ring_most = max(_LEAST_RING, min(_RING_BYTES, available_memory() // _RING_SHARE) // PIECE_BYTES)
         self._buffers: list[bytearray] = []  # that nobody uses now
@@ -177,7 +178,7 @@ class Fetcher:
             if not len(missing):
                 break
             if len(unproven := missing[local.is_unproven(numbers[missing])]):
-                for run in self._pieces.runs(numbers[unproven], rows[unproven]):
+                for run in self._pieces.runs(rows[unproven]):
                     local.prove(run)
                 continue
             with self._changed:
@@ -294,21 +295,24 @@ class Fetcher:
         for piece in dict.fromkeys(pieces[missing].tolist()):  # in the order in which they are needed
             if piece in asked:
                 continue
+            part = missing[pieces[missing] == piece]
+            if (coming := self._coming.get(piece)) and self._are_coming(numbers[part], piece).all():
+                own.extend(coming)
+                continue
             flying = self._flights.get(piece)
             # What has not begun comes after all that is first: waiting for it would have no end.
             if flying is None or (is_first and not flying.has_begun):
-                part = missing[pieces[missing] == piece]
                 is_planned = any(plan.needed.get(piece) for _, plan in self._plans)
                 planned = (run for _, plan in self._plans if (run := plan.run_of(piece, numbers[part])) is not None)
                 few, run = int(rows["length"][part].sum()), next(planned, self._pieces.run(piece))
                 if is_first or (few * _WHOLE_SHARE < run.stop - run.start and not is_planned):
-                    flights = [
-                        Flight(part, piece, is_urgent=True) for part in self._pieces.runs(numbers[part], rows[part])
-                    ]
+                    flights = [Flight(each, piece, is_urgent=True) for each in self._pieces.runs(rows[part])]
                     self._urgent.extend(flights)
                     own.extend(flights)
-                    if not is_planned and self._local.make_room(piece):
-                        self._wanted.append(piece)
+                    if self._local.make_room(piece):
+                        self._coming.setdefault(piece, []).extend(flights)
+                        if not is_planned:
+                            self._wanted.append(piece)
                     continue
                 self._flights[piece] = Flight(self._lacking(run, piece), piece)
                 wanted.append(piece)
@@ -375,7 +379,8 @@ class Fetcher:
         if not is_here and not self._local.lock(piece):
             self._elsewhere.append((piece, run))
             return None
-        if not is_here and self._local.has(run.numbers).all():  # with the lock: nobody fetches it now
+        # With the lock: no other process fetches it now.
+        if not is_here and (self._local.has(run.numbers) | self._are_coming(run.numbers, piece)).all():
             self._local.unlock(piece)
             is_here = True
         if is_here:
@@ -388,9 +393,16 @@ class Fetcher:
             flight.narrow(self._lacking(flight.run, piece))
         return flight
 
+    def _are_coming(self, numbers: Numbers, piece: int) -> Bools:
+        """Return which records of a piece come onto the disk before it, as somebody waits for them: bool (n,)."""
+        coming: Bools = np.zeros(len(numbers), np.bool_)
+        for flight in self._coming.get(piece, ()):
+            coming |= np.isin(numbers, flight.run.numbers)
+        return coming
+
     def _lacking(self, run: Run, piece: int) -> Run:
-        """Return what of a run of a piece is not on the disk yet: from the first record that is not, to the last."""
-        at = np.flatnonzero(~self._local.has(run.numbers))
+        """Return what of a run of a piece is not on the disk, nor soon: from the first such record to the last."""
+        at = np.flatnonzero(~(self._local.has(run.numbers) | self._are_coming(run.numbers, piece)))
         if len(at) in (0, len(run.numbers)):
             return run
         first, last = run.rows[at[0]], run.rows[at[-1]]
@@ -474,15 +486,33 @@ class Fetcher:
         flight.is_done = True
         if not flight.is_urgent:
             self._flights.pop(flight.piece, None)
+        elif flight in (coming := self._coming.get(flight.piece, [])):
+            coming.remove(flight)
+            if not coming:
+                del self._coming[flight.piece]
         self._changed.notify_all()
 
     def _fetch(self, flight: Flight) -> None:
         """Fetch a piece or some records of one, onto the disk if there is room for the piece. Raises what is wrong."""
-        run, data = flight.run, self._read_checked(flight.run)
-        if not (self._local.make_room(flight.piece) and self._local.write(run, data)):
-            flight.data = data
-        elif not flight.is_urgent and len(self._buffers) < len(self._threads) and isinstance(data.obj, bytearray):
-            self._buffers.append(data.obj)
+        if self._local.make_room(flight.piece):
+            for run in self._runs_of(flight):
+                data = self._read_checked(run)
+                if not self._local.write(run, data):
+                    break
+                if not flight.is_urgent and len(self._buffers) < len(self._threads) and isinstance(data.obj, bytearray):
+                    self._buffers.append(data.obj)
+            else:
+                return
+        flight.data = self._read_checked(flight.run)
+
+    def _runs_of(self, flight: Flight) -> list[Run]:
+        """Return what is still to be read of a flight: its run, without longer parts that are here, or soon are."""
+        run = flight.run
+        if flight.is_urgent:
+            return [run]
+        with self._changed:
+            at = np.flatnonzero(~(self._local.has(run.numbers) | self._are_coming(run.numbers, flight.piece)))
+        return [*self._pieces.runs(run.rows[at])]
 
     def _buffer(self, size: int) -> memoryview:
         """Return memory for so many bytes: one that was used before, as the system takes time to give new pages."""

@@ -6,7 +6,6 @@ shards are numbered by the manifest alone; where one begins and ends is looked u
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -88,18 +87,20 @@ class Pieces:
         first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
         return self._run(run.shard, _Table(run.rows, run.numbers), slice(first, last))
 
-    def runs(self, numbers: Numbers, rows: Rows) -> Iterator[Run]:
-        """Yield the runs of some records, given by their numbers and whole rows: those close to each other are one."""
-        order = np.lexsort((rows["offset"], rows["shard"]))
-        rows, numbers = rows[order], numbers[order]
-        starts, stops = rows["offset"].astype(np.int64), (rows["offset"] + rows["length"]).astype(np.int64)
-        far = (rows["shard"][1:] != rows["shard"][:-1]) | (starts[1:] > stops[:-1] + _GAP_BYTES)
-        cuts = [0, *(np.flatnonzero(far) + 1).tolist(), len(rows)]
-        for first, last in itertools.pairwise(cuts):
-            part = rows[first:last]
-            stop = int(stops[first:last].max())
-            self._check(int(part["shard"][0]), int(starts[first]), stop, part, between=_GAP_BYTES)
-            yield Run(int(part["shard"][0]), int(starts[first]), stop, numbers[first:last], part)
+    def runs(self, rows: Rows) -> Iterator[Run]:
+        """Yield runs that hold some records, given by their whole rows: those close to each other are in one.
+
+        What lies between them is of the run, too: it is read with them, and need not be read again.
+        """
+        for shard in np.unique(rows["shard"]).tolist():
+            table = self._table(shard)
+            offsets = np.unique(rows["offset"][rows["shard"] == shard])
+            at = np.searchsorted(table.rows["offset"], offsets)
+            found = table.rows[at]
+            starts, stops = found["offset"].astype(np.int64), (found["offset"] + found["length"]).astype(np.int64)
+            far = (np.diff(at) > 1) & (starts[1:] > stops[:-1] + _GAP_BYTES)
+            for part in np.split(at, np.flatnonzero(far) + 1):
+                yield self._run(shard, table, slice(int(part[0]), int(part[-1]) + 1))
 
     def own_bytes(self, piece: int) -> tuple[int, int]:
         """Return where the bytes of a piece begin and end that no other piece has a part of. Raises DamageError."""
@@ -158,12 +159,9 @@ class Pieces:
         self._check(shard, start, stop, rows)
         return Run(shard, start, stop, numbers, rows)
 
-    def _check(self, shard: int, start: int, stop: int, rows: Rows, between: int = 0) -> None:
-        """Raise DamageError for a run that is not inside its shard, or much longer than its records.
-
-        Two of them may have so many bytes of others between them.
-        """
-        most = int(rows["length"].astype(np.int64).sum()) + len(rows) * (_SLACK_BYTES + between)
+    def _check(self, shard: int, start: int, stop: int, rows: Rows) -> None:
+        """Raise DamageError for a run that is not inside its shard, or much longer than its records."""
+        most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
         entry = self.shards[shard]
         if not 0 <= start <= stop <= entry.bytes or stop - start > most:
             raise DamageError(

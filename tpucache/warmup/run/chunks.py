@@ -183,6 +183,11 @@ def stored_bytes(work: Path) -> int:
     return sum(path.stat().st_size for path in work.glob("chunk-*.bin"))
 
 
+def has_results(work: Path) -> bool:
+    """Return whether a work folder holds anything of what a build made: parts of chunks, or receipts."""
+    return any(path.name.startswith("chunk-") or RECEIPT_NAME.fullmatch(path.name) for path in work.iterdir())
+
+
 def remove_chunks(work: Path, block: int) -> None:
     """Remove what is left of a block's chunks."""
     for path in work.glob(f"chunk-{block:05d}-*"):

@@ -17,6 +17,7 @@ from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.strict_json import parse_json
 from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
 from tpucache.warmup.plan import Plan
+from tpucache.warmup.run.chunks import has_results
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.sources.source import Sample
 from tpucache.warmup.versions import version_differences, versions
@@ -47,15 +48,24 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
         return bool(saved["before"] == manifest.identity)
 
 
-def save_or_compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
+def save_or_compare_plan(
+    work: Path, plan: Plan, *, is_sent: bool = False
+) -> tuple[list[Sample], tuple[str, ...], bool]:
     """Write a plan and what its source is like, or compare it with the plan that an interrupted run wrote.
+
+    A plan by which nothing was made, such as one whose first sample could not be used, gives way to another one, unless
+    the cache `is_sent` to a URL, where something may be.
 
     Returns the samples whose size has changed since, the versions that differ, of which it warns, and whether these or
     `max_pixels` do, so that other samples might be skipped. Raises RecipeError for another recipe, SourceError for
     another source, BuildError when the cache is another one.
     """
     if has_plan(work):
-        return _compare_plan(work, plan)
+        try:
+            return _compare_plan(work, plan)
+        except (RecipeError, SourceError):
+            if is_sent or has_results(work):
+                raise
     save_listing(work, plan)
     write_atomically(work / _PLAN_NAME, _encode(plan))
     return [], (), False

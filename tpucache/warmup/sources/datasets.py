@@ -400,7 +400,8 @@ class PaddedSource:
         if len(main) > length and not self.truncate:
             raise SampleError(
                 sample.path,
-                f"{first!r} has {len(main):,} numbers: give --pad {len(main)}, or cut with --truncate",
+                f"{first!r} has {len(main):,} numbers: give --pad {len(main)} or more, or leave it out, so that "
+                "the longest is looked for; or cut with --truncate",
             )
         fields = dict(item.fields)
         for name, dtype in names.items():
