@@ -121,6 +121,19 @@ def test_what_compiled_is_no_part_of_the_rate(capsys, clock):
     assert capsys.readouterr().err.splitlines()[-1] == "train: 20 of 100 images, 0.3/s, 4 min 00 s left"
 
 
+def test_where_all_was_done_while_it_compiled_there_is_no_rate(capsys, clock):
+    with Progress(10, "train", "images") as shown:
+        clock[0] += 60.0
+        shown.advance(10, "epoch 1 of 1")
+        shown.restart_clock()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["train: 10 of 10 images, 0.2/s, epoch 1 of 1"]
+    with Progress(10, "train", "images") as shown:
+        shown.advance(10, "epoch 1 of 1")
+        shown.restart_clock()
+    assert capsys.readouterr().err == "train: 10 of 10 images, epoch 1 of 1\n"
+
+
 def test_a_hidden_process_prints_nothing(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_hidden", [True])
     note("loading torch")

@@ -136,7 +136,7 @@ class Progress:
         left = (whole - self._done) / rate if rate else 0.0
         return [
             f"{done} {unit}" if self._total is None else f"{done} of {total} {unit}",
-            f"{rate_text(rate / scale)}{rate_unit}/s",
+            f"{rate_text(rate / scale)}{rate_unit}/s" if rate else "",
             f"{duration_text(left)} left" if left > 0 else "",
             self._note,
         ]
