@@ -84,6 +84,9 @@ def test_what_is_not_known_is_left_out(tokens, parse):
     for part in ("Samples", "Classes", "Original sizes", "Channels", "Skipped"):
         assert part not in page.text
     assert "a dictionary of tensors: tokens, label" in page.text
+    for setting in ("fit", "augment", "max_boxes", "mask_values"):  # of images alone
+        assert f">{setting}<" not in report_cache(tokens).html
+    assert "int64" in page.text or "int32" in page.text
 
 
 @pytest.mark.slow

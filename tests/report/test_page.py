@@ -54,6 +54,11 @@ def test_curves_lie_on_one_scale_and_reach_over_the_span():
     assert chart.up[0] == (98.0, "0.0")
 
 
+def test_steps_are_whole_numbers():
+    chart = lines_chart([(Ink("blue"), [(1, 0.0), (4, 1.0)])], "a label")
+    assert [tick.text for tick in chart.across] == ["1", "2", "3", "4"]
+
+
 def test_a_point_alone_is_a_line_and_none_is_no_chart():
     assert lines_chart([(Ink("blue"), [(3, 0.5)])], "a label").lines[0][1].count(",") == 2
     assert lines_chart([(Ink("blue"), [(3, math.nan)])], "a label") is None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.report.inspect import recipe_texts
 from tpucache.report.page import (
     Figure,
     Page,
@@ -71,11 +72,7 @@ def report_cache(
         "channels": _channels(records, seed),
         "skipped": _skipped(records),
         "usage": usage_lines(records),
-        "recipe": [
-            (name, _plain(value))
-            for name, value in manifest.recipe.items()
-            if name != "augmentation" and value is not None
-        ],
+        "recipe": [*(recipe_texts(manifest) or {"recipe": "the defaults"}).items()],
         "pipeline": outline(pipeline) if pipeline else (),
         "made_by": [(name, value) for name, value in manifest.created_by.items() if value],
         "disk": _disk(records),
@@ -298,13 +295,7 @@ def _disk(records: Records) -> dict[str, Any]:
             for entry in manifest.shards[:_MOST]
         ],
         "fields": [
-            (field.name, " \u00d7 ".join(map(str, field.shape)) or "any", field.dtype, field.codec)
+            (field.name, " \u00d7 ".join(map(str, field.shape)) or "any", np.dtype(field.dtype).name, field.codec)
             for field in manifest.fields
         ],
     }
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return "x".join(map(str, value))  # as --size takes it
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (bool, dict)) else str(value)

@@ -249,7 +249,8 @@ def lines_chart(
         around = points if len(points) != 1 else [(left, points[0][1]), (right + wide, points[0][1])]
         places = " ".join(f"{_WIDTH * min(1, (x - left) / wide):.1f},{height(y):.1f}" for x, y in around)
         shapes.append((ink, places))
-    across = [Tick(100 * (value - left) / wide, text) for value, text in ticks(left, right, _ACROSS)]
+    whole = [value for value, _ in ticks(left, right, _ACROSS) if value == round(value)]  # a step has no parts
+    across = [Tick(100 * (value - left) / wide, f"{value:,.0f}") for value in whole]
     up = [Tick(100 * height(value) / _HEIGHT, text) for value, text in ticks(low, high, _UP)]
     return Chart(label, across, up, lines=shapes)
 
@@ -260,11 +261,11 @@ def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
     power = math.floor(math.log10(rough)) if 0 < rough < math.inf else 0
     step = next((each * 10.0**power for each in (1, 2, 5, 10) if each * 10.0**power >= rough * (1 - 1e-9)), 0.0)
     if rough <= 0 or step <= 0 or not max(abs(low), abs(high)) / step < _COUNTED:
-        return [(low, f"{low:,.6g}")]
+        return [(low, f"{low:,.4g}")]
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     found = [(number * step, _tick_text(number * step, places)) for number in range(first, last + 1)]
-    return found[:most] or [(low, f"{low:,.6g}")]
+    return found[:most] or [(low, f"{low:,.4g}")]
 
 
 def _tick_text(value: float, places: int) -> str:
