@@ -92,7 +92,7 @@ def test_a_time_limit_is_kept_inside_a_chunk_and_no_sample_is_made_twice(
 def test_a_small_build_needs_no_workers_and_keeps_its_time_limit(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
-    monkeypatch.setattr(executors, "_ALONE_SECONDS", 600)
+    monkeypatch.setattr(executors, "ALONE_SECONDS", 600)
     cache, whole, recipe = tmp_path / "cache", tmp_path / "whole", Recipe(size=8)
     slow, fast = Slow([], clock), Slow([])
     with pytest.raises(UnfinishedError):

@@ -30,7 +30,7 @@ from tpucache.warmup.estimate import on_disk_bytes, spread
 from tpucache.warmup.plan import Plan, plan_build, with_recipe
 from tpucache.warmup.records.arrays import clean_and_count
 from tpucache.warmup.records.encode import EncodedSample, LabelRule, SampleEncoder
-from tpucache.warmup.run.executors import Executor
+from tpucache.warmup.run.executors import ALONE_SECONDS, Executor
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.tasks import BuildContext
@@ -104,7 +104,9 @@ class Candidate:
         made = self.sample_seconds + self.clean.seconds + variants * self.augmented.seconds
         one = made + (1 + variants) * self.write_seconds
         once = self.start_seconds + (self.augment_seconds if variants else 0.0) + self.finish_seconds
-        return once + self.samples * one / self.workers
+        # A build of one block begins in one process, as most of these are done before workers would have started.
+        alone = min(self.samples * one, ALONE_SECONDS) if self.blocks == 1 and self.workers > 1 else 0.0
+        return once + alone + (self.samples * one - alone) / self.workers
 
 
 @dataclass(frozen=True)
@@ -383,7 +385,8 @@ class _KnownRecords(SampleEncoder):
 def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float, float]:
     """Write a cache of known records, repeated up to `most` times in all.
 
-    Return it, the seconds that writing a record takes, and those of the tables of all.
+    Return it, the seconds that writing a record takes, and those of the tables of all. Waiting for the disk is not
+    counted: in a build, other workers go on meanwhile.
     """
     bands = len(part_layouts(plan.fields))  # of the clean variant, which is what is read
     mean = statistics.mean(sum(map(len, one.records[:bands])) for one in known)
@@ -402,15 +405,14 @@ def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) ->
     )
     work = folder / WORK_NAME
     work.mkdir(parents=True)
-    began = time.monotonic()
+    began = time.process_time()
     with hold(work) as run:
         context = BuildContext(encoder, work, folder, skip_errors=False, run=run)
         shards = Scheduler(context, plan.blocks).build(Executor(jobs=1))
-        written = time.monotonic()
-        finish_cache(folder, plan, shards)
-    finished = time.monotonic()
+        write_seconds = (time.process_time() - began) / (count * (1 + recipe.variants))
+        _, finish_seconds = _timed(finish_cache, folder, plan, shards)
     shutil.rmtree(work)
-    return folder, (written - began) / (count * (1 + recipe.variants)), finished - written
+    return folder, write_seconds, finish_seconds
 
 
 class _NoSource:

@@ -45,7 +45,7 @@ def test_work_that_cannot_be_sent_is_one_error() -> None:
 
 
 def test_few_tasks_run_here_as_long_as_workers_would_take_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors, "_ALONE_SECONDS", 60)
+    monkeypatch.setattr(executors, "ALONE_SECONDS", 60)
     assert {process for process, _, _ in Executor(jobs=2).run(((place, ()) for _ in range(8)), few=True)} == {
         os.getpid()
     }
@@ -53,7 +53,7 @@ def test_few_tasks_run_here_as_long_as_workers_would_take_to_start(monkeypatch: 
 
 @pytest.mark.slow
 def test_workers_take_over_few_tasks_that_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors, "_ALONE_SECONDS", 0)
+    monkeypatch.setattr(executors, "ALONE_SECONDS", 0)
     first, *others = Executor(jobs=2).run(((place, ()) for _ in range(8)), few=True)
     assert first[0] == os.getpid()
     assert len(others) == 7

@@ -35,7 +35,7 @@ _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 5.0
 #: How long few tasks run in this process before workers are started for those left: about what starting them takes.
-_ALONE_SECONDS: Final = 0.5
+ALONE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Executor(WorkerOptions):
         """
         if self.backend == "loky":
             if few or self.jobs == 1:
-                yield from _run_here(tasks, None if self.jobs == 1 else _ALONE_SECONDS)
+                yield from _run_here(tasks, None if self.jobs == 1 else ALONE_SECONDS)
             for task in tasks:  # there is one left, so workers are worth their start
                 yield from self._run_local(itertools.chain([task], tasks))
             return
