@@ -193,6 +193,7 @@ def main() -> None:
     folders["large"] = (options.large or options.photographs).resolve()
     warmup = [sys.executable, "-m", "tpucache", "warmup", folders["photographs"], folders["cache"]]
     run_logged(warmup, work / "cache.log")
+    measured = stamp()  # before the page changes
     found = {path.stem: json.loads(path.read_text()) for path in work.glob("*.json")}  # of an earlier run, too
     for part in PARTS:
         if options.only and part.name not in options.only:
@@ -204,8 +205,8 @@ def main() -> None:
             say(f"left out: {part.name}: {error}")
             continue
         if tables:
-            replace_part(PAGE, part.name, f"`{part.shown}`\n\n{tables.strip()}\n\n{stamp()}")
-    replace_part(PAGE, "glance", f"{glance(found, is_readme=False)}\n{stamp()}")
+            replace_part(PAGE, part.name, f"`{part.shown}`\n\n{tables.strip()}\n\n{measured}")
+    replace_part(PAGE, "glance", f"{glance(found, is_readme=False)}\n{measured}")
     replace_part(README, "figures", glance(found, is_readme=True))
     run_logged([sys.executable, "-m", "scripts.bench", "pictures"], work / "pictures.log")
 
