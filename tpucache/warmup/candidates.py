@@ -48,6 +48,7 @@ _LEAST: Final = 3  # of each worker
 #: and tables at hand as it has in a build. The first groups are smaller, so that large photographs take no longer than
 #: they may.
 _GROUP: Final = 64
+_LARGE_BLOCK: Final = 16 << 20  # bytes
 #: Samples whose arrays and records are kept, to be compared and to be read over and over.
 _KEPT: Final = 24
 #: Of a small cache: more than a processor's cache holds, so that reading is not faster than it will be.
@@ -281,6 +282,9 @@ class _Portion(NamedTuple):
 
 def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], seconds: float, keep: int) -> _Portion:
     """Try samples until the time is up, but a few at least; return the records of the first ones."""
+    # glibc gives small free memory back to the system, and takes it again for each array, until a larger block was
+    # freed. A build frees one with its first chunk; without it, encoding takes up to twice as long.
+    bytearray(_LARGE_BLOCK)
     end = time.monotonic() + seconds
     portion = _Portion([], [], [])
     first, count = 0, 1
