@@ -59,7 +59,7 @@ PARTS: Final = (
     Part("sizes", "scripts.bench sizes {photographs} --threads 1"),
     Part("sizes-xla", "scripts.bench sizes {photographs} --backend xla --only finishing"),
     Part("idle", "scripts.bench idle {photographs}"),
-    Part("warmup", "scripts.bench warmup {large} {photographs} --rounds 3 --seconds 16"),
+    Part("warmup", "scripts.bench warmup {large} {photographs} --rounds 3"),
     Part("train", "scripts.bench train {cache} --batch-size 128 --epochs 4"),
 )
 
