@@ -69,7 +69,7 @@ TOOLS: Final = (
     Tool(
         "FFCV",
         "with_ffcv",
-        "--no-build-isolation ffcv setuptools opencv-python-headless numba 'numpy<2'",
+        "setuptools wheel opencv-python-headless pillow numba 'numpy<2' && pip install --no-build-isolation ffcv",
         debian=("g++", "pkg-config", "libopencv-dev", "libturbojpeg0-dev"),
         pkg_config=("opencv4", "libturbojpeg"),
     ),
@@ -167,7 +167,8 @@ def main() -> None:
     if options.page:
         count = sum(1 for _ in photos.glob("*/*"))
         notes = f"{count:,} photographs. {machine_line(machine())}."
-        replace_part(options.page, "first-result", "\n".join([as_markdown(rows), notes, "", *left_out]))
+        without_logs = [re.sub(r" \(see .*\)$", "", line) for line in left_out]  # they are on this machine alone
+        replace_part(options.page, "first-result", "\n".join([as_markdown(rows), notes, "", *without_logs]))
 
 
 if __name__ == "__main__":

@@ -26,5 +26,6 @@ class Photographs(litdata.StreamingDataset):
 
 if __name__ == "__main__":
     litdata.optimize(sample, PATHS, output_dir="optimized", chunk_bytes="64MB", num_workers=2)
-    for images, labels in litdata.StreamingDataLoader(Photographs("optimized", shuffle=True), 256, num_workers=2):
+    photographs = Photographs("optimized", shuffle=True)
+    for images, labels in litdata.StreamingDataLoader(photographs, batch_size=256, num_workers=2):
         print(images.shape, labels.shape, flush=True)
