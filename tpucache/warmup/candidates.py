@@ -282,8 +282,8 @@ class _Portion(NamedTuple):
 
 def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], seconds: float, keep: int) -> _Portion:
     """Try samples until the time is up, but a few at least; return the records of the first ones."""
-    # glibc gives small free memory back to the system, and takes it again for each array, until a larger block was
-    # freed. A build frees one with its first chunk; without it, encoding takes up to twice as long.
+    # glibc gives free memory back to the system, and takes it again for each array, until a large block was once freed.
+    # A build soon frees one; without it, encoding takes up to twice as long.
     bytearray(_LARGE_BLOCK)
     end = time.monotonic() + seconds
     portion = _Portion([], [], [])
