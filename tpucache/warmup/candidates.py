@@ -33,7 +33,7 @@ from tpucache.warmup.records.encode import EncodedSample, LabelRule, SampleEncod
 from tpucache.warmup.run.executors import ALONE_SECONDS, Executor
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.run.scheduler import Scheduler
-from tpucache.warmup.run.tasks import BuildContext
+from tpucache.warmup.run.tasks import BuildContext, keep_freed_memory
 from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
 from tpucache.warmup.tables import finish_cache
 
@@ -48,7 +48,6 @@ _LEAST: Final = 3  # of each worker
 #: and tables at hand as it has in a build. The first groups are smaller, so that large photographs take no longer than
 #: they may.
 _GROUP: Final = 64
-_LARGE_BLOCK: Final = 16 << 20  # bytes
 #: Samples whose arrays and records are kept, to be compared and to be read over and over.
 _KEPT: Final = 24
 #: Of a small cache: more than a processor's cache holds, so that reading is not faster than it will be.
@@ -282,9 +281,7 @@ class _Portion(NamedTuple):
 
 def _try_portion(encoders: dict[int, SampleEncoder], samples: Sequence[Sample], seconds: float, keep: int) -> _Portion:
     """Try samples until the time is up, but a few at least; return the records of the first ones."""
-    # glibc gives free memory back to the system, and takes it again for each array, until a large block was once freed.
-    # A build soon frees one; without it, encoding takes up to twice as long.
-    bytearray(_LARGE_BLOCK)
+    keep_freed_memory()  # as in a build: without it, encoding takes up to twice as long
     end = time.monotonic() + seconds
     portion = _Portion([], [], [])
     first, count = 0, 1
