@@ -296,8 +296,8 @@ class Fetcher:
             if piece in asked:
                 continue
             part = missing[pieces[missing] == piece]
-            if (coming := self._coming.get(piece)) and self._are_coming(numbers[part], piece).all():
-                own.extend(coming)
+            if piece in self._coming and self._are_here_soon(numbers[part], piece).all():
+                own.extend(self._coming[piece])
                 continue
             flying = self._flights.get(piece)
             # What has not begun comes after all that is first: waiting for it would have no end.
@@ -380,7 +380,7 @@ class Fetcher:
             self._elsewhere.append((piece, run))
             return None
         # With the lock: no other process fetches it now.
-        if not is_here and (self._local.has(run.numbers) | self._are_coming(run.numbers, piece)).all():
+        if not is_here and self._are_here_soon(run.numbers, piece).all():
             self._local.unlock(piece)
             is_here = True
         if is_here:
@@ -393,16 +393,16 @@ class Fetcher:
             flight.narrow(self._lacking(flight.run, piece))
         return flight
 
-    def _are_coming(self, numbers: Numbers, piece: int) -> Bools:
-        """Return which records of a piece come onto the disk before it, as somebody waits for them: bool (n,)."""
-        coming: Bools = np.zeros(len(numbers), np.bool_)
+    def _are_here_soon(self, numbers: Numbers, piece: int) -> Bools:
+        """Return which records of a piece are on the disk, or come there before it, as somebody waits: bool (n,)."""
+        found = self._local.has(numbers)
         for flight in self._coming.get(piece, ()):
-            coming |= np.isin(numbers, flight.run.numbers)
-        return coming
+            found |= np.isin(numbers, flight.run.numbers)
+        return found
 
     def _lacking(self, run: Run, piece: int) -> Run:
         """Return what of a run of a piece is not on the disk, nor soon: from the first such record to the last."""
-        at = np.flatnonzero(~(self._local.has(run.numbers) | self._are_coming(run.numbers, piece)))
+        at = np.flatnonzero(~self._are_here_soon(run.numbers, piece))
         if len(at) in (0, len(run.numbers)):
             return run
         first, last = run.rows[at[0]], run.rows[at[-1]]
@@ -511,7 +511,7 @@ class Fetcher:
         if flight.is_urgent:
             return [run]
         with self._changed:
-            at = np.flatnonzero(~(self._local.has(run.numbers) | self._are_coming(run.numbers, flight.piece)))
+            at = np.flatnonzero(~self._are_here_soon(run.numbers, flight.piece))
         return [*self._pieces.runs(run.rows[at])]
 
     def _buffer(self, size: int) -> memoryview:
