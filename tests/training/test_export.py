@@ -93,6 +93,20 @@ def test_train_exports_the_best_weights_when_it_ends(cache, tmp_path, capsys):
         assert (tmp_path / "run" / "export" / name).read_bytes() == (tmp_path / "out_models" / name).read_bytes()
 
 
+def test_a_folder_of_other_files_is_refused_before_anything_is_trained_or_predicted(cache, prices, tmp_path, capsys):
+    exported(prices, tmp_path / "first", "safetensors")
+    for folder in (tmp_path / "run" / "export", tmp_path / "out_models"):
+        folder.mkdir(parents=True)
+        (folder / "mine").touch()
+    run = ["train", cache, "--run", tmp_path / "run", "--model", "cnn", "--epochs", "1", "--export", "safetensors"]
+    predict = ["predict", tmp_path / "first" / "0", prices, "-o", tmp_path / "out.csv", "--export", "safetensors"]
+    for words, folder in ((run, tmp_path / "run" / "export"), (predict, tmp_path / "out_models")):
+        assert main([*map(str, words), "--backend", "torch"]) == 2
+        assert f"{folder} has files that are no export of tpucache" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["export"]
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_a_folder_of_other_files_is_refused_and_an_export_is_replaced(prices, tmp_path):
     _, _, models = exported(prices, tmp_path, "safetensors")
     manifest = CachedDataset(prices).manifest

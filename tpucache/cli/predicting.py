@@ -38,10 +38,11 @@ def predict(options: argparse.Namespace) -> int:
     from tpucache.training.run.folds import read_folds
 
     device = open_device(options.backend, options.cores, options.device, compile=options.compile)
+    models = options.output.with_name(f"{options.output.stem}_models")
     if options.export is not None:
-        from tpucache.training.export import check_libraries
+        from tpucache.training.export import check_export
 
-        check_libraries(options.export)  # now, not after all that is predicted
+        check_export(models, options.export)  # now, not after all that is predicted
     wanted = from_options(PredictOptions, options, sizes=options.sizes)
     predictor = Predictor(options.runs, device, trust=options.trust, options=wanted)
     processes, memory = device.processes, in_memory(options)
@@ -67,9 +68,8 @@ def predict(options: argparse.Namespace) -> int:
     if options.export is not None:
         from tpucache.training.export import export_runs
 
-        folder = options.output.with_name(f"{options.output.stem}_models")
         processes.on_main(
-            lambda: export_runs(options.runs, opened.manifest, folder, options.export, options.trust, predictor.weights)
+            lambda: export_runs(options.runs, opened.manifest, models, options.export, options.trust, predictor.weights)
         )
     if processes.is_main:
         show(options, report.to_dict(), report.lines())

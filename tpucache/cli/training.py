@@ -61,9 +61,9 @@ def train(options: argparse.Namespace) -> int:
     report: FoldsReport | TrainReport | None
     announce_torch("train", options.backend)
     if options.export is not None:
-        from tpucache.training.export import check_libraries
+        from tpucache.training.export import check_export
 
-        check_libraries(options.export)  # now, not after the training
+        check_export(options.run / _EXPORTED, options.export)  # now, not after the training
     from tpucache.training.run import report as of_run
 
     try:

@@ -70,11 +70,9 @@ def export_runs(
     Raises UsageError where a model takes more than images, names code that is not trusted, or the folder has other
     files, DependencyError without the libraries, and TrainingError where there is no run or nothing can be written.
     """
-    if kind not in KINDS:
-        raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
-    check_libraries(kind)
     folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
-    _check_folder(folder)
+    check_export(folder, kind)
+    _clear(folder)
     written, models = [], []
     for number, run in enumerate(folders):
         content = load_run(run)
@@ -108,11 +106,32 @@ def export_runs(
     return written
 
 
-def _check_folder(folder: Path) -> None:
-    """Make the folder. Raises UsageError unless it is empty or has an export, TrainingError where it cannot be made."""
+def check_export(folder: Path, kind: Kind) -> None:
+    """Raise what would keep models from being written into a folder, before there are any.
+
+    Raises UsageError for another kind and for a folder with other files, DependencyError without the libraries, and
+    TrainingError where the folder cannot be read.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
+    names = ("onnx", "onnxscript") if kind == "onnx" else ("safetensors",)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise DependencyError(
+                f"{name} cannot be imported: {error}. `pip install {' '.join(names)}` to export models"
+            ) from error
     try:
         if folder.exists() and any(folder.iterdir()) and not _is_export(folder):
             raise UsageError(f"{folder} has files that are no export of tpucache: give another folder")
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be read: {error}") from error
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder, without the models of an earlier export. Raises TrainingError where it cannot be made."""
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / CARD_NAME, *(each for kind in KINDS for each in folder.glob(f"model-*.{kind}"))]:
             path.unlink(missing_ok=True)
@@ -125,18 +144,6 @@ def _is_export(folder: Path) -> bool:
         card = json.loads((folder / CARD_NAME).read_text())
         return isinstance(card, dict) and card.get("format") == _MARK
     return False
-
-
-def check_libraries(kind: Kind) -> None:
-    """Raise DependencyError unless what writes such models can be imported."""
-    names = ("onnx", "onnxscript") if kind == "onnx" else ("safetensors",)
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise DependencyError(
-                f"{name} cannot be imported: {error}. `pip install {' '.join(names)}` to export models"
-            ) from error
 
 
 def _check_inputs(run: Path, settings: TrainSettings, content: Mapping[str, Any]) -> None:

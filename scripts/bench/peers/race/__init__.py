@@ -1,1 +1,1 @@
-"""What trains a ResNet-18 from random weights with each library's documented defaults."""
+"""What trains a network from random weights with each library's documented defaults."""

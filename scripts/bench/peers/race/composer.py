@@ -9,9 +9,9 @@ from composer.algorithms import BlurPool, ChannelsLast, LabelSmoothing
 from composer.models import ComposerClassifier
 from composer.optim import DecoupledSGDW
 from torch.utils.data import DataLoader
-from torchvision import datasets, models, transforms
+from torchvision import datasets, transforms
 
-from scripts.bench.peers.race.running import Task, accuracy, run
+from scripts.bench.peers.race.running import Task, accuracy, network, run
 
 BATCH, WORKERS = 128, 2
 
@@ -20,7 +20,7 @@ def learn(task: Task, epochs: int) -> dict[str, Any]:
     clean = transforms.Compose([transforms.Resize(task.size), transforms.CenterCrop(task.size), transforms.ToTensor()])
     augmented = transforms.Compose([transforms.RandomHorizontalFlip(), clean])
     train_set, valid_set = datasets.ImageFolder(task.train, augmented), datasets.ImageFolder(task.valid, clean)
-    model = ComposerClassifier(models.resnet18(num_classes=task.classes), num_classes=task.classes)
+    model = ComposerClassifier(network(task), num_classes=task.classes)
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(train_set, BATCH, shuffle=True, num_workers=WORKERS),

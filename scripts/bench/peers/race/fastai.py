@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastai.vision.all import ImageDataLoaders, Learner, Resize, accuracy, aug_transforms
-from torchvision.models import resnet18
 
-from scripts.bench.peers.race.running import Task, run
+from scripts.bench.peers.race.running import Task, network, run
 
 
 def learn(task: Task, epochs: int) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def learn(task: Task, epochs: int) -> dict[str, Any]:
         num_workers=2,
         seed=task.seed,
     )
-    learner = Learner(loaders, resnet18(num_classes=task.classes), metrics=accuracy)
+    learner = Learner(loaders, network(task), metrics=accuracy)
     with learner.no_bar(), learner.no_logging():
         learner.fit_one_cycle(epochs)
         _, found = learner.validate()

@@ -9,17 +9,17 @@ from typing import Any
 import lightning
 import torch
 from torch.utils.data import DataLoader
-from torchvision import datasets, models, transforms
+from torchvision import datasets, transforms
 
-from scripts.bench.peers.race.running import Task, accuracy, run
+from scripts.bench.peers.race.running import Task, accuracy, network, run
 
 BATCH, WORKERS = 64, 2
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self, classes: int) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
-        self.model = models.resnet18(num_classes=classes)
+        self.model = network(task)
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         images, labels = batch
@@ -34,7 +34,7 @@ def learn(task: Task, epochs: int) -> dict[str, Any]:
         [transforms.Resize(task.size), transforms.CenterCrop(task.size), transforms.ToTensor()]
     )
     train_set, valid_set = datasets.ImageFolder(task.train, transform), datasets.ImageFolder(task.valid, transform)
-    module = Classifier(task.classes)
+    module = Classifier(task)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torchvision import datasets, models, transforms
+from torchvision import datasets, transforms
 
-from scripts.bench.peers.race.running import Task, accuracy, run
+from scripts.bench.peers.race.running import Task, accuracy, network, run
 
 BATCH, WORKERS = 256, 2
 
@@ -28,7 +28,7 @@ def learn(task: Task, epochs: int) -> dict[str, Any]:
     )
     train_set, valid_set = datasets.ImageFolder(task.train, augmented), datasets.ImageFolder(task.valid, clean)
     loader = DataLoader(train_set, BATCH, shuffle=True, num_workers=WORKERS)
-    model = models.resnet18(num_classes=task.classes)
+    model = network(task)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.1)
     for _ in range(epochs):

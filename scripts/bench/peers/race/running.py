@@ -1,4 +1,4 @@
-"""What all contenders of the race share: how many epochs fit into the time, and the line that they answer with."""
+"""What all contenders of the race share: the network, how many epochs fit into the time, the line of their answer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked: folders of photographs, a folder a class, the size in pixels, the time and a seed."""
+    """What is asked: a network by name, folders of photographs, a folder a class, size in pixels, time, and a seed.
 
+    `epochs` is how many fit into the time, None where that has to be seen first.
+    """
+
+    model: str
     train: Path
     valid: Path
     work: Path
     size: int
     seconds: float
     seed: int
+    epochs: int | None = None
 
     @property
     def classes(self) -> int:
@@ -30,7 +35,7 @@ class Task:
 
 
 def run(train: Callable[[Task, int], dict[str, Any]], prepare: Callable[[Task], None] = lambda task: None) -> None:
-    """Prepare the data, see how long an epoch takes, train for as many as fit into the time, and print the result.
+    """Prepare the data, train for as many epochs as fit into the time, and print the result.
 
     `train` takes the task and a number of epochs, and returns the `accuracy` on the validation photographs and the
     `images` that it trained on.
@@ -40,11 +45,7 @@ def run(train: Callable[[Task, int], dict[str, Any]], prepare: Callable[[Task], 
     began = time.monotonic()
     prepare(task)
     prepared = time.monotonic() - began
-    seed(task.seed)
-    epoch = _seconds(lambda: train(task, 1))
-    # The second epoch is faster: files are in the page cache, and what is compiled is compiled.
-    epoch = min(epoch, _seconds(lambda: train(task, 1))) if epoch < task.seconds / 4 else epoch
-    epochs = max(1, int(task.seconds / epoch))
+    epochs = task.epochs or _fitting(task, train)
     seed(task.seed)
     began = time.monotonic()
     result = train(task, epochs)
@@ -62,6 +63,13 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
+def network(task: Task) -> Any:
+    """Return the network with random weights, the same for all: one of tpucache's or of timm's."""
+    from tpucache.training.learn.model import build_model
+
+    return build_model(task.model, task.classes)
+
+
 def accuracy(model: Any, loader: Any) -> float:
     """Return the share of a loader's images whose class a model finds."""
     import torch
@@ -74,6 +82,14 @@ def accuracy(model: Any, loader: Any) -> float:
             total += len(labels)
     model.train()
     return right / total
+
+
+def _fitting(task: Task, train: Callable[[Task, int], object]) -> int:
+    """Return how many epochs fit into the time, by the faster of two: the second has files in the page cache."""
+    seed(task.seed)
+    epoch = _seconds(lambda: train(task, 1))
+    epoch = min(epoch, _seconds(lambda: train(task, 1))) if epoch < task.seconds / 4 else epoch
+    return max(1, int(task.seconds / epoch))
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import timm
 import torch
 from timm.data import create_dataset, create_loader
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 
-from scripts.bench.peers.race.running import Task, accuracy, run
+from scripts.bench.peers.race.running import Task, accuracy, network, run
 
 BATCH, WORKERS, RAMP = 128, 2, 5
 
@@ -26,7 +25,7 @@ def learn(task: Task, epochs: int) -> dict[str, Any]:
     size = (3, task.size, task.size)
     loader = create_loader(sets[0], size, is_training=True, color_jitter=0.4, hflip=0.5, **shared)
     valid = create_loader(sets[1], size, **shared)
-    model = timm.create_model("resnet18", num_classes=task.classes)
+    model = network(task)
     rate = 0.1 * BATCH / 256
     optimizer = create_optimizer_v2(model, opt="sgd", lr=rate, weight_decay=2e-5, momentum=0.9)
     ramp = min(RAMP, epochs // 2)

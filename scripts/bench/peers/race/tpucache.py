@@ -19,7 +19,7 @@ def prepare(task: Task) -> None:
 def learn(task: Task, epochs: int) -> dict[str, Any]:
     settings = TrainSettings(epochs=epochs, seed=task.seed)
     dataset, valid = CachedDataset(task.work / "train", "epoch"), CachedDataset(task.work / "valid")
-    result = train("resnet18", dataset, valid, settings, options=RunOptions(replay=False))
+    result = train(task.model, dataset, valid, settings, options=RunOptions(replay=False))
     return {"accuracy": result.history[-1]["valid_accuracy"], "images": epochs * len(dataset)}
 
 
