@@ -43,7 +43,7 @@ class Part:
     @property
     def shown(self) -> str:
         """The command as the page shows it."""
-        return "python -m " + self.command.format(photographs="PHOTOGRAPHS", large="LARGE", cache="CACHE")
+        return "python -m " + self.command.format(photographs="PHOTOGRAPHS", large="LARGE", cache="CACHE", small="SMALL_CACHE")
 
 
 PARTS: Final = (
@@ -60,7 +60,7 @@ PARTS: Final = (
     Part("sizes-xla", "scripts.bench sizes {photographs} --backend xla --only finishing"),
     Part("idle", "scripts.bench idle {photographs}"),
     Part("warmup", "scripts.bench warmup {large} {photographs} --rounds 3"),
-    Part("train", "scripts.bench train {cache} --batch-size 128 --epochs 4"),
+    Part("train", "scripts.bench train {small} --batch-size 128 --epochs 4"),
 )
 
 
@@ -189,10 +189,11 @@ def main() -> None:
     options = _parse()
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    folders = {"photographs": options.photographs.resolve(), "cache": work / "cache"}
+    folders = {"photographs": options.photographs.resolve(), "cache": work / "cache", "small": work / "small"}
     folders["large"] = (options.large or options.photographs).resolve()
-    warmup = [sys.executable, "-m", "tpucache", "warmup", folders["photographs"], folders["cache"]]
-    run_logged(warmup, work / "cache.log")
+    for name, size in {"cache": "224", "small": "64"}.items():
+        warmup = ["tpucache", "warmup", folders["photographs"], folders[name], "--size", size]
+        run_logged([sys.executable, "-m", *warmup], work / f"{name}.log")
     measured = stamp()  # before the page changes
     found = {path.stem: json.loads(path.read_text()) for path in work.glob("*.json")}  # of an earlier run, too
     for part in PARTS:
