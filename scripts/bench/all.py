@@ -43,7 +43,9 @@ class Part:
     @property
     def shown(self) -> str:
         """The command as the page shows it."""
-        return "python -m " + self.command.format(photographs="PHOTOGRAPHS", large="LARGE", cache="CACHE", small="SMALL_CACHE")
+        return "python -m " + self.command.format(
+            photographs="PHOTOGRAPHS", large="LARGE", cache="CACHE", small="SMALL_CACHE"
+        )
 
 
 PARTS: Final = (

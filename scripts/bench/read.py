@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from scripts.bench.photos import SIZE, prepare_data
 from scripts.bench.picture import draw_rates
-from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, REFERENCE, choose, threads_of
-from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, ratio, spread, spread_cell
+from scripts.bench.read_contenders import CONTENDERS, KINDS_READ, LIMIT, OURS, REFERENCE, choose, files_of, threads_of
+from scripts.bench.rounds import Contender, LeftOut, Track, leaving_out, race, ratio, read_whole, spread, spread_cell
 from scripts.bench.table import (
     add_race_options,
     as_markdown,
@@ -71,6 +71,7 @@ class Field:
         self._track, self._data, self._seconds, self._left_out = track, data, seconds, left_out
         self._workers: dict[str, Worker] = {}
         self._trials: dict[str, list[dict[str, Any]]] = {}
+        self._files: dict[str, list[Path]] = {}
         #: What each one lost of the images that went in, in dB; None: nothing.
         self.psnr: dict[str, float | None] = {}
 
@@ -86,13 +87,19 @@ class Field:
             worker = stack.enter_context(contextlib.closing(self._start(contender, trials[0]["setting"])))
             worker.rate(self._seconds / 2)
             self._workers[contender.name], self._trials[contender.name] = worker, trials
+            self._files[contender.name] = files_of(contender, self._data)
 
     def race(self, rounds: int) -> list[dict[str, Any]]:
         """Let everyone read once a round, and return their rows, the fastest first."""
-        turns = {name: functools.partial(worker.rate, self._seconds) for name, worker in self._workers.items()}
+        turns = {name: functools.partial(self._turn, name) for name in self._workers}
         rates = race(turns, rounds, self._left_out)
         rows = [summarise(name, self._trials[name], rates) for name in rates]
         return sorted(rows, key=lambda row: -row["images_per_second"])
+
+    def _turn(self, name: str) -> float:
+        """Return the rate of one of them, with its files in the page cache, as other turns may push large ones out."""
+        read_whole(self._files[name])
+        return self._workers[name].rate(self._seconds)
 
     def _try(self, contender: Contender, setting: Setting) -> dict[str, Any]:
         """Return the rate of a setting, or the reason why it has none; one that is alone needs no trial."""
@@ -108,11 +115,7 @@ class Field:
     def _start(self, contender: Contender, setting: Setting) -> Worker:
         """Start the process that reads with a setting. Raises CommandError when its first batch is not right."""
         folder = self._data / "peer" / contender.peer
-        for path in folder.rglob("*"):  # into the page cache
-            if path.is_file():
-                with path.open("rb") as file:
-                    while file.read(1 << 24):
-                        pass
+        read_whole([folder])
         worker = self._track.start(contender, {**setting, "data": str(self._data), "folder": str(folder)})
         try:
             self.psnr[contender.name] = worker.ask("check")["psnr"]

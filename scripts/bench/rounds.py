@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from scripts.environments import Environment, Environments
 
 Turn = TypeVar("Turn")
 Entry = TypeVar("Entry", bound="Contender")
+_BLOCK: Final = 8 << 20
 LeftOut = list[dict[str, str]]  # the name of each that cannot take part, and the reason
 
 #: Packages whose versions say what was measured in the environment that this process runs in.
@@ -108,6 +109,17 @@ def race(
                 if left_out is not None:
                     left_out += failed
     return results
+
+
+def read_whole(paths: Iterable[Path]) -> None:
+    """Have these files in the page cache, those in folders, too: what is measured next is not to wait for the disk."""
+    for path in paths:
+        if path.is_dir():
+            read_whole(sorted(path.iterdir()))
+        elif path.is_file():
+            with path.open("rb", 0) as file:
+                while file.read(_BLOCK):
+                    pass
 
 
 def spread(figures: Sequence[float]) -> dict[str, float]:

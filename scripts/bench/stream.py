@@ -32,7 +32,7 @@ import numpy as np
 from scripts.bench.peers.listed_source import ListedSource
 from scripts.bench.photos import BANDED, BANDS, KINDS, SIZE, make_once, make_up_photographs
 from scripts.bench.picture import draw_stream
-from scripts.bench.rounds import Contender, LeftOut, Track, race, ratio
+from scripts.bench.rounds import Contender, LeftOut, Track, race, ratio, read_whole
 from scripts.bench.shaper import COUNTS
 from scripts.bench.table import (
     add_race_options,
@@ -291,7 +291,7 @@ class _Turn:
         shutil.rmtree(self._kept, ignore_errors=True)
         self._kept.mkdir()
         os.sync()
-        _read_all(self._data / self._entry.place)
+        read_whole([self._data / self._entry.place])
         place = self._data / self._entry.place if self._entry.is_local else f"{self._url}/{self._entry.place}"
         setting = {**self._setting, "url": str(place), "folder": str(self._kept)}
         with contextlib.closing(self._track.start(self._entry, setting)) as worker:
@@ -309,14 +309,6 @@ class _Turn:
 
             yield ask
         shutil.rmtree(self._kept, ignore_errors=True)
-
-
-def _read_all(place: Path) -> None:
-    """Have the files that are served, or a local cache's, in memory: the link is to be the limit, and not a disk."""
-    for path in [place] if place.is_file() else sorted(place.iterdir()):
-        with path.open("rb", 0) as file:
-            while file.read(8 << 20):
-                pass
 
 
 def _sent(url: str) -> int:
