@@ -124,7 +124,7 @@ def _ratio(rates: dict[str, list[float]], readers: dict[str, dict[str, Any]], ot
 
 
 def to_rows(report: dict[str, Any]) -> list[list[str]]:
-    """Return the rows of the table, its heading first."""
+    """Return the rows of the table, its heading first, without columns of what was not measured."""
     heading = ["format", "kB an image", "PSNR, dB", "images/s, 1 thread", "2 threads"]
     heading += [
         "of FFCV JPEG",
@@ -144,7 +144,8 @@ def to_rows(report: dict[str, Any]) -> list[list[str]]:
             + [_shown(each, ".2f") for each in ratios]
             + [_shown(row["host_us"], ".0f"), *(_shown(row["device_ms"][backend], ".2f") for backend in _BACKENDS)]
         )
-    return rows
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _shown(value: float | None, digits: str) -> str:

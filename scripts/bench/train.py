@@ -40,6 +40,7 @@ from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 STEP_SECONDS = 0.02
+_SLOWED_BATCH = 8  # many steps an epoch: those batches that lie ready when it begins are waited for by nobody
 
 
 class Sleeper(nn.Module):
@@ -136,7 +137,7 @@ def compare_rates(
 def slow_down(cache: Path, settings: TrainSettings, shares: Sequence[float]) -> list[dict[str, float]]:
     """Return the idle figures of runs whose device has to wait a known share of its time."""
     plain = open_device("torch", device="cpu")
-    settings = replace(settings, model="scripts.bench.train:Sleeper")
+    settings = replace(settings, model="scripts.bench.train:Sleeper", batch_size=_SLOWED_BATCH, epochs=1)
     free = harness(SlowedDataset(cache, in_memory=True), settings, plain)
     found = []
     for share in shares:
@@ -166,7 +167,8 @@ def main() -> None:
     idle_rows = [["the device has to wait", "loop blocked on data", "by the device's account", "against a replay"]]
     idle_rows += [[f"{value:.1%}" for value in row.values()] for row in found["slowed"]]
     print(f"\n{as_text(idle_rows)}", end="")
-    write_files(options, found, "\n".join([as_markdown(rate_rows), *notes, "", as_markdown(idle_rows, ())]))
+    listed = [f"- {note}" for note in notes]
+    write_files(options, found, "\n".join([as_markdown(rate_rows), *listed, "", as_markdown(idle_rows, ())]))
 
 
 def _parse() -> argparse.Namespace:

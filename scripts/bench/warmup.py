@@ -28,6 +28,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -205,17 +206,22 @@ def ratio_rows(figures: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _psnr_line(psnr: dict[str, float]) -> str:
+    if math.isinf(psnr["min"]):
+        return "PSNR against whole decodes: these are decoded whole anyway.\n"
+    return f"PSNR against whole decodes: median {psnr['median']:.1f} dB, min {psnr['min']:.1f} dB\n"
+
+
 def to_text(report: dict[str, Any], table: Callable[[Rows], str]) -> str:
     """Return all tables, each made by `table`, with a line on what they are of."""
     parts = []
     for figures in report["sources"]:
-        psnr = figures["psnr"]
         parts += [
             f"{figures['source']}: {figures['images']:,} images of {figures['megapixels']:.1f} megapixels on average, "
             f"to {report['size']}x{report['size']}; median of {report['rounds']} rounds.\n",
             table(rate_rows(figures)),
             table(ratio_rows(figures)),
-            f"PSNR against whole decodes: median {psnr['median']:.1f} dB, min {psnr['min']:.1f} dB\n",
+            _psnr_line(figures["psnr"]),
             *(f"given to nobody, as one refuses it: {name}\n" for name in figures["refused"]),
             *(f"left out: {row['name']}: {row['reason']}\n" for row in figures["left_out"]),
         ]

@@ -37,7 +37,7 @@ def test_the_table_has_a_row_for_what_was_measured_alone():
     assert len(lines) == 2 + len(ROWS)
     assert "| 104,000 images/s, 0.81 of a plain copy in memory |" in lines[2]
     assert "| FFCV 2.0 |" in lines[9]
-    assert "| 70 images/s, 7.5 times seed |" in lines[10]
+    assert "| 70 images/s, 7.5 times one process that decodes them whole |" in lines[10]
     readme = glance({"bench": BENCH}, is_readme=True)
     assert len(readme.splitlines()) == 4
     assert "`python -m tpucache bench CACHE --in-memory yes --device-rate 7500`" in readme
