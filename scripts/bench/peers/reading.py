@@ -20,7 +20,7 @@ from scripts.bench.peers.protocol import Commands, Setting, serve
 Array = np.ndarray[Any, Any]
 Batches = Iterator[tuple[Any, Any]]
 
-BATCH: Final = 256
+BATCH: Final = int(os.environ.get("BENCH_BATCH", "256"))
 SIZE: Final = int(os.environ.get("BENCH_SIZE", "224"))
 #: An epoch shows every image so often, because a real data set seldom begins one and ours would do it all the time.
 PASSES: Final = int(os.environ.get("BENCH_PASSES", "16"))
