@@ -35,6 +35,10 @@ _READERS: Final = {
     "torch.save": "one torch.save a sample",
     "jpeg folder": "a folder of JPEGs",
 }
+#: Formats in the same way, and the parts of the side that caches in bands are read at.
+_FORMATS: Final = {"ffcv raw": "FFCV raw", "ffcv jpeg90": "FFCV JPEG", "tpucache jpeg90": "tpucache jpeg"}
+_PARTS: Final = {"1/2": "half the side", "1/4": "a quarter of the side"}
+_WHOLE: Final = " 1/1"
 
 
 def draw_rates(report: dict[str, Any], path: Path) -> None:
@@ -67,12 +71,22 @@ def reader_name(name: str) -> str:
     return _READERS.get(plain, plain)
 
 
+def format_name(name: str) -> str:
+    """Return what a format is called in a picture."""
+    codec, _, part = name.partition("-bands ")
+    return f"{codec.removeprefix(OURS).strip()}, {_PARTS[part]}" if part in _PARTS else _FORMATS.get(name, name)
+
+
 def draw_formats(report: dict[str, Any], path: Path) -> None:
-    """Draw the rate with two threads against the bytes of an image, a point for each format."""
+    """Draw the rate with two threads against the bytes of an image, a point for each format.
+
+    Whole images in bands are left out: their points are those of the same codec without bands.
+    """
     figure = _figure(4.5, dpi=100)
     axes = figure.subplots()
-    rates = {row["name"]: row["images_per_second"].get("2") for row in report["formats"]}
-    sizes = {row["name"]: row["bytes_per_image"] / 1000 for row in report["formats"]}
+    shown = [row for row in report["formats"] if not row["name"].endswith(_WHOLE)]
+    rates = {row["name"]: row["images_per_second"].get("2") for row in shown}
+    sizes = {row["name"]: row["bytes_per_image"] / 1000 for row in shown}
     points = {name: (sizes[name], rate) for name, rate in rates.items() if rate is not None}
     for name, (size, rate) in points.items():
         # The slower of two that are close has its name below.
@@ -80,7 +94,7 @@ def draw_formats(report: dict[str, Any], path: Path) -> None:
         is_ours = name.startswith(OURS)
         axes.scatter(size, rate, s=70, color=_OURS if is_ours else _PEER, marker="o" if is_ours else "s", zorder=3)
         axes.annotate(
-            f"{name}, {_thousands(rate)}",
+            f"{format_name(name)}, {_thousands(rate)}",
             (size, rate),
             xytext=(0, -16 if is_below else 8),
             textcoords="offset points",

@@ -39,9 +39,10 @@ def main() -> None:
 def read_rates(page: str) -> Figures:
     """Return what the first table of readers says, as `scripts.bench read` reports it."""
     readers = []
-    for name, rate, limits, _, _, setting in _first_table(page, "reader"):
-        low, high = map(_number, limits.split(" - "))
-        rates = {"images_per_second": _number(rate), "min": low, "max": high}
+    for row in _first_table(page, "reader"):
+        name, setting = row["reader"], row["setting"]
+        low, high = map(_number, row["min - max"].split(" - "))
+        rates = {"images_per_second": _number(row["images/s"]), "min": low, "max": high}
         threads = int(name[-1]) if name.startswith(LIMIT) else None
         readers.append(
             {"name": name, **rates, "threads": threads, "setting": dict([setting.split(", ")[0].rsplit(" ", 1)])}
@@ -51,12 +52,14 @@ def read_rates(page: str) -> Figures:
 
 def read_formats(page: str) -> Figures:
     """Return what the first table of formats says, as `scripts.bench formats` reports it."""
-    formats = []
-    for name, size, _, _, _, rate, *_ in _first_table(page, "format"):
-        full = f"tpucache {name.strip('`')}" if name.startswith("`") else name
-        formats.append(
-            {"name": full, "bytes_per_image": 1e3 * _number(size), "images_per_second": {"2": _number(rate)}}
-        )
+    formats = [
+        {
+            "name": row["format"],
+            "bytes_per_image": 1e3 * _number(row["kB an image"]),
+            "images_per_second": {"2": _number(row["2 threads"])},
+        }
+        for row in _first_table(page, "format")
+    ]
     return {"formats": formats, **_measured(page)}
 
 
@@ -82,14 +85,19 @@ def read_scale(page: str) -> Figures:
     return {"reading": reading, "device_rate": _number(first[1]), "hosts": int(hosts[1]), "sharing": sharing}
 
 
-def _first_table(page: str, head: str) -> Iterator[list[str]]:
-    """Yield the cells of the first table in Markdown whose first column has this head. Raises CommandError."""
+def _first_table(page: str, head: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of the first table in Markdown whose first column has this head. Raises CommandError."""
     lines = iter(page.splitlines())
-    if not any(line.startswith(f"| {head} |") for line in lines):
+    heading = next((line for line in lines if line.startswith(f"| {head} |")), None)
+    if heading is None:
         raise CommandError(f"docs/numbers.md has no table that begins with the column {head!r}")
     next(lines)  # the rule
     for line in itertools.takewhile(lambda line: line.startswith("|"), lines):
-        yield [cell.strip().strip("*") for cell in line.strip("|").split("|")]
+        yield dict(zip(_cells(heading), _cells(line), strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().strip("*") for cell in line.strip("|").split("|")]
 
 
 def _measured(page: str) -> Figures:

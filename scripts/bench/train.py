@@ -39,8 +39,8 @@ from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
-STEP_SECONDS = 0.02
-_SLOWED_BATCH = 8  # many steps an epoch: those batches that lie ready when it begins are waited for by nobody
+STEP_SECONDS = 0.05  # beside which the rest of a step is short
+_SLOWED_BATCH = 16  # many steps an epoch: those batches that lie ready when it begins are waited for by nobody
 
 
 class Sleeper(nn.Module):

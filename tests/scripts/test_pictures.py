@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from scripts.bench.picture import draw_rates, draw_scale, reader_name
+from scripts.bench.picture import draw_rates, draw_scale, format_name, reader_name
 from scripts.bench.pictures import read_formats, read_rates, read_scale
 from scripts.bench.read_contenders import CONTENDERS, LIMIT
 from scripts.commands import ROOT, CommandError
@@ -22,9 +22,10 @@ def test_what_is_drawn_is_what_the_pages_say(pages):
         assert f"{row['images_per_second']:,.0f}" in pages["numbers"]
         assert row["min"] <= row["images_per_second"] <= row["max"]
     assert {row["name"] for row in rates["readers"]} >= {"tpucache in memory 2", "ffcv raw 2", "gather 2"}
-    assert {row["name"] for row in formats["formats"]} >= {"tpucache raw", "FFCV raw", "tpucache dct-lz4"}
+    assert {row["name"] for row in formats["formats"]} >= {"tpucache raw", "ffcv raw", "tpucache dct-lz4"}
     for row in formats["formats"]:
         assert f"{row['images_per_second']['2']:,.0f}" in pages["numbers"]
+        assert row["images_per_second"]["2"] > 1000
     assert len(scale["reading"]) == 2 * 4 * 3
     assert {row["read_ahead"] for row in scale["reading"]} == {True, False}
 
@@ -39,6 +40,12 @@ def test_no_reader_is_called_by_an_inner_name():
     names = [contender.name for contender in CONTENDERS if contender.peer != LIMIT]
     assert {reader_name(name) for name in names if reader_name(name) == name} == {"tf.data"}
     assert not any(reader_name(name)[-1].isdigit() for name in names if "yuv420" not in name)
+
+
+def test_formats_are_called_as_people_know_them():
+    assert format_name("ffcv raw") == "FFCV raw"
+    assert format_name("tpucache dct-lz4") == "tpucache dct-lz4"
+    assert format_name("tpucache dct-lz4-bands 1/2") == "dct-lz4, half the side"
 
 
 @pytest.mark.slow

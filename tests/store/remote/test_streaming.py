@@ -688,6 +688,24 @@ def test_the_programs_random_numbers_are_not_touched(
     assert random.getstate() == before
 
 
+def test_all_that_an_epoch_reads_is_counted_as_needed(
+    photos: Path, small_pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpucache.store.remote.reader._COUNT_EVERY", 2)
+    cache = tmp_path / "cache"
+    build_cache(photos, cache, Recipe(size=32, codec="raw"), jobs=1)
+    server = Server(cache)
+    dataset = CachedDataset(server.url, cache_dir=tmp_path / "kept", in_memory=False)
+    records = int(dataset.cache.index.read_all()["length"].sum())
+    loader = CachedLoader(dataset, 2, shuffle="block")
+    for _ in range(3):  # once all is here, nothing is looked up, or counted, any more
+        for _ in loader:
+            time.sleep(0.01)  # so that all is here long before the epoch ends
+        assert dataset.network is not None
+        assert dataset.network.needed_bytes == records
+    server.close()
+
+
 def test_of_a_cache_in_bands_those_are_fetched_that_a_size_needs(
     photos: Path, small_pieces: None, tmp_path: Path
 ) -> None:

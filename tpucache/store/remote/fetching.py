@@ -51,6 +51,8 @@ _LEAST_RING: Final = 8  # pieces
 _MOST_USES: Final = 1_000_000  # of pieces that a forecast looks ahead
 _COUNT_PAUSE: Final = 100  # times as long as counting what is kept takes, before it is counted again
 _WAITING_SHARE: Final = 0.5  # of the time, all threads together, above which readers wait for the network
+#: Requests that begin together also wait for their answers together: the link is to send so many times as long.
+_BUSY_TIMES: Final = 20
 _LONGEST_SECOND: Final = 3.0  # of what counts as a second of reading without a pause
 #: Of a piece, the share that has to be needed at once for the whole piece to be read instead of these records.
 _WHOLE_SHARE: Final = 4
@@ -199,6 +201,11 @@ class Fetcher:
     def is_at_start(self) -> bool:
         """Whether nobody has asked for the first records of what is expected yet."""
         return bool(self._plans) and any(not plan.has_begun for _, plan in self._plans)
+
+    @property
+    def follows_a_plan(self) -> bool:
+        """Whether somebody who still exists has said what will be read."""
+        return any(owner() is not None for owner, _ in list(self._plans))
 
     def fetch_first(self, numbers: Numbers, pieces: Numbers, rows: Rows) -> None:
         """Fetch records before all else, each by itself, if they are the first of what is expected.
@@ -610,7 +617,7 @@ class Statistics:
         if len(self._marks) > 1:
             (first, before), (last, after) = self._marks[0], self._marks[-1]
             rate = (after - before) / max(1e-6, last - first)
-        return int(min(_MOST_THREADS, max(_LEAST_THREADS, 2 + 2 * rate * self.latency / PIECE_BYTES)))
+        return int(min(_MOST_THREADS, max(_LEAST_THREADS, 2 + _BUSY_TIMES * rate * self.latency / PIECE_BYTES)))
 
     def use(self, kept: int, total: int) -> NetworkUse:
         """Return the figures so far, with so many of a cache's bytes kept."""

@@ -137,9 +137,12 @@ class RemoteReader(ShardReader):
         return bool(self._whole[rows["shard"]].all())
 
     def _note(self, *, are_here: bool) -> None:
-        """Look now and then which whole shards are here, of which nothing is looked up any more."""
+        """Look now and then which whole shards are here, of which nothing is looked up any more.
+
+        An epoch that is planned looks when it begins; within it what it needs is counted.
+        """
         self._reads += 1
-        if are_here and self._reads % _COUNT_EVERY == 0:
+        if are_here and self._reads % _COUNT_EVERY == 0 and not self.fetcher.follows_a_plan:
             self._look_at(np.arange(len(self._whole)))
 
     def _look_at(self, shards: Numbers) -> None:
