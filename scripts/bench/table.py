@@ -95,7 +95,8 @@ def as_notes(report: dict[str, Any]) -> list[str]:
         f"- {peer}: {', '.join(f'{name} {version}' for name, version in versions.items())}"
         for peer, versions in report["versions"].items()
     ]
-    return lines + [f"- left out: {row['name']}: {row['reason']}" for row in report["left_out"]]
+    # Without the place of the log: pages have no folders of the machine that they were made on.
+    return lines + [f"- left out: {row['name']}: {row['reason'].partition(' (see ')[0]}" for row in report["left_out"]]
 
 
 def to_markdown(report: dict[str, Any], table: str, remark: str = "") -> str:

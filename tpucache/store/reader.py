@@ -36,6 +36,8 @@ Numbers = npt.NDArray[np.int64]
 class NetworkUse(NamedTuple):
     """What was read over the network: bytes, those of records that were asked for, requests, and those that failed.
 
+    Records are counted as asked for until all that is used of the cache is here, which an epoch finds when it begins.
+
     `rate` is the bytes a second while anything was read, `best_rate` those of the best second, and `waited` the seconds
     in which somebody waited for a record. `kept_bytes` of the cache's `total_bytes` are on the disk of this machine.
     """
