@@ -6,8 +6,8 @@ device that takes five sixths of what the link brings. Of the cache with bands o
 of half the side need. The peers get the records of our dct-zstd cache as plain bytes and decode nothing; `ranges` asks
 for parts of a file and throws them away: that is the link.
 
-With --picture only first epochs are read, over links of several bandwidths and latencies, by those whose records are
-the same bytes; the peers' files are of 16 MB then.
+With --picture only first epochs are read, over links of several bandwidths and latencies: of dct-zstd with `--bands 8`,
+and of its records; the peers' files are of 16 MB then.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ _SPARE: Final = 1.2  # of the link's rate over that of the device
 _IMAGES: Final = "*.jp*g"
 _RECORDS: Final = "dct-zstd"  # whose records the peers get
 _BANDED: Final = "dct-lz4-bands"
+_BLOCKED: Final = "dct-zstd-bands-8"  # many records side by side, as is recommended for a URL: `warmup --bands 8`
 
 # Torch is the one of this process, in which nothing computes here: each release is large.
 _PINS: Final = ("torch==2.9.0", "torchvision==0.24.0")
@@ -74,7 +75,7 @@ _PEERS: Final = {
     "mds": _environment("mds", "mosaicml-streaming==0.13.0"),
     "webdataset": _environment("webdataset", "webdataset==1.0.2"),
 }
-_OURS: Final = ("raw", "dct-lz4", "dct-zstd", _BANDED)
+_OURS: Final = ("raw", "dct-lz4", "dct-zstd", _BANDED, _BLOCKED)
 _SHARDS: Final = (16, 64)  # MB of a peer's files: the faster one is taken
 
 
@@ -93,7 +94,7 @@ class Entry(Contender):
     @property
     def is_pictured(self) -> bool:
         """Whether it is in the picture, too."""
-        return self.name in ("ranges", f"tpucache {_RECORDS}") or self.name.endswith(f" {_SHARDS[0]}")
+        return self.name in ("ranges", f"tpucache {_BLOCKED}") or self.name.endswith(f" {_SHARDS[0]}")
 
 
 CONTENDERS: Final = (
@@ -170,8 +171,9 @@ def prepare(work: Path, source: Path | None, gigabytes: float, kinds: Sequence[s
 
 def _build(files: list[str], kind: str, gigabytes: float, folder: Path) -> None:
     """Build a cache of about so many GB out of some photographs, each as often as that takes."""
-    codec, quality = KINDS[BANDED.get(kind, kind)]
-    recipe = Recipe(size=SIZE, codec=codec, quality=quality, bands=BANDS if kind in BANDED else None)
+    codec, quality = KINDS[_RECORDS if kind == _BLOCKED else BANDED.get(kind, kind)]
+    bands = (8,) if kind == _BLOCKED else BANDS if kind in BANDED else None
+    recipe = Recipe(size=SIZE, codec=codec, quality=quality, bands=bands)
     say(f"tpucache: building the {kind} cache")
     few, listed = folder.with_name("few"), folder.with_name("listed.json")
     shutil.rmtree(few, ignore_errors=True)
