@@ -10,6 +10,7 @@ to make it wait a known share of that, and the three idle figures are put beside
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
@@ -144,7 +145,8 @@ def slow_down(cache: Path, settings: TrainSettings, shares: Sequence[float]) -> 
         say(f"slowed to {share:.0%}")
         SlowedDataset.interval = free.step_seconds / (1 - share) if share else 0.0
         pace = harness(SlowedDataset(cache, in_memory=True), settings, plain, replay=True)
-        figures = {"waited": pace.waited, "device_idle": pace.device_idle, "ceiling_idle": pace.ceiling_idle or 0.0}
+        against = math.nan if pace.ceiling_idle is None else pace.ceiling_idle  # none where it would take too long
+        figures = {"waited": pace.waited, "device_idle": pace.device_idle, "ceiling_idle": against}
         found.append({"share": share, **figures})
     return found
 

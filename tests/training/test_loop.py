@@ -223,15 +223,17 @@ def test_eager_has_one_core():
         open_device("eager", 8)
 
 
-@pytest.mark.parametrize(("seconds", "is_measured"), [(0.01, True), (1e6, False)])
+@pytest.mark.parametrize(
+    ("seconds", "waited", "is_measured"), [(0.01, 0.0, True), (1e6, 0.0, False), (10.0, 0.999, True)]
+)
 def test_a_replay_takes_two_percent_of_the_run_and_is_left_out_where_that_is_too_short(
-    cache, tmp_path, monkeypatch, seconds, is_measured
+    cache, tmp_path, monkeypatch, seconds, waited, is_measured
 ):
-    """`seconds` is how long a step seems to take."""
+    """`seconds` is how long a step seems to take, of which it waits a share for data, as no replay does."""
     given = []
     monkeypatch.setattr(loop, "ceiling", lambda _execute, _device, _images, budget: given.append(budget) or 1000.0)
     pace = loop.PaceMeter.pace
-    monkeypatch.setattr(loop.PaceMeter, "pace", lambda meter: replace(pace(meter), step_seconds=seconds))
+    monkeypatch.setattr(loop.PaceMeter, "pace", lambda meter: replace(pace(meter), step_seconds=seconds, waited=waited))
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
     report = train(tmp_path, settings, CachedDataset(cache), None, CpuDevice())
     assert (report.pace.ceiling_images_per_second is not None) == is_measured

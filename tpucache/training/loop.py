@@ -320,7 +320,8 @@ def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> P
     device, account = run.learner.device, run.account
     with account.part("replay"):
         budget = _REPLAY_SHARE * account.wall_seconds()
-        least = LEAST_REPLAYS * pace.step_seconds * run.learner.settings.steps_per_execution
+        step = pace.step_seconds * (1 - pace.waited)  # its data are there
+        least = LEAST_REPLAYS * step * run.learner.settings.steps_per_execution
         if not device.processes.on_main(lambda: least <= max(budget, REPLAY_SECONDS)):
             return pace
         return pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images, budget))
