@@ -3,12 +3,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= xla,dev
-# Which build of torch goes with torch_xla: cpu is the one without CUDA's 4 GB, where pip's index has it. TORCH=any takes
-# what the index gives.
-TORCH ?= cpu
-CPU_TORCH := torch==2.9.0+cpu
+# The build of torch: auto takes the one for CPUs, or the one with CUDA where an NVIDIA GPU works; any is what the index has.
+TORCH ?= auto
+INSTALL = $(PYTHON) -m scripts.install --torch $(TORCH) $(VENV)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 DOCS_STAMP := $(VENV)/.installed-docs
 # Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist worksteal
@@ -19,9 +19,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist workstea
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## install everything into .venv
+install: $(STAMP) ## install everything into .venv (TORCH=cpu, cuda or any: another build of torch)
 
-demo: $(STAMP) ## warm up, verify, read and train on real data, and report how idle the device was
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## warm up, verify, read and train on real data, and report how idle the device was
 	$(BIN)/python -m scripts.demo
 
 test: $(STAMP) ## run the tests, four at once (JOBS=8: eight; TESTS=tests/store: those)
@@ -31,7 +31,7 @@ test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole 
 	$(PYTEST) -m 'not slow and not xla' $(TESTS)
 
 coverage: $(STAMP) ## run the tests, measured, and print how many of the package's lines they reach (JOBS, TESTS as above)
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS),coverage]'
+	$(INSTALL) $(EXTRAS),coverage
 	$(PYTEST) $(TESTS) --cov
 
 install-docs: $(DOCS_STAMP)
@@ -53,16 +53,13 @@ clean: ## remove what the other targets made
 	rm -rf $(VENV) .venv-* .cache build dist demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(STAMP): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tpucache needs Python 3.10 or newer")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	@if [ '$(TORCH)$(findstring xla,$(EXTRAS))' = cpuxla ]; then \
-	  if $(BIN)/python -m pip install --quiet '$(CPU_TORCH)' 2>/dev/null; \
-	  then echo "$(CPU_TORCH) is installed; for CUDA's: make clean install TORCH=any"; \
-	  else echo "pip's index has no $(CPU_TORCH): torch comes with CUDA, where the index has that one"; fi; fi
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	$(INSTALL) $(EXTRAS)
+	@touch $@
+
+$(DEMO_STAMP): pyproject.toml
+	$(INSTALL) demo
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(INSTALL) docs
 	@touch $@
