@@ -24,9 +24,9 @@ OLDEST: Final = (3, 10)
 # GB to fetch and GB on the disk, by the largest extra asked for and by the build of torch. Measured on Python 3.11.
 SIZES: Final = {
     ("demo", "cpu"): (0.4, 1.2),
-    ("demo", "cuda"): (3.0, 7.2),
-    ("dev", "cpu"): (1.1, 3.6),
-    ("dev", "cuda"): (3.8, 9.3),
+    ("demo", "cuda"): (3.8, 7.2),
+    ("dev", "cpu"): (1.1, 3.2),
+    ("dev", "cuda"): (4.5, 9.1),
 }
 
 

@@ -272,6 +272,7 @@ def test_a_model_that_is_not_compiled_is_said_once(monkeypatch, caplog):
     ]
 
 
+@pytest.mark.xla
 def test_what_compiles_by_itself_is_not_compiled_again():
     with pytest.raises(UsageError, match="leave --compile out"):
         open_device("xla", compile=True)

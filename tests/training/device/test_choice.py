@@ -67,7 +67,7 @@ def test_the_earlier_name_is_the_same_backend():
 @pytest.mark.parametrize(
     ("backend", "cores", "device", "message"),
     [
-        ("xla", 1, "cpu", "PJRT_DEVICE"),
+        pytest.param("xla", 1, "cpu", "PJRT_DEVICE", marks=pytest.mark.xla),
         ("torch", 8, "cpu", "the torch backend runs on 1 core"),
         ("torch", 1, "gpu", "there is no device 'gpu'"),
         ("plain", 1, "auto", "use xla or torch"),
