@@ -1,4 +1,4 @@
-"""Installs this checkout and what it needs into a virtual environment, as `make` asks; it needs the standard library alone.
+"""Installs this checkout and what it needs into a virtual environment, as `make` asks, by the standard library alone.
 
     python3 -m scripts.install .venv demo
     python3 -m scripts.install .venv xla,dev --torch cuda
