@@ -69,7 +69,7 @@ def find_uv(python: Path) -> Path | None:
     if found := shutil.which("uv"):
         return Path(found)
     own = python.with_name("uv")
-    quiet = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"]
+    quiet: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"]
     return own if own.exists() or is_done(quiet) else None
 
 
@@ -77,7 +77,7 @@ def index_of_pip(python: Path) -> dict[str, str]:
     """Return the variables that make uv ask the index that pip is configured for."""
     if any(name in os.environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL")):
         return {}
-    asked = [python, "-m", "pip", "config", "get", "global.index-url"]
+    asked: list[str | Path] = [python, "-m", "pip", "config", "get", "global.index-url"]
     configured = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
     index = os.environ.get("PIP_INDEX_URL") or configured
     return {"UV_DEFAULT_INDEX": index} if index else {}
