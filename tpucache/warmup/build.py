@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, SourceError, UsageError
+from tpucache.errors import BuildError, SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local, is_url
@@ -145,6 +145,7 @@ def build_cache(
         rule = plan.label_rule
         encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
         skip = plan.is_retry or on_error == "skip"
+        _check_listed(encoder, plan, skip)
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
         manifest = _Build(plan, context, executor, target, on_progress, announce, upload, kept).run()
@@ -154,6 +155,14 @@ def build_cache(
             _clean_up(cache, manifest)
         kept.discard()
         return manifest
+
+
+def _check_listed(encoder: SampleEncoder, plan: Plan, skip: bool) -> None:
+    """Raise SampleError for the first sample that the listing says cannot be used, unless such samples are skipped."""
+    for block in () if skip else plan.blocks:
+        for sample in block.samples:
+            if reason := encoder.listed_fault(sample):
+                raise SampleError(sample.path, reason)
 
 
 def _open_upload(cache: str | Path, local: str | Path | None, keep_local: bool) -> Upload | None:

@@ -257,7 +257,12 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
 
 
 def check_labels(listing: Listing) -> None:
-    """Raise SourceError for the number of no class in a listing: found only at the end, all would be built in vain."""
+    """Raise SourceError for classes that cannot be meant and the number of no class in a listing.
+
+    Found only at the end, all would be built in vain.
+    """
+    if listing.doubt and "classes" not in listing.asked:
+        raise SourceError(listing.doubt)
     most = len(listing.classes) or MOST_CLASSES
     for sample in listing.samples:
         if isinstance(sample.label, int) and not 0 <= sample.label < most:

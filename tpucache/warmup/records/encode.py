@@ -62,12 +62,18 @@ class SampleEncoder:
 
     def load(self, sample: Sample) -> Item:
         """Return a sample as its source returns it, with a label that it may have. Raises SampleError."""
+        if reason := self.listed_fault(sample):
+            raise SampleError(sample.path, reason)
         item = self.source.load(sample)
         if self.labels is not None:
             self.labels.check(item.label, sample.path)
-        elif self.is_labelled and sample.label is None:
-            raise SampleError(sample.path, "has no label, as other samples have")
         return item
+
+    def listed_fault(self, sample: Sample) -> str:
+        """Return why the listing already says that a sample cannot be used, "" where it does not."""
+        if sample.fault:
+            return sample.fault
+        return NO_LABEL_REASON if self.is_labelled and sample.label is None else ""
 
     def augment(
         self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int
@@ -95,6 +101,11 @@ class SampleEncoder:
         return self.recipe.quality if is_meant else None
 
 
+#: Why a sample cannot be used that has no label among others that have one.
+NO_LABEL_REASON: Final = (
+    "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
+    "samples out with --on-error skip"
+)
 #: Classes that have no names, at most: each gets one in the manifest.
 MOST_CLASSES: Final = 1 << 22
 

@@ -23,9 +23,9 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.strict_json import parse_json
-from tpucache.warmup.sources.archives import find_archive
+from tpucache.warmup.sources.archives import find_archive, without_folders
 from tpucache.warmup.sources.cells import are_names, to_number
-from tpucache.warmup.sources.folder import JUNK, SUFFIXES, FoundFile, list_images
+from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, list_images, shared_folders, without_ignored
 from tpucache.warmup.sources.labels import LABEL_NAMES, columns_of_values, labels_of_columns, labels_of_values
 from tpucache.warmup.sources.source import Array, Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
 from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
@@ -41,8 +41,17 @@ class MemberFiles(Protocol):
         """Whether names begin with their archive's."""
         ...
 
+    @property
+    def inside(self) -> str:
+        """The folder in the archives that names are relative to; "" for the whole."""
+        ...
+
     def list(self) -> dict[str, Member]:
         """Return all files by name."""
+        ...
+
+    def entries(self) -> dict[str, Member]:
+        """Return all files and folders by name, of folders with a slash at its end."""
         ...
 
     def read(self, member: Member, path: str) -> bytes:
@@ -67,38 +76,45 @@ class ArchiveSource:
 
     def list(self) -> Listing:
         """Return all samples. Raises SourceError for archives that are broken or hold none."""
-        files = _visible(self._files.list())
-        folders = _places(files, self._files.is_several)
-        if self._options.label_cols or are_groups([folders[name].as_posix() for name in files]):
+        entries = self._files.entries()
+        visible = {name: entries[name] for name in without_ignored(self._files, entries)}
+        files = without_folders(visible)
+        places = _places(visible, self._files.is_several)
+        names = _without_shared([places[name] for name in files])
+        if self._options.label_cols or are_groups([name.as_posix() for name in names]):
             return list_groups(files, self._files.read, self._options, str(self._files))
-        found = [FoundFile(PurePosixPath(name), folders[name], files[name].bytes, (files[name],)) for name in files]
-        return list_images(self._files, found)
+        own = "" if self._files.inside else _own_folder(places)
+        if own:  # the archive was made of it
+            places = {name: place.relative_to(own) for name, place in places.items() if place != PurePosixPath(own)}
+        found = [FoundFile(PurePosixPath(name), places[name], files[name].bytes, (files[name],)) for name in files]
+        used = {above for name in files for above in places[name].parents}
+        empty = [place for name, place in places.items() if name.endswith("/") and place not in used]
+        leaves = [place for place in empty if not any(place in other.parents for other in empty)]
+        where = f"{str(self._files).rstrip('/')}/{own}" if own else self._files
+        return list_images(where, found, leaves)
 
     def load(self, sample: Sample) -> Item:
         """Return a sample's fields. Raises SampleError when one of its files cannot be read."""
         return read_group(sample, self._files.read)
 
 
-def _visible(files: Mapping[str, Member]) -> dict[str, Member]:
-    """Return the files that are neither hidden nor what systems add to archives."""
-    return {
-        name: member
-        for name, member in files.items()
-        if not any(part.startswith(".") or part.lower() in JUNK for part in name.split("/"))
-    }
+def _places(entries: Mapping[str, Member], is_several: bool) -> dict[str, PurePosixPath]:
+    """Return the path of each entry in its archive."""
+    places = {name: PurePosixPath(name) for name in entries}
+    return {name: place.relative_to(entries[name].archive) for name, place in places.items()} if is_several else places
 
 
-def _places(files: Mapping[str, Member], is_several: bool) -> dict[str, PurePosixPath]:
-    """Return each file's path without its archive's, and without the folders that hold all files."""
-    places = {name: PurePosixPath(name) for name in files}
-    if is_several:
-        places = {name: place.relative_to(files[name].archive) for name, place in places.items()}
-    shared = 0
-    for parts in zip(*(place.parts[:-1] for place in places.values()), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared += 1
-    return {name: PurePosixPath(*place.parts[shared:]) for name, place in places.items()}
+def _without_shared(places: Sequence[PurePosixPath]) -> list[PurePosixPath]:
+    """Return paths without the folders that hold all of them."""
+    shared = len(shared_folders([place.parts[:-1] for place in places]))
+    return [PurePosixPath(*place.parts[shared:]) for place in places]
+
+
+def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
+    """Return the one folder that holds everything, "" where there is none."""
+    tops = {place.parts[0] for place in places.values()}
+    files = (place for name, place in places.items() if not name.endswith("/"))
+    return "" if len(tops) > 1 or any(len(place.parts) == 1 for place in files) else tops.pop()
 
 
 def _is_archive(source: str | Path) -> bool:

@@ -54,22 +54,30 @@ class ArchiveFiles:
         Names are relative to `inside`; those from several archives begin with the archive's path. Raises SourceError
         for an archive that is broken, has a name twice or one that leads out of it, or has nothing inside.
         """
-        files: dict[str, Member] = {}
+        return without_folders(self.entries())
+
+    def entries(self) -> dict[str, Member]:
+        """Return all files and folders by name, as `list` does; the name of a folder ends with a slash."""
+        found: dict[str, Member] = {}
         with Progress(None, "list", "files", is_brief=True) as progress:
             for archive in find_files(self.root, self.pattern):
-                files |= self._files_of(archive.as_posix(), progress.advance)
-        if not files:
+                found |= self._entries_of(archive.as_posix(), progress.advance)
+        if not without_folders(found):
             raise SourceError(f"{self} holds no files")
-        return files
+        return found
 
-    def _files_of(self, name: str, advance: Callable[[int], None]) -> dict[str, Member]:
+    def _entries_of(self, name: str, advance: Callable[[int], None]) -> dict[str, Member]:
         path = self.root / name
         _check_name(path)
         members = (list_zip if path.suffix.lower() == _ZIP else list_tar)(path, name, advance)
         prefix = f"{name}/" if self.is_several else ""
         start = f"{self.inside}/" if self.inside else ""
         found = plain_members(members, str(path))
-        return {prefix + text[len(start) :]: member for text, member in found.items() if text.startswith(start)}
+        return {
+            prefix + text[len(start) :]: member
+            for text, member in found.items()
+            if len(text) > len(start) and text.startswith(start)
+        }
 
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content. Raises SampleError, with `path`, when it is not read as it was listed."""
@@ -105,16 +113,29 @@ def _check_name(path: Path) -> None:
         raise SourceError(f"{path} is not called .zip or .tar: give a pattern of archives alone")
 
 
-def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
-    """Return members by their plain names, in their order.
+def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
+    """Return the entries that are files."""
+    return {name: member for name, member in entries.items() if not name.endswith("/")}
 
-    Raises SourceError where two have one name, or one leads out of the archive.
+
+def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
+    """Return members by their plain names, in their order; the name of a folder ends with a slash.
+
+    Raises SourceError where two files have one name, or an entry leads out of the archive.
     """
+    folders = {f"{name}/": each for each in members if each.name.endswith("/") and (name := _plain_folder(each.name))}
+    members = [member for member in members if not member.name.endswith("/")]
     plain = [_plain(member.name, where) for member in members]
     twice = [text for text, count in Counter(plain).items() if count > 1]
     if twice:
         raise SourceError(f"{where} has {twice[0]!r} more than once: make the archive anew, with each file once")
-    return dict(zip(plain, members, strict=True))
+    return dict(zip(plain, members, strict=True)) | folders
+
+
+def _plain_folder(name: str) -> str:
+    """Return a folder's name without `./` and a first slash; nothing for one that leads out, which has no files."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return "" if ".." in parts else "/".join(parts)
 
 
 def _plain(name: str, path: str) -> str:
@@ -133,7 +154,9 @@ _AGAIN: Final = "copy it again"
 
 
 def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return all files of a tar in their order; `archive` is what its members call it. Links are the files they name.
+    """Return all files and folders of a tar in their order; `archive` is what its members call it.
+
+    Links are the files they name; the name of a folder ends with a slash.
 
     `advance` is called with the number of entries found.
 
@@ -158,7 +181,11 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     except _BROKEN_TAR as error:
         raise SourceError(f"{path} is no whole .tar file: {error or type(error).__name__}; {_AGAIN}") from error
     regular = {entry.name: entry for entry in entries if entry.isreg()}
-    return [_member(path, archive, entry, regular) for entry in entries if entry.isreg() or _is_link(entry)]
+    return [
+        Member(archive, f"{entry.name}/", 0, 0, 0, 0) if entry.isdir() else _member(path, archive, entry, regular)
+        for entry in entries
+        if entry.isreg() or entry.isdir() or _is_link(entry)
+    ]
 
 
 def read_tar(descriptor: int, member: Member, path: str) -> bytes:
@@ -236,7 +263,7 @@ _BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struc
 def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
     """Return all files of a zip in the order of its directory; `archive` is what its members call it.
 
-    `advance` is called with their number.
+    Its folders follow, with a slash at the end of their names. `advance` is called with their number.
 
     Raises SourceError when it is broken, or when an entry is encrypted, packed otherwise than by deflate, lies over
     another one, or claims to be larger than it can be.
@@ -252,9 +279,10 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
     """Return the same of an open file, which errors call `path`. Raises SourceError, OSError."""
     try:
         with zipfile.ZipFile(opened) as file:
-            entries = [entry for entry in file.infolist() if not entry.is_dir()]
+            infos = file.infolist()
     except _BROKEN_ZIP as error:
         raise SourceError(f"{path} is no whole .zip file: {error}. Copy it again") from error
+    entries = [entry for entry in infos if not entry.is_dir()]
     advance(len(entries))
     for entry in entries:
         if problem := _problem(entry):
@@ -263,8 +291,11 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
     if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
         raise SourceError(f"{path}: entries lie over one another: it is damaged, or made to do harm")
     return [
-        Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
-        for entry in entries
+        *(
+            Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
+            for entry in entries
+        ),
+        *(Member(archive, f"{_name(entry).rstrip('/')}/", 0, 0, 0, 0) for entry in infos if entry.is_dir()),
     ]
 
 

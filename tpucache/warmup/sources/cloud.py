@@ -22,8 +22,8 @@ from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import append_chunks, as_url, check_is_local
 from tpucache.warmup.sources.archive_samples import ArchiveSource
-from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip
-from tpucache.warmup.sources.folder import JUNK, FoundFile, list_images
+from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders
+from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored
 from tpucache.warmup.sources.kept import Files, digest, kept_listings, sources_folder
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, has_wildcard
@@ -57,11 +57,12 @@ class CloudFolder:
 
     def list(self) -> Listing:
         """Return all samples; a folder in it is a class, as `FolderSource` has it. Raises SourceError, StoreError."""
-        files = _visible(_files(self._url))
+        found = _files(self._url)
+        files = {name: found[name] for name in without_ignored(self, found)}
         if files and all(name.lower().endswith(_PARQUET) for name in files):
             raise SourceError(f"{self} holds parquet files: give a pattern of them, such as '{self}/*{_PARQUET}'")
-        found = [FoundFile(PurePosixPath(name), PurePosixPath(name), size) for name, size in files.items()]
-        return list_images(self, found)
+        places = [FoundFile(PurePosixPath(name), PurePosixPath(name), size) for name, size in files.items()]
+        return list_images(self, places)
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError for one that is gone, StoreError for the network."""
@@ -80,6 +81,7 @@ class CloudZip:
     """The files of a .zip at a URL, as `ArchiveFiles` has those of one on a disk."""
 
     is_several = False
+    inside = ""
 
     def __init__(self, url: str) -> None:
         """Take a URL; nothing is read yet."""
@@ -91,6 +93,10 @@ class CloudZip:
 
     def list(self) -> dict[str, Member]:
         """Return all files by name. Raises SourceError for what is no whole .zip, StoreError."""
+        return without_folders(self.entries())
+
+    def entries(self) -> dict[str, Member]:
+        """Return all files and folders by name, of folders with a slash at its end. Raises as `list` does."""
         remote = _open(self._folder)
         size = remote.size(self._name)
         if size is None:
@@ -188,15 +194,6 @@ def _files(url: str) -> Files:
     if kept:
         kept.put(url, files)
     return files
-
-
-def _visible(files: Files) -> dict[str, int]:
-    """Return the files that are neither hidden nor what systems add to folders."""
-    return {
-        name: size
-        for name, size in files.items()
-        if not any(part.startswith(".") or part.lower() in JUNK for part in name.split("/"))
-    }
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
+import logging
 import os
+import shlex
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
@@ -25,8 +29,25 @@ _ARRAY_SUFFIX: Final = ".npy"
 #: What a file without a suffix counts as, where it is left out.
 NO_SUFFIX: Final = "(no suffix)"
 _LONGEST_SUFFIX: Final = 10
-#: What Windows adds to folders and macOS to archives of its own accord; other such files are hidden.
-JUNK: Final = ("thumbs.db", "desktop.ini", "__macosx")
+#: What operating systems, NAS and tools add to folders and archives of their own accord; other such names are hidden.
+JUNK: Final = frozenset(
+    (
+        *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),
+        *("__macosx", "lost+found", "@eadir", "@tmp", "#recycle", "#snapshot", "@recycle", "@recently-snapshot"),
+        *("__pycache__", "icon\r"),
+    )
+)
+#: Folders of these names are the parts that a data set is divided into, where one for training is beside another.
+_TRAIN: Final = frozenset(("train", "training", "trainset", "train_set"))
+_HELD_OUT: Final = frozenset(
+    (
+        *("val", "valid", "validation", "test", "testing", "dev", "eval"),
+        *("valset", "val_set", "testset", "test_set", "validation_set"),
+    )
+)
+_NAMED: Final = 5
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class FoundFile(NamedTuple):
@@ -51,24 +72,30 @@ class FolderSource:
     def list(self) -> Listing:
         """Return all samples; a subfolder of the root is a class, with all images at any depth below it.
 
-        Files of other types are counted as left out, but for hidden ones and what Windows adds to folders.
+        Files of other types are counted as left out, but for hidden ones and what systems add to folders.
 
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
         found = []
+        walked = _Walk()
         with Progress(None, "list", "files", is_brief=True) as progress:
-            for path, size in _files(self._root):
+            for path, size in _files(self._root, walked):
                 found.append(FoundFile(path, path, size))
                 progress.advance(1)
-        return list_images(self._root, found)
+        tell_of_ignored(self._root, walked.ignored)
+        return list_images(self._root, found, walked.empty)
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a sample's file. Raises SampleError when they cannot be read."""
         return Item({IMAGE: read_file(os.path.join(self._root, sample.path), sample.path)})
 
 
-def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
+def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PurePath] = ()) -> Listing:
     """Return the images among files, in the order of their names' bytes, as `FolderSource.list` describes them.
+
+    Folders that hold all images in further folders are no classes: the innermost such folder has the class folders.
+    `empty` are the places of folders without files, which are classes without samples where others are classes. A
+    listing whose classes are the parts of a data set, such as train and test, has a `doubt`.
 
     Raises SourceError that names `where` they are.
     """
@@ -84,20 +111,34 @@ def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
         found = f", found {left_out_text(left_out)}" if left_out else ""
         looked_for = " ".join(sorted({*SUFFIXES, _ARRAY_SUFFIX}))
         raise SourceError(f"{where} holds no images: looked for {looked_for}{found}")
-    classes = tuple(sorted({file.place.parts[0] for file in images if len(file.place.parts) > 1}))
-    loose = [file.name for file in images if len(file.place.parts) == 1]
+    folders = {file.place.parts[:-1] for file in images}
+    above = _passed_over({*folders, *(place.parts for place in empty)} if folders != {()} else folders)
+    depth = len(above)
+    named = {parts[depth] for parts in folders if len(parts) > depth}
+    without = {place.parts[depth] for place in empty if len(place.parts) > depth} - named if named else set[str]()
+    classes = tuple(sorted(named | without))
+    loose = [file.name for file in images if len(file.place.parts) == depth + 1]
     if loose and classes:
         raise SourceError(
             f"{where} holds images such as {str(loose[0])!r} beside folders such as {classes[0]!r}: "
             "put every image into the folder of its class, or all into one folder"
         )
+    if above and classes:
+        _log.warning("%s: all images are in %s, whose folders are the classes", where, "/".join(above))
+    if without:
+        _log.warning(
+            "%s: empty folders are classes without a sample, which keep their numbers: %s", where, _some(without)
+        )
+    unused = {file.place.parts[depth] for file in files if len(file.place.parts) > depth + 1} - {*classes}
+    if classes and unused:
+        _log.warning("%s: folders without an image are no classes: %s", where, _some(unused))
     numbers = {name: number for number, name in enumerate(classes)}
     return Listing(
         [
             Sample(
                 number,
                 file.name.as_posix(),
-                numbers.get(file.place.parts[0]) if classes else None,
+                numbers.get(file.place.parts[depth]) if classes else None,
                 file.bytes,
                 file.members,
             )
@@ -105,7 +146,68 @@ def list_images(where: object, files: Sequence[FoundFile]) -> Listing:
         ],
         classes,
         left_out=left_out,
+        doubt=_doubt("/".join((str(where).rstrip("/"), *above)), classes),
     )
+
+
+def _passed_over(folders: set[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the folders that hold everything in further folders: those above the classes."""
+    shared = shared_folders(folders)
+    return shared[:-1] if shared in folders else shared
+
+
+def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the folders that all of these paths, of which there is one at least, begin with."""
+    pairs = zip(min(paths), max(paths), strict=False)  # those in between begin with what these two share
+    return tuple(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _doubt(where: str, classes: Sequence[str]) -> str:
+    """Return why the names of class folders cannot be meant, where they are those of the parts of a data set."""
+    train = [name for name in classes if name.lower() in _TRAIN]
+    held_out = [name for name in classes if name.lower() in _HELD_OUT]
+    if not train or not held_out:
+        return ""
+    first, *others = (shlex.quote(f"{where}/{name}") for name in (*train, *held_out))
+    commands = [f"`warmup {first} CACHE/{train[0]} …`"]
+    names = (*train[1:], *held_out)
+    commands += [
+        f"`warmup {other} CACHE/{name} --like CACHE/{train[0]}`" for other, name in zip(others, names, strict=True)
+    ]
+    return (
+        f"{where} holds the folders {', '.join((*train, *held_out))}, which are parts of a data set and not classes: "
+        f"warm up each of them, {' and '.join(commands)}. Where they are classes, give --classes FILE with their names"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(map(repr, shown[:_NAMED])) + (f" and {len(shown) - _NAMED:,} more" if len(shown) > _NAMED else "")
+
+
+def is_ignored(name: str) -> bool:
+    """Return whether a file or folder of this name is hidden, or is what systems add to folders."""
+    return name.startswith(".") or name.lower() in JUNK
+
+
+def tell_of_ignored(where: object, names: Iterable[str]) -> None:
+    """Say which folders and files are ignored by their names, hidden files excepted."""
+    if shown := {*names}:
+        _log.warning("%s: hidden, or made by systems, and ignored: %s", where, _some(shown))
+
+
+def without_ignored(where: object, names: Iterable[str]) -> list[str]:
+    """Return the paths that are not ignored, of files with slashes between the parts of their names; say what is."""
+    kept, ignored = [], set[str]()
+    for name in names:
+        *folders, last = name.split("/")
+        part = next((folder for folder in folders if is_ignored(folder)), "")
+        if part or is_ignored(last):
+            ignored |= {part or last} if part or last.lower() in JUNK else set()
+        else:
+            kept.append(name)
+    tell_of_ignored(where, ignored)
+    return kept
 
 
 def read_file(path: str | Path, name: str) -> bytes:
@@ -162,7 +264,15 @@ def _type(path: PurePath) -> str:
     return f".{name}" if named else NO_SUFFIX
 
 
-def _files(root: Path) -> Iterator[tuple[PurePath, int]]:
+@dataclass
+class _Walk:
+    """What a walk through folders found beside files: empty folders, and the names that were ignored."""
+
+    empty: list[PurePath] = field(default_factory=list)
+    ignored: set[str] = field(default_factory=set)
+
+
+def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
     """Yield files relative to the root, and their sizes, without hidden names, junk and links that lead back up.
 
     A link that leads nowhere is a sample of 0 bytes: the error when it is read names it.
@@ -176,10 +286,14 @@ def _files(root: Path) -> Iterator[tuple[PurePath, int]]:
             return
         above.append(identity)
         with os.scandir(folder) as scanned:  # closed before folders in it are opened
-            entries = list(scanned)
+            found = list(scanned)
+        entries = [entry for entry in found if not is_ignored(entry.name)]
+        walked.ignored.update(
+            entry.name for entry in found if entry.name.lower() in JUNK or (is_ignored(entry.name) and entry.is_dir())
+        )
+        if below and not entries:
+            walked.empty.append(PurePath(below))
         for entry in entries:
-            if entry.name.startswith(".") or entry.name.lower() in JUNK:
-                continue
             try:
                 status = entry.stat()
             except OSError:

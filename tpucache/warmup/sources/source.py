@@ -46,7 +46,8 @@ class Sample:
     """One sample of a source.
 
     `number` is its key, `path` its unique name, and `bytes` its size in the source (0: not known), by which a change is
-    noticed. `members` are its files, where they lie in an archive.
+    noticed. `members` are its files, where they lie in an archive. `fault` is why it cannot be used, if the listing
+    knows a reason, such as a label that is none: the rest of a sentence that begins with the path.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Sample:
     label: Label = None
     bytes: int = 0
     members: tuple[Member, ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Listing:
 
     `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
     samples table as they are, one item a sample. `left_out` counts files that are no samples, by their name's suffix.
-    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given. Raises
-    SourceError for two classes of one name.
+    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given. `doubt`
+    is why its classes cannot be meant, unless the user names them. Raises SourceError for two classes of one name.
     """
 
     samples: Sequence[Sample]
@@ -71,6 +73,7 @@ class Listing:
     columns: Mapping[str, Column] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
+    doubt: str = ""
 
     def __post_init__(self) -> None:
         twice = [name for name, count in Counter(self.classes).items() if count > 1]

@@ -1,0 +1,168 @@
+"""Class folders: what is one, on disk and in archives alike."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache.errors import SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.warmup import build_cache
+from tpucache.warmup.sources import open_source
+
+KINDS = ("folder", "zip", "tar")
+SMALL = Recipe(size=8)
+
+
+def _picture(level: int) -> bytes:
+    target = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), level, np.uint8)).save(target, "PNG")
+    return target.getvalue()
+
+
+def _make(tmp_path: Path, kind: str, *names: str) -> Path:
+    """Return a folder `data`, or an archive of it, with these files and, where a name ends with a slash, folders."""
+    root = tmp_path / "data"
+    for level, name in enumerate(names):
+        path = root / name
+        if name.endswith("/"):
+            path.mkdir(parents=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_picture(level) if path.suffix == ".png" else b"text")
+    if kind == "folder":
+        return root
+    if kind == "tar":
+        with tarfile.open(tmp_path / "data.tar", "w") as tar:
+            tar.add(root, "data")
+        return tmp_path / "data.tar"
+    return Path(shutil.make_archive(str(tmp_path / "data"), "zip", tmp_path, "data"))
+
+
+def _found(source: Path) -> tuple[tuple[str, ...], dict[str, int | None]]:
+    listing = open_source(source).list()
+    return listing.classes, {Path(sample.path).name: sample.label for sample in listing.samples}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folders_that_hold_all_class_folders_are_passed_over_and_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = _make(tmp_path, kind, "animals/animals/cat/1.png", "animals/animals/dog/2.png")
+    assert _found(source) == (("cat", "dog"), {"1.png": 0, "2.png": 1})
+    assert "all images are in animals/animals, whose folders are the classes" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("folder", ["cat", "animals/cat", "animals/animals/cat"])
+def test_a_single_folder_of_images_is_one_class(tmp_path: Path, kind: str, folder: str) -> None:
+    assert _found(_make(tmp_path, kind, f"{folder}/1.png")) == (("cat",), {"1.png": 0})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_folder_with_images_at_several_depths_stays_one_class(tmp_path: Path, kind: str) -> None:
+    assert _found(_make(tmp_path, kind, "cat/1.png", "cat/2020/2.png"))[0] == ("cat",)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_class_folder_keeps_its_number_and_is_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = _make(tmp_path, kind, "ant/1.png", "bee/", "cat/deep/", "dog/2.png")
+    assert _found(source) == (("ant", "bee", "cat", "dog"), {"1.png": 0, "2.png": 3})
+    assert "empty folders are classes without a sample, which keep their numbers: 'bee', 'cat'" in caplog.text
+    manifest = build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+    assert manifest.classes == ("ant", "bee", "cat", "dog")
+    assert manifest.statistics.class_counts == (1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_folder_beside_images_is_nothing(tmp_path: Path, kind: str) -> None:
+    assert _found(_make(tmp_path, kind, "1.png", "out/"))[0] == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_other_files_is_no_class_and_is_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = _make(tmp_path, kind, "cat/1.png", "dog/2.png", "notes/a.txt")
+    assert _found(source)[0] == ("cat", "dog")
+    assert "folders without an image are no classes: 'notes'" in caplog.text
+
+
+JUNK = ("@eaDir", "$RECYCLE.BIN", "__MACOSX", ".ipynb_checkpoints", "lost+found", "System Volume Information")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", JUNK)
+def test_folders_of_systems_are_no_classes_at_any_depth_and_are_named(
+    tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("cat/1.png", "dog/2.png", f"{name}/3.png", f"cat/{name}/4.png", f"{name}/deep/5.png")
+    source = _make(tmp_path, kind, *names)
+    assert _found(source) == (("cat", "dog"), {"1.png": 0, "2.png": 1})
+    assert f"ignored: {name!r}" in caplog.text
+
+
+def test_files_of_systems_are_named_and_hidden_ones_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _found(_make(tmp_path, "folder", "cat/1.png", "dog/2.png", "cat/Thumbs.db", "cat/.DS_Store"))
+    assert "ignored: 'Thumbs.db'" in caplog.text
+    assert ".DS_Store" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("names", "train", "held_out"),
+    [
+        (("train/cat/1.png", "train/dog/2.png", "val/cat/3.png"), "train", ["val"]),
+        (("Train/1.png", "Validation/2.png", "TEST/3.png"), "Train", ["TEST", "Validation"]),
+        (("training/cat/1.png", "dev/cat/2.png", "extra/cat/3.png"), "training", ["dev"]),
+        (("images/train/1.png", "images/test/2.png", "labels/train/1.txt"), "images/train", ["images/test"]),
+    ],
+)
+def test_parts_of_a_data_set_are_refused_with_the_command_for_each(
+    tmp_path: Path, kind: str, names: tuple[str, ...], train: str, held_out: list[str]
+) -> None:
+    source = _make(tmp_path, kind, *names)
+    with pytest.raises(SourceError) as caught:
+        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+    where = source if kind == "folder" else source / "data"
+    assert f"`warmup {where / train} CACHE/{Path(train).name} …`" in str(caught.value)
+    for part in held_out:
+        command = f"`warmup {where / part} CACHE/{Path(part).name} --like CACHE/{Path(train).name}`"
+        assert command in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+    build_cache(where / train, tmp_path / "train", SMALL, jobs=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_that_are_called_as_parts_are_used_where_they_are_given(tmp_path: Path, kind: str) -> None:
+    source = _make(tmp_path, kind, "train/1.png", "test/2.png", "bus/3.png")
+    build_cache(source, tmp_path / "cache", SMALL, jobs=1, classes=["bus", "test", "train"])
+    cache = Cache.open(tmp_path / "cache")
+    assert cache.manifest.classes == ("bus", "test", "train")
+    labels = cache.samples.labels
+    assert labels is not None
+    assert {Path(path).name: int(label) for path, label in zip(cache.samples.paths, labels, strict=True)} == {
+        "1.png": 2,
+        "2.png": 1,
+        "3.png": 0,
+    }
+
+
+@pytest.mark.parametrize("names", [("train/1.png", "bus/2.png"), ("test/1.png", "val/2.png"), ("train/1.png",)])
+def test_one_such_name_alone_is_a_class(tmp_path: Path, names: tuple[str, ...]) -> None:
+    listing = open_source(_make(tmp_path, "folder", *names)).list()
+    assert listing.doubt == ""
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_flat_folder_in_an_archive_has_no_classes(tmp_path: Path, kind: str) -> None:
+    assert _found(_make(tmp_path, kind, "1.png", "2.png")) == ((), {"1.png": None, "2.png": None})
