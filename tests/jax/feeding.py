@@ -228,8 +228,8 @@ def mixture(cache):
     return MixedLoader(loaders, shares=[3, 1])
 
 
-def shuffled(cache):
-    return CachedLoader(CachedDataset(cache), 8, shuffle=True, seed=4)
+def shuffled(cache, **options):
+    return CachedLoader(CachedDataset(cache), 8, shuffle=True, seed=4, **options)
 
 
 @pytest.mark.parametrize("make", [shuffled, mixture])
@@ -261,10 +261,12 @@ def test_a_state_counts_while_the_next_batches_are_read(cache):
     assert (loader.state_dict()["epoch"], loader.epoch) == (1, 1)
 
 
-def test_an_epoch_that_is_left_early_is_begun_again_however_much_was_read(cache):
-    settings = AugmentSettings(shift=2)
-    expected = names_of(feed(shuffled(cache), augment=settings))
-    batches = feed(shuffled(cache), augment=settings, depth=6)
+@pytest.mark.parametrize(("reiterate", "epoch"), [("same", 0), ("next", 1)])
+def test_an_epoch_that_is_left_early_is_followed_as_asked_however_much_was_read(cache, reiterate, epoch):
+    settings, other = AugmentSettings(shift=2), shuffled(cache)
+    other.set_epoch(epoch)
+    expected = names_of(feed(other, augment=settings))
+    batches = feed(shuffled(cache, reiterate=reiterate), augment=settings, depth=6)
     for _ in itertools.islice(batches, 2):
         time.sleep(0.1)  # by now the whole epoch is read
     assert names_of(batches) == expected

@@ -112,9 +112,10 @@ def test_a_resumed_loader_gives_exactly_what_was_not_seen(cache, stop, world, ep
     assert {rank.epoch for rank in ranks} == {epoch + 1}
 
 
-def test_the_next_iteration_is_another_epoch_and_one_given_up_is_begun_again(cache):
+@pytest.mark.parametrize(("reiterate", "epoch"), [("same", 2), ("next", 3)])
+def test_the_next_iteration_is_another_epoch_and_one_given_up_is_followed_as_asked(cache, reiterate, epoch):
     dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 50, shuffle=True)
+    loader = CachedLoader(dataset, 50, shuffle=True, reiterate=reiterate)
     first = seen(dataset, list(loader))
     second = seen(dataset, list(loader))
     assert first != second
@@ -122,7 +123,7 @@ def test_the_next_iteration_is_another_epoch_and_one_given_up_is_begun_again(cac
     assert loader.epoch == 2
     third = seen(dataset, list(loader))
     other = CachedLoader(dataset, 50, shuffle=True)
-    other.set_epoch(2)
+    other.set_epoch(epoch)
     assert seen(dataset, list(other)) == third
 
 

@@ -134,6 +134,11 @@ class Feed:
         """The fraction of the time, after the first two batches of each epoch, that the caller was blocked here."""
         return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise UsageError(
+            "a Feed has this process's devices, and a thread: give the loader to the other process, and call feed there"
+        )
+
     def __iter__(self) -> Iterator[Batch]:
         return self._epochs.run()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from tpucache.errors import UsageError
 from tpucache.loading.loader import BatchLoader, Uncounted
 from tpucache.loading.threads import refuse_fork
 
@@ -58,6 +59,12 @@ class Ahead(Generic[Prepared]):
         # Also when the interpreter ends: it would stop the thread inside of compiled code, which aborts the process.
         self._end = weakref.finalize(self, _end, self._stop, self._ready, self._thread)
         return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise UsageError(
+            f"a {type(self).__name__} has a thread, which no other process can have: give the loader to that process, "
+            f"and make a {type(self).__name__} of it there"
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -37,6 +38,10 @@ Item = Any  # (image, label), or a dict of tensors where a record has more field
 #: The name of the columns in a batch.
 COLUMNS: Final = "columns"
 _BATCH_BYTES: Final = 4 << 20
+_UNCOUNTED: Final = -1
+
+_log: Final = logging.getLogger("tpucache")
+
 Self = TypeVar("Self", bound="CachedDataset")
 
 
@@ -72,8 +77,9 @@ class CachedDataset(Dataset[Item]):
         `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`),
         or a URL, such as "gs://bucket/cache": see `RemoteCache.open_url` for `cache_dir` and `cache_bytes`.
         `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
-        variant each epoch (see `set_epoch`), all K in K epochs; in a cache without any the clean image, with a warning
-        in the log.
+        variant each epoch, all K in K epochs; in a cache without any the clean image, with a warning in the log. A
+        CachedLoader counts epochs itself; for a DataLoader call `set_epoch`. A warning in the log says where more
+        samples than the dataset has were read without that.
 
         `indices` keeps only these samples, in this order: positions from 0, or a mask of one bool a sample. Negative
         ones are refused here, because -1 is how many tables say "not found".
@@ -99,6 +105,8 @@ class CachedDataset(Dataset[Item]):
         self._columns: Array | None = None  # float32 (samples of the cache, width)
         self._targets: Array | None = None  # float32 (samples of the cache, classes)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
+        # How many samples were read before anybody set the epoch; -1 once it was set, or that was warned of.
+        self._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(
             opened, self._selection.records, in_memory, shown=self.manifest.fields
@@ -131,6 +139,7 @@ class CachedDataset(Dataset[Item]):
         self.__dict__.update(state)
         if self.variant == "epoch":
             self._epoch.share()
+            self._unset_reads.share()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -339,6 +348,7 @@ class CachedDataset(Dataset[Item]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, a whole number from 0. Workers of a DataLoader see it, too, also those that persist."""
         self._epoch.set(to_integer("epoch", epoch, 0))
+        self._unset_reads.set(_UNCOUNTED)
 
     def read_into(
         self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided
@@ -443,6 +453,7 @@ class CachedDataset(Dataset[Item]):
         derived.__dict__.update(self.__getstate__())
         derived._selection, derived._digest, derived._reader = selection, None, reader
         derived._epoch = SharedNumber(self.epoch, is_shared=self.variant == "epoch")
+        derived._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
         return derived
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
@@ -452,10 +463,26 @@ class CachedDataset(Dataset[Item]):
             return []
         buffer = Buffer(self.record_fields, len(positions))
         self._open_reader.read_into(buffer, self._rows(positions, self.epoch))
+        if self.variant == "epoch":
+            self._warn_of_one_variant(len(positions))
         batch = self.to_batch(buffer.arrays, positions)
         if isinstance(batch, tuple):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+    def _warn_of_one_variant(self, read: int) -> None:
+        """Say once where more than an epoch's samples were read, in all workers together, and no epoch was ever set."""
+        before = self._unset_reads.get()
+        if before == _UNCOUNTED:
+            return
+        is_over = before + read > len(self)
+        self._unset_reads.set(_UNCOUNTED if is_over else before + read)
+        if is_over:
+            _log.warning(
+                'variant="epoch" of %s shows each sample in the same variant again: call dataset.set_epoch(epoch) '
+                "before each epoch of a DataLoader, or use CachedLoader, which counts epochs itself",
+                self.place,
+            )
 
     @property
     def _open_reader(self) -> RecordReader:

@@ -38,6 +38,8 @@ AnySamples = TypeVar("AnySamples", bound=Samples)
 Self = TypeVar("Self", bound="BatchLoader[Any]")
 
 Finish = Literal["host", "device"]
+#: What an iteration shows after one that was left before its end: the next epoch, or the same one from its start.
+Reiterate = Literal["next", "same"]
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -73,6 +75,7 @@ class LoaderOptions:
     rank: int = 0
     world_size: int = 1
     pin_memory: bool = False
+    reiterate: Reiterate = "next"
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "seed": 0, "threads": 1, "prefetch": 0, "rank": 0, "world_size": 1}
@@ -82,17 +85,22 @@ class LoaderOptions:
             raise UsageError(f"rank is 0 to {self.world_size - 1} in a world of {self.world_size}, not {self.rank}")
         if not isinstance(self.drop_last, bool):
             raise UsageError(f"drop_last is True or False, not {self.drop_last!r}")
+        if self.reiterate not in get_args(Reiterate):
+            raise UsageError(f'reiterate is "next" or "same", not {self.reiterate!r}')
 
 
 class BatchLoader(Generic[AnySamples]):
     """Iterates batches of samples in an order: what `CachedLoader` and `MixedLoader` have in common.
 
-    Each finished iteration is an epoch: the next one has another order, a function of (seed, epoch) alone. It is
-    finished with its last batch, whether or not the caller asks for one more. One that is abandoned is begun again, or
-    continued in the middle through `state_dict` and `load_state_dict`. Samples without any give no batch.
+    Each iteration is an epoch, whether it is finished or left early, as by `break` or `islice`: the next one has
+    another order, a function of (seed, epoch) alone. With `reiterate="same"`, one that is left early is begun again
+    instead. Where it was left, `state_dict` and `load_state_dict` continue it. An iteration that gave no batch does not
+    count. So of several side by side, those that begin before any of them has given a batch show the same epoch, and
+    one that begins later shows the next. Samples without any give no batch.
 
     `close`, or leaving a `with` block, frees the buffers that no batch uses. A process that is forked in the middle of
-    an epoch begins a new iteration: to continue the one of its parent raises UsageError.
+    an epoch begins a new iteration: to continue the one of its parent raises UsageError. A pickled loader, as for
+    another process, is at the same place; buffers and metrics are each process's own.
     """
 
     def __init__(self, samples: AnySamples, order: EpochOrder, options: LoaderOptions) -> None:
@@ -102,13 +110,13 @@ class BatchLoader(Generic[AnySamples]):
         self.rank, self.world_size = options.rank, options.world_size
         self.seed = options.seed
         self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
-        self._resume = 0
+        self._following = (0, 0)  # where the next iteration begins
         self._iterations = 0  # begun so far; what each one knows of itself is its number
         self._outdated = 0  # iterations up to this number were begun before the epoch was set
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._metrics = LoaderMetrics()
-        self._pools = samples.buffer_pools
-        self._pool: Buffers | None = self._pools.pool(self.batch_size, pinned_empty if options.pin_memory else None)
+        self._is_closed = False
+        self._pool: Buffers | None = None  # made when it is first asked for, in each process
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
@@ -119,10 +127,10 @@ class BatchLoader(Generic[AnySamples]):
                 f"{self._global_batch:,}",
             )
         if samples.networks:  # nothing is waited for before the first batch is asked for
-            self._pools.compile_loops(self.batch_size)
+            samples.buffer_pools.compile_loops(self.batch_size)
         else:
             # One more than are read ahead, which the caller holds while the next one is read.
-            self._pool.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
+            self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
         samples.prepare(options.threads)
 
     def __len__(self) -> int:
@@ -132,7 +140,7 @@ class BatchLoader(Generic[AnySamples]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of."""
+        """The epoch that the iteration under way is of; after its end, and before the first one, that of the next."""
         return self._place[0]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -148,12 +156,18 @@ class BatchLoader(Generic[AnySamples]):
 
     def _iterate(self, *, is_counted: bool) -> Generator[Any, None, None]:
         self._buffers  # a closed loader is refused  # noqa: B018
-        epoch, start, self._resume = self.epoch, self._resume, 0
+        epoch, start = self._following
         self._iterations += 1
         self._is_ambiguous = False
-        self._move(epoch, start)
+        self._place = self._after(epoch, start)
+        if self._place[0] > epoch:  # there is no batch to give
+            self._following = self._place
         order = self.order.positions(len(self.dataset), self.seed, epoch)
         return self._run(self._iterations, epoch, start, order, is_counted)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
+        return {**kept, "_pool": None, "_metrics": LoaderMetrics(), "_iterations": 0, "_outdated": 0}
 
     def __enter__(self: Self) -> Self:
         return self
@@ -168,7 +182,7 @@ class BatchLoader(Generic[AnySamples]):
         """
         if self._pool is not None:
             self._pools.drop(self._pool)
-        self._pool = None
+        self._pool, self._is_closed = None, True
 
     def metrics(self) -> dict[str, Any]:
         """Return figures of this loader since it was made, as a dict of plain numbers.
@@ -185,7 +199,7 @@ class BatchLoader(Generic[AnySamples]):
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the epoch of a state that was just loaded continues where the state says."""
         epoch = to_integer("epoch", epoch, 0)
-        self._go_to(epoch, self._resume if epoch == self.epoch else 0)
+        self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the place in the epoch, the batches handed out so far counted as seen.
@@ -232,13 +246,16 @@ class BatchLoader(Generic[AnySamples]):
 
     def _go_to(self, epoch: int, position: int) -> None:
         """Let the next iteration begin there; iterations that run no longer move the loader."""
-        self._place, self._resume = (epoch, position), position
+        self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
     @property
     def _buffers(self) -> Buffers:
-        if self._pool is None:
+        if self._is_closed:
             raise UsageError("this loader is closed: make another CachedLoader")
+        if self._pool is None:
+            self._pools = self.dataset.buffer_pools
+            self._pool = self._pools.pool(self.batch_size, pinned_empty if self.options.pin_memory else None)
         return self._pool
 
     @property
@@ -288,13 +305,13 @@ class BatchLoader(Generic[AnySamples]):
             for parts in rank_windows(self._bounds(start), window, self.rank, self.world_size):
                 yield np.concatenate([order[part] for part in parts]), each, shared
 
-    def _move(self, epoch: int, position: int) -> None:
-        """Note how far the samples have been handed out; where no batch is left, that is the start of the next epoch.
+    def _after(self, epoch: int, position: int) -> tuple[int, int]:
+        """Return a place in an epoch; where no batch is left, it is the start of the next one.
 
         Trainers that know the length never ask for the batch after the last: they must not see the epoch again.
         """
         over = next(self._bounds(position), None) is None
-        self._place = (epoch + 1, 0) if over else (epoch, position)
+        return (epoch + 1, 0) if over else (epoch, position)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
@@ -314,7 +331,13 @@ class BatchLoader(Generic[AnySamples]):
     def _count(self, iteration: int, epoch: int, stop: int) -> None:
         """Note that the samples of an epoch before `stop` are handed out, unless the loader went elsewhere since."""
         if iteration > self._outdated:
-            self._move(epoch, stop)
+            place = self._after(epoch, stop)
+            if iteration == self._iterations:
+                self._place = place
+            is_begun_again = place[0] == epoch and self.options.reiterate == "same"
+            following = (epoch, 0) if is_begun_again else (epoch + 1, 0)
+            # Of iterations side by side, an older one takes nothing back.
+            self._following = following if self._following[0] == epoch else max(self._following, following)
         self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
 
     def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> _Read:
@@ -355,6 +378,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         balance: bool = False,
         sampler: Sampler[int] | None = None,
         pin_memory: bool = False,
+        reiterate: Reiterate = "next",
     ) -> None:
         """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
 
@@ -371,6 +395,9 @@ class CachedLoader(BatchLoader[CachedDataset]):
         and less work for the host. `tpucache.ondevice.decoder` finishes them. Others are decoded on the host.
         `pin_memory` reads into page-locked memory, for `images.to("cuda", non_blocking=True)`.
 
+        `reiterate` says what is shown after an iteration that was left early: the "next" epoch, as loaders of torch
+        do, or the "same" one from its start.
+
         One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
         len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
         `sampler` (see `SamplerOrder`), whose length is the epoch's.
@@ -381,7 +408,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         chosen = _cached_dataset(dataset)
         if finish == "device":
             chosen = chosen.packed()
-        options = LoaderOptions(batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory)
+        options = LoaderOptions(batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate)
         window = to_integer("window", window, 1)
         chunk = max(1, _CHUNK_BYTES // chosen.mean_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)

@@ -17,7 +17,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.indices import to_integer
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
-from tpucache.loading.reading.buffers import Buffer
+from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.reader import Divide, WaysRead
 from tpucache.loading.sampler import Positions
 from tpucache.loading.samples import Windows
@@ -88,11 +88,15 @@ class MixedSamples:
         first = datasets[0]
         self._datasets, self._shared = datasets, [order.shared for order in orders]
         self._ends = np.cumsum([len(dataset) for dataset in datasets])
-        self.names, self.manifest, self.buffer_pools = first.names, first.manifest, first.buffer_pools
-        self.record_fields = first.record_fields
+        self.names, self.manifest, self.record_fields = first.names, first.manifest, first.record_fields
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def buffer_pools(self) -> BufferPools:
+        """The buffers of batches, which are those of the first dataset."""
+        return self._datasets[0].buffer_pools
 
     @property
     def digest(self) -> str:
@@ -199,11 +203,12 @@ class MixedLoader(BatchLoader[MixedSamples]):
     of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger share than
     its size is seen more than once in it, and another less than once.
 
-    The first loader says how many threads read, and how far ahead. State, epochs and batches are as in CachedLoader.
+    The first loader says how many threads read, and how far ahead. State, epochs and batches are as in CachedLoader;
+    what an iteration shows after one that was left early is as the loaders have it (`reiterate`).
     """
 
     def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:
-        """Take loaders of the same batch_size, rank, world_size, drop_last and finish, and a share, from 1, of each.
+        """Take loaders of the same batch_size, rank, world_size, drop_last, reiterate and finish, and shares from 1.
 
         The places where the loaders are do not count, and do not move. Raises UsageError for loaders, fields, classes
         or labels that do not fit.
@@ -224,9 +229,10 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
     """Raise UsageError unless a loader's batches can be mixed with those of the first one."""
     if not isinstance(loader, CachedLoader) or isinstance(loader, MixedLoader):
         raise UsageError(f"a mixture is made of CachedLoaders, not of {type(loader).__name__}")
-    for name in ("batch_size", "rank", "world_size", "drop_last"):
-        if getattr(loader, name) != getattr(first, name):
-            raise UsageError(f"loader {at} has {name} {getattr(loader, name)}, loader 0 {getattr(first, name)}")
+    for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate"):
+        own, expected = getattr(loader.options, name), getattr(first.options, name)
+        if own != expected:
+            raise UsageError(f"loader {at} has {name} {own}, loader 0 {expected}")
     one, other = first.dataset, loader.dataset
     if not len(other) or not loader.samples:
         raise UsageError(f"loader {at} has no samples to mix")
