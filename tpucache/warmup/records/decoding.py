@@ -400,7 +400,14 @@ def decode(
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image that is not decoded yet, 1 to 8; 1 where it has none that can be read."""
+    """Return the EXIF orientation of an image, 1 to 8; 1 where it has none that can be read.
+
+    A PNG is decoded for it. Raises what Pillow raises for one that does not decode.
+    """
+    if image.format == "PNG":
+        # Its EXIF may come after its pixels, and so `getexif` decodes it. After an error it would be half decoded, and
+        # Pillow would then give that half without another error.
+        image.load()
     try:
         value = image.getexif().get(_EXIF_ORIENTATION, 1)
         return int(value) if value in TURNS else 1
