@@ -188,7 +188,9 @@ def main() -> None:
             continue
         found = differences(encoding, options.damages, options.seed)
         total += found
-        print(f"{encoding}: {options.damages} damages, {found.pop('refused by Pillow', 0)} refused by Pillow", flush=True)
+        print(
+            f"{encoding}: {options.damages} damages, {found.pop('refused by Pillow', 0)} refused by Pillow", flush=True
+        )
         for what, count in sorted(found.items()):
             print(f"    {count} {what}")
     unlisted = sum(count for what, count in total.items() if "ACCEPTED" in what or "REFUSED" in what)

@@ -87,3 +87,19 @@ def test_what_is_said_of_masks_is_what_they_are_taken_for(tmp_path: Path) -> Non
 
 def test_what_is_refused_is_no_part_of_what_records_are() -> None:
     assert Recipe().to_dict() == Recipe(mask_values="keep").to_dict()
+
+
+def test_palettes_of_greys_are_refused_unless_it_is_said_what_they_are(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 2, (8, 8), np.uint8)
+    mask = Image.frombytes("P", (8, 8), pixels.tobytes())
+    mask.putpalette([255, 255, 255, 0, 0, 0])
+    mask.save(tmp_path / "mask.png")
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    (tmp_path / "table.csv").write_text("path,mask\nimage.png,mask.png\n")
+    source = TableSource(tmp_path / "table.csv", TableOptions(mask_col="mask"))
+    with pytest.raises(RecipeError, match=r"mask of image\.png is a palette image of greys.*scale.*colours.*keep"):
+        build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
+    for values, expected in (("scale", 1 - pixels), ("keep", pixels)):
+        cache = tmp_path / values
+        build_cache(source, cache, Recipe(size=8, mask_values=values), jobs=1)
+        np.testing.assert_array_equal(np.asarray(CachedDataset(cache)[0]["mask"]).reshape(8, 8), expected)

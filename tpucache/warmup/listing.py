@@ -22,7 +22,7 @@ from tpucache.store.fields import LABEL, MASK
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import IMAGE_COLUMNS, SampleTable, Strings
 from tpucache.warmup.code_digest import code_changes
-from tpucache.warmup.records.masks import decode_mask
+from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.cells import to_number
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Sample, Source
@@ -385,6 +385,12 @@ _JPEG_ADVICE: Final = (
     "--mask-values scale where they are black and white"
 )
 
+_GREY_PALETTE: Final = (
+    "the mask of {path} is a palette image of greys, which are other numbers than their positions in the palette: give "
+    "--mask-values scale where masks are black and white, and white becomes class 1; --mask-colours with the grey of "
+    "each class; or --mask-values keep where the positions are the classes"
+)
+
 
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     """Raise RecipeError where masks, as they are stored, are pictures in black and white or grey, not class numbers.
@@ -401,6 +407,8 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
             if not looked_at and isinstance(mask, bytes) and mask.startswith(_JPEG):
                 _log.warning(_JPEG_ADVICE)
                 return
+            if has_grey_palette(mask):
+                raise RecipeError(_GREY_PALETTE.format(path=samples[position].path))
             values = np.unique(decode_mask(mask, "", recipe)).tolist()
         except SampleError:
             continue

@@ -13,7 +13,7 @@ from PIL import Image
 from tpucache.cli.arguments import colours
 from tpucache.errors import RecipeError, SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records.masks import decode_mask
+from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 
 SCALE = Recipe(mask_values="scale")
 CLASSES = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
@@ -75,6 +75,66 @@ def test_colours_are_numbers_in_the_order_of_the_table(mode: str) -> None:
 def test_a_colour_that_is_not_in_the_table_is_named() -> None:
     with pytest.raises(SampleError, match="the colour 1, 2, 3, which --mask-colours does not list"):
         decode_mask(encoded(Image.new("RGB", (2, 2), (1, 2, 3))), "a", COLOURS)
+
+
+def palette_of(colours: Any) -> Image.Image:
+    """Return CLASSES as the indices of a palette."""
+    image = Image.frombytes("P", CLASSES.shape[::-1], CLASSES.tobytes())
+    image.putpalette(np.array(colours, np.uint8).tobytes())
+    return image
+
+
+@pytest.mark.parametrize(
+    ("colours", "expected"),
+    [([[0] * 3, [255] * 3], CLASSES), ([[255] * 3, [0] * 3], 1 - CLASSES)],
+    ids=["black first", "white first"],
+)
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP"])
+def test_a_palette_of_black_and_white_is_scaled_by_its_colours(colours: Any, expected: Any, kind: str) -> None:
+    data = encoded(palette_of(colours), kind)
+    if kind == "BMP" and colours[0] == [0] * 3:
+        with pytest.raises(SampleError, match="Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit"):
+            decode_mask(data, "a", SCALE)
+    else:
+        np.testing.assert_array_equal(decode_mask(data, "a", SCALE), expected)
+
+
+def test_a_bmp_of_one_bit_is_read() -> None:
+    np.testing.assert_array_equal(
+        decode_mask(encoded(Image.fromarray(CLASSES.astype(bool)), "BMP"), "a", SCALE), CLASSES
+    )
+
+
+@pytest.mark.parametrize("mode", ["P", "PA", "L", "LA", "1", "RGB", "RGBA"])
+def test_a_mask_means_the_same_however_its_file_stores_it(mode: str) -> None:
+    image = palette_of([[255] * 3, [0] * 3]).convert("L").convert(mode)
+    kind = "TIFF" if mode == "PA" else "PNG"
+    np.testing.assert_array_equal(decode_mask(encoded(image, kind), "a", SCALE), 1 - CLASSES)
+    table = Recipe(mask_colours=("000000", "ff0000", "ffffff"))
+    np.testing.assert_array_equal(decode_mask(encoded(image, kind), "a", table), (1 - CLASSES) * 2)
+
+
+def test_the_colours_of_a_palette_are_looked_up() -> None:
+    data = encoded(palette_of([[0, 0, 255], [255, 128, 0]]))
+    np.testing.assert_array_equal(decode_mask(data, "a", COLOURS), 2 - CLASSES)
+    np.testing.assert_array_equal(decode_mask(data, "a"), CLASSES)  # without the table: the indices
+    with pytest.raises(SampleError, match="has colours, and --mask-values scale takes black and white alone"):
+        decode_mask(data, "a", SCALE)
+
+
+def test_an_array_has_the_colours_that_a_file_with_its_pixels_has() -> None:
+    table = Recipe(mask_colours=("000000", "ffffff"))
+    np.testing.assert_array_equal(decode_mask(CLASSES * np.uint8(255), "a", table), CLASSES)
+    np.testing.assert_array_equal(decode_mask((CLASSES * np.uint8(255))[..., None], "a", table), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("greys", "is_unclear"), [([0, 255], False), ([0, 1], False), ([255, 0], True), ([0, 127], True), ([7, 7], True)]
+)
+def test_a_palette_of_greys_is_unclear_unless_they_are_its_indices(greys: list[int], is_unclear: bool) -> None:
+    assert has_grey_palette(encoded(palette_of([[grey] * 3 for grey in greys]))) is is_unclear
+    assert not has_grey_palette(encoded(palette_of([[grey, 9, grey] for grey in greys])))
+    assert not has_grey_palette(encoded(Image.fromarray(CLASSES)))
 
 
 @pytest.mark.parametrize("heading", ["", "name,r,g,b\n", "\ufeffname, red, green, blue\r\n"])

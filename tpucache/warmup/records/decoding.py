@@ -271,6 +271,13 @@ def bits_of(image: Image.Image, data: bytes) -> int:
     return 8
 
 
+def _bits_of_bmp(data: bytes) -> int:
+    """Return the bits of a pixel by a BMP's header, which has one of two forms."""
+    (length,) = struct.unpack_from("<I", data, 14)
+    (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
+    return int(bits)
+
+
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
     """Check an image of `COLOUR_MODES` with 16 bits a channel, of which Pillow keeps the high bytes.
 
@@ -357,6 +364,8 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data)) as image:
                 check_size(image.size, path, what, max_pixels)
+                if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
+                    raise PixelsError("Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit: save it as PNG")
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SampleError(path, f"{what}too many pixels: {error}; --max-pixels sets another limit") from error
@@ -422,10 +431,10 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
     return image.size
 
 
-def stored_pixels(image: Image.Image) -> Array:
-    """Return the pixels of an image as they are stored, in its own mode."""
+def stored_pixels(image: Image.Image, mode: str | None = None) -> Array:
+    """Return the pixels of an image as they are stored, in its own mode or in another one of Pillow."""
     as_stored = _undo(image)
-    return as_stored(np.asarray(image))
+    return as_stored(np.asarray(image if mode in (None, image.mode) else image.convert(mode)))
 
 
 def decoder_versions() -> dict[str, str]:

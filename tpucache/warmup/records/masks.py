@@ -1,9 +1,14 @@
 """Encoded bytes or arrays -> masks, a class number a pixel.
 
-A mask is numbers, not colours: 8-bit grey is kept, a palette image gives its indices whatever their colours, grey of
-1, 2 or 4 bits is spread over 0..255 (1 bit: 0 and 255), 16-bit grey is kept where no number is above 255. A mask's
-transparency counts for nothing. With `mask_values` "scale", black is 0 and white (255, or 65535 of 16 bits) is 1. With
-`mask_colours`, the colours of an RGB mask are numbers in the order of the table. Anything else is refused.
+What a mask means does not depend on how its file stores it:
+
+- `mask_colours`: each pixel's colour, grey, palette and 1-bit masks included, is a number by its place in the table.
+- `mask_values` "scale": black is 0 and white (255, or 65535 of 16 bits) is 1. A palette's pixels are its colours.
+- otherwise: numbers, not colours. 8-bit grey is kept; a palette image gives its indices, whatever its colours (as
+  VOC, mmsegmentation and torchvision do); grey of 1, 2 or 4 bits is spread over 0..255 (1 bit: 0 and 255); 16-bit grey
+  is kept where no number is above 255. RGB, and grey with alpha, are refused.
+
+A mask's transparency counts for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL.Image import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
@@ -23,6 +29,7 @@ Mask = npt.NDArray[np.uint8]
 _WHAT: Final = "the mask: "
 _LOSSY: Final = ("JPEG", "MPO")
 _NO_CLASS: Final = -1
+_PALETTES: Final = ("P", "PA")
 
 
 class _Numbers(NamedTuple):
@@ -45,22 +52,54 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
         return _from_array(data, path, recipe), 1
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
         turned = orientation(image)
-        if image.mode == "P":
-            return stored_pixels(image), turned
-        if image.mode in ("RGB", "RGBA") and recipe.mask_colours:
-            return _by_colours(stored_pixels(image)[..., :3], recipe, path), turned
-        if image.mode == "1":
-            numbers = _Numbers(stored_pixels(image) * np.uint8(255), turned, 255)
-        elif image.mode == "L":
-            numbers = _Numbers(stored_pixels(image), turned, 255, image.format in _LOSSY)
-        elif image.mode.startswith("I"):
-            numbers = _Numbers(stored_pixels(image), turned, 65535)
-        else:
-            advice = "save it as grey or palette, a number a pixel"
-            if image.mode == "RGB":
-                advice += ", or give --mask-colours, the colour of each class"
-            raise SampleError(path, f"the mask is a {image.mode} image: {advice}")
+        if recipe.mask_colours and not image.mode.startswith(("I", "F")):
+            return _by_colours(stored_pixels(image, "RGB"), recipe, path), turned
+        if image.mode in _PALETTES and recipe.mask_values != "scale":
+            return stored_pixels(image, "P"), turned
+        numbers = _grey(image, turned, path, scaled=recipe.mask_values == "scale")
     return _to_classes(numbers, recipe, path), turned
+
+
+def has_grey_palette(data: bytes | Array) -> bool:
+    """Return whether a mask is a palette image of greys that are other numbers than its indices.
+
+    Then nothing in the file says which of the two its classes are. Black at 0 and white at 1 are classes 0 and 1 by
+    both. Raises SampleError for a mask that does not decode.
+    """
+    if isinstance(data, np.ndarray):
+        return False
+    with opened(data, "", _WHAT) as image:
+        if image.mode not in _PALETTES:
+            return False
+        colours, indices = stored_pixels(image, "RGB"), stored_pixels(image, "P")
+    greys = colours[..., 0]
+    same = np.array_equal(greys, indices) or np.array_equal(greys, indices * np.uint8(255))
+    return not same and _is_grey(colours)
+
+
+def _grey(image: Image, turned: int, path: str, *, scaled: bool) -> _Numbers:
+    """Return a mask's pixels as levels of grey. Raises SampleError where they may be no numbers."""
+    if image.mode == "1":
+        return _Numbers(stored_pixels(image) * np.uint8(255), turned, 255)
+    if image.mode.startswith("I"):
+        return _Numbers(stored_pixels(image), turned, 65535)
+    if image.mode == "L" or (scaled and image.mode == "LA"):
+        return _Numbers(stored_pixels(image, "L"), turned, 255, image.format in _LOSSY)
+    if scaled and image.mode in (*_PALETTES, "RGB", "RGBA"):
+        pixels = stored_pixels(image, "RGB")
+        if _is_grey(pixels):
+            return _Numbers(pixels[..., 0], turned, 255, image.format in _LOSSY)
+        raise SampleError(
+            path, "the mask has colours, and --mask-values scale takes black and white alone: give --mask-colours"
+        )
+    advice = "save it as grey or palette, a number a pixel"
+    if image.mode == "RGB":
+        advice += ", or give --mask-colours, the colour of each class"
+    raise SampleError(path, f"the mask is a {image.mode} image: {advice}")
+
+
+def _is_grey(pixels: Array) -> bool:
+    return bool((pixels[..., :1] == pixels).all())
 
 
 def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
@@ -83,8 +122,8 @@ def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
 
 def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
     plain = data[..., 0] if data.ndim == 3 and data.shape[2] == 1 else data
-    if plain.ndim == 3 and plain.dtype == np.uint8 and plain.shape[2] == 3 and recipe.mask_colours:
-        return _by_colours(plain, recipe, path)
+    if recipe.mask_colours and plain.dtype == np.uint8 and (plain.ndim == 2 or plain.shape[2:] == (3,)):
+        return _by_colours(np.broadcast_to(np.atleast_3d(plain), (*plain.shape[:2], 3)), recipe, path)
     scaled = recipe.mask_values == "scale" and plain.dtype in (np.bool_, np.uint16)
     if plain.ndim != 2 or not (plain.dtype == np.uint8 or scaled):
         raise SampleError(path, f"the mask is uint8 (height, width), not {data.dtype} {data.shape}")

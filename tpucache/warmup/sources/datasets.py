@@ -296,7 +296,9 @@ def _pixels(image: Image, key: str, path: str) -> bytes | Array:
         known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")
     try:
-        if (key == MASK and image.mode == "P") or (image.mode in ("L", "RGB") and "transparency" not in image.info):
+        if image.mode in ("L", "RGB") and "transparency" not in image.info:
+            return np.asarray(image)
+        if key == MASK and image.mode == "P" and np.asarray(image).max() >= len(image.getpalette() or ()) // 3:
             return np.asarray(image)  # a PNG loses palette indices that are beyond the palette
         if image.mode == _YCBCR:
             return np.asarray(image.convert("RGB"))
