@@ -14,6 +14,7 @@ ALLOWED = (
     r"torch_xla is not installed: it has no release for this Python or machine",
     r"obstore needs Python 3.11",
     r"no browser is found",
+    r"no GPU is found",
     r"nginx is not installed on this machine",
     r"no file system may be mounted here",
     r"this (Pillow|filesystem|system) has no ",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import itertools
 import platform
 import statistics
@@ -46,6 +47,7 @@ from scripts.bench.table import (
     parse_options,
     write_files,
 )
+from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, TpucacheError, UsageError
 from tpucache.machine import find_tpu
 from tpucache.ondevice import Normalise
@@ -98,7 +100,7 @@ class Trainer:
     def turn(self, way: Way) -> Pace:
         """Return the pace of about `seconds` of steps, after those that may compile."""
         images, seconds = self._options.batch_size, self._options.seconds
-        with Feeder(way.batches(), self.device) as feeder:
+        with self.device.fast_products(), Feeder(way.batches(), self.device) as feeder:
             meter, began = PaceMeter(self.device, feeder), 0.0
             for number, batch in enumerate(feeder, 1):
                 self.step(way, batch)
@@ -108,7 +110,7 @@ class Trainer:
                 elif number >= WARMUP_EXECUTIONS + _LEAST and time.perf_counter() - began >= seconds:
                     break
             meter.pause()
-        return meter.pace().with_ceiling(ceiling(lambda: self.step(way, batch), self.device, images, seconds))
+            return meter.pace().with_ceiling(ceiling(lambda: self.step(way, batch), self.device, images, seconds))
 
 
 def open_ways(photographs: Path, data: Path, device: Device, options: argparse.Namespace) -> dict[str, Way]:
@@ -125,8 +127,11 @@ def open_ways(photographs: Path, data: Path, device: Device, options: argparse.N
         return Way(lambda: endless(loader), make_finish(dataset, device))
 
     files = [photographs / path for path in images.paths]
+    variants = int(importlib.util.find_spec("albumentations") is not None)
+    if not variants:
+        say("albumentations is not installed: photographs are decoded on the fly, but not augmented")
     on_the_fly: DataLoader[Any] = DataLoader(
-        OnTheFly(files, images.labels.tolist(), replace(RECIPE, size=options.size)),
+        OnTheFly(files, images.labels.tolist(), replace(RECIPE, size=options.size, variants=variants)),
         batch_size,
         shuffle=True,
         drop_last=True,

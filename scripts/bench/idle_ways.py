@@ -41,19 +41,20 @@ class Way:
 
 
 class OnTheFly(Dataset[Sample]):
-    """Original photographs, decoded, resized and augmented anew each time they are asked for."""
+    """Original photographs, decoded, resized and augmented anew each time; without variants, not augmented."""
 
     def __init__(self, files: Sequence[Path], labels: Sequence[int], recipe: Recipe = RECIPE) -> None:
         self.files, self.labels, self.recipe = files, labels, recipe
-        self.augmentation = resolve(recipe.augment, recipe.height, recipe.width)
+        self.augmentation = resolve(recipe.augment, recipe.height, recipe.width) if recipe.variants else None
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> Sample:
         image = presize(self.files[index].read_bytes(), self.recipe, str(self.files[index]))
-        variant = int(torch.randint(1 << 31, ()))
-        image = augment(image, self.augmentation, self.recipe.seed, index, variant)
+        if self.augmentation is not None:
+            variant = int(torch.randint(1 << 31, ()))
+            image = augment(image, self.augmentation, self.recipe.seed, index, variant)
         return torch.from_numpy(image), self.labels[index]
 
 

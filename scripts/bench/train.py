@@ -1,37 +1,29 @@
-"""What the harness costs: its step rate beside a bare loop on one batch, and whether its idle figures can be believed.
+"""What the harness costs: its step rate beside a bare loop on one batch.
 
     python -m scripts.bench train CACHE --backend xla --cores 1 --model cnn --batch-size 64
 
 Rounds take turns. The bare loop is nothing but the model, its loss and its optimizer, over and over on one batch that
-is on the device. Then a model that only sleeps, so that its steps take a known time, is fed by data that is slowed down
-to make it wait a known share of that, and the three idle figures are put beside it.
+is on the device. Whether its idle figure is true is shown by `python -m scripts.bench feeds`.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from scripts.bench.rounds import race, ratio, spread, spread_cell
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
-from scripts.commands import say
 from tpucache import CachedDataset
-from tpucache.loading.reading.reader import WaysRead
 from tpucache.ondevice.modules import Normalise
 from tpucache.training.device import Device, open_device
 from tpucache.training.feed.idle import Pace
@@ -40,41 +32,10 @@ from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
-STEP_SECONDS = 0.05  # beside which the rest of a step is short
-_SLOWED_BATCH = 16  # many steps an epoch: those batches that lie ready when it begins are waited for by nobody
 
-
-class Sleeper(nn.Module):
-    """Takes a known time, whatever the machine does beside."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, outputs)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        time.sleep(STEP_SECONDS)
-        outputs: torch.Tensor = self.head(images.mean((2, 3)))
-        return outputs
-
-
-class SlowedDataset(CachedDataset):
-    """Gives a batch at most every `interval` seconds, whatever the number of threads that ask."""
-
-    interval = 0.0
-    _turn = threading.Lock()
-    _next = 0.0
-
-    def read_into(self, *arguments: Any) -> WaysRead:
-        found = super().read_into(*arguments)
-        with self._turn:
-            time.sleep(max(0.0, self._next - time.perf_counter()))
-            SlowedDataset._next = time.perf_counter() + self.interval
-        return found
-
-
-def harness(dataset: CachedDataset, settings: TrainSettings, device: Device, replay: bool = False) -> Pace:
+def harness(dataset: CachedDataset, settings: TrainSettings, device: Device) -> Pace:
     with tempfile.TemporaryDirectory() as run:
-        return train(Path(run), settings, dataset, None, device, RunOptions(replay=replay)).pace
+        return train(Path(run), settings, dataset, None, device, RunOptions(replay=False)).pace
 
 
 def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, steps: int) -> float:
@@ -135,22 +96,6 @@ def compare_rates(
     }, rows
 
 
-def slow_down(cache: Path, settings: TrainSettings, shares: Sequence[float]) -> list[dict[str, float]]:
-    """Return the idle figures of runs whose device has to wait a known share of its time."""
-    plain = open_device("torch", device="cpu")
-    settings = replace(settings, model="scripts.bench.train:Sleeper", batch_size=_SLOWED_BATCH, epochs=1)
-    free = harness(SlowedDataset(cache, in_memory=True), settings, plain)
-    found = []
-    for share in shares:
-        say(f"slowed to {share:.0%}")
-        SlowedDataset.interval = free.step_seconds / (1 - share) if share else 0.0
-        pace = harness(SlowedDataset(cache, in_memory=True), settings, plain, replay=True)
-        against = math.nan if pace.ceiling_idle is None else pace.ceiling_idle  # none where it would take too long
-        figures = {"waited": pace.waited, "device_idle": pace.device_idle, "ceiling_idle": against}
-        found.append({"share": share, **figures})
-    return found
-
-
 def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
@@ -162,15 +107,11 @@ def main() -> None:
     pairs = ", ".join(f"{pair:.3f}" for pair in found["pairs"])
     notes = [
         f"{found['step_ms']:.1f} ms a step; ratio {found['ratio']:.3f} (median of {options.rounds} pairs: {pairs})",
-        f"waited {found['waited']:.1%}; idle by the device's account {found['device_idle']:.1%}",
+        f"the device was idle for {found['device_idle']:.1%} of the time",
     ]
     print(as_text(rate_rows), *notes, sep="\n", flush=True)
-    found["slowed"] = slow_down(options.cache, settings, options.shares)
-    idle_rows = [["the device has to wait", "loop blocked on data", "by the device's account", "against a replay"]]
-    idle_rows += [[f"{value:.1%}" for value in row.values()] for row in found["slowed"]]
-    print(f"\n{as_text(idle_rows)}", end="")
     listed = [f"- {note}" for note in notes]
-    write_files(options, found, "\n".join([as_markdown(rate_rows), *listed, "", as_markdown(idle_rows, ())]))
+    write_files(options, found, "\n".join([as_markdown(rate_rows), *listed]) + "\n")
 
 
 def _parse() -> argparse.Namespace:
@@ -181,8 +122,5 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default="cnn", help="as `train` takes it (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="images a batch (%(default)s)")
     parser.add_argument("--epochs", type=int, default=2, help="of one round (%(default)s)")
-    parser.add_argument(
-        "--shares", type=float, nargs="+", default=[0.0, 0.3, 0.6, 0.9], help="of its time that the slowed device waits"
-    )
     add_race_options(parser)
     return parse_options(parser)

@@ -20,7 +20,7 @@ FIGURES = {
             }
         ]
     },
-    "train": {"ratio": 0.98, "waited": 0.003},
+    "train": {"ratio": 0.98, "device_idle": 0.003},
 }
 
 

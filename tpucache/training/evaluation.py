@@ -22,6 +22,7 @@ from tpucache.loading.loader import CachedLoader
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
+from tpucache.training.device.base import MOST_AHEAD
 from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, as_named
@@ -34,7 +35,6 @@ Array = npt.NDArray[Any]
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
 _SHOWN: Final = 12  # maps that are kept of an evaluation
-_BEHIND: Final = 4  # batches that are computed ahead of the one whose results are read
 
 
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
@@ -168,7 +168,7 @@ def compute_rows(
         for batch in feeder:
             pending.append([device.fetch_rows(tensor) for tensor in compute(finish(batch))])
             device.step_end()
-            if len(pending) > _BEHIND:
+            if len(pending) > MOST_AHEAD:
                 yield _to_host(pending.popleft(), next(counts))
         for count in counts:
             yield _to_host(pending.popleft(), count)

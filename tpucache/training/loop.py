@@ -41,6 +41,7 @@ from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
 from tpucache.units import duration_text
 
+_WATCHED: Final = ("images_per_second", "waited", "device_idle")
 _REPLAY_SHARE: Final = 0.02  # of a run's time, at most, for measuring how fast it could have been
 
 _log = logging.getLogger("tpucache")
@@ -157,14 +158,14 @@ def _say_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
             options.on_epoch(epoch_line(row))
 
 
-def _note(run: _Run, progress: Progress, waited: float) -> str:
+def _note(run: _Run, progress: Progress, idle: float) -> str:
     """Return what is shown after the rate: where the run is, and how much of a cache at a URL is here."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
     if following and progress.rate:
         steps = (1 + following) * plan.steps - run.state.steps
         all_left = f"{duration_text(steps * run.learner.settings.batch_size / progress.rate)} for all folds"
-    return ", ".join(filter(None, (plan.progress(run.state), all_left, f"waited {waited:.0%}", kept)))
+    return ", ".join(filter(None, (plan.progress(run.state), all_left, f"idle {idle:.0%}", kept)))
 
 
 def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
@@ -205,7 +206,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                 else:
                     execution = take_execution(stream, settings)
                     _take_steps(run, execution)
-                    progress.advance(images, _note(run, progress, meter.waited))
+                    progress.advance(images, _note(run, progress, meter.idle))
                     meter.step(settings.steps_per_execution, images)  # may say that all is warm: so far is no rate
                     tracer.step()
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
@@ -273,7 +274,7 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
             learner.device.processes.on_main(lambda: _submit_best(run, scores))
     for watcher in run.options.watchers:
         # The pace is no part of the history: a resumed run has the same rows.
-        watcher.epoch({**row, "images_per_second": pace.images_per_second, "waited": pace.waited})
+        watcher.epoch({**row, **{name: getattr(pace, name) for name in _WATCHED}})
     _save(run)
     _say_epochs(run.options, [row])
 
@@ -320,7 +321,7 @@ def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> P
     device, account = run.learner.device, run.account
     with account.part("replay"):
         budget = _REPLAY_SHARE * account.wall_seconds()
-        step = pace.step_seconds * (1 - pace.waited)  # its data are there
+        step = pace.step_seconds * (1 - pace.device_idle)  # its data are there
         least = LEAST_REPLAYS * step * run.learner.settings.steps_per_execution
         if not device.processes.on_main(lambda: least <= max(budget, REPLAY_SECONDS)):
             return pace

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -64,8 +65,25 @@ def test_what_is_read_back_waits_for_its_own_copy_and_for_nothing_that_was_sent_
     assert not module.compute.work
 
 
-def test_convolutions_are_chosen_by_trial_as_all_batches_have_one_shape(cuda):
-    assert torch.backends.cudnn.benchmark
+@pytest.mark.parametrize("before", [False, True])
+def test_convolutions_are_chosen_by_trial_and_torchs_setting_is_put_back(cuda, monkeypatch, before):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    with cuda.fast_products():
+        assert torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark == before
+    with pytest.raises(KeyError), cuda.fast_products():
+        raise KeyError
+    assert torch.backends.cudnn.benchmark == before
+
+
+def test_results_that_are_kept_are_not_in_page_locked_memory(cuda, pinned):
+    cuda.pin_memory = True
+    empty, locked = torch.empty, []
+    with mock.patch.object(torch, "empty", lambda *given, **named: locked.append(empty(*given, **named)) or locked[-1]):
+        results = [cuda.fetch(torch.full((5,), float(value)))() for value in range(3)]
+    assert len(pinned) == 3
+    assert [result.tolist() for result in results] == [[value] * 5 for value in (0.0, 1.0, 2.0)]
+    assert not {result.data_ptr() for result in results} & {memory.data_ptr() for memory in locked}
 
 
 def test_a_batch_of_another_feeder_is_not_waited_for(cuda, module):

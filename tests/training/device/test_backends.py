@@ -145,3 +145,67 @@ def test_a_missing_tpu_is_reported_and_cores_that_are_neither_one_nor_all_are_re
     assert "no TPU found" in done.stderr
     assert "this machine has 8" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+AHEAD = """
+import json, sys, time
+import torch
+import torch_xla.debug.metrics as met
+from tpucache.training.device import open_device, xla
+
+cores = int(sys.argv[1])
+device, waits, event = open_device("xla", cores), [], xla.on_ready_event
+
+def spied(tensor):
+    ready = event(tensor)
+    wait = ready.wait
+    ready.wait = lambda: (wait(), waits.append(id(tensor)))
+    return ready
+
+batch = device.put(torch.arange(2 * cores, dtype=torch.float32).repeat_interleave(3).view(-1, 3))
+rows = device.fetch_rows(batch * 2)
+device.step_end()
+rows = rows().tolist()
+device.wait()
+xla.on_ready_event = spied
+values, sent, left = torch.rand(300, 300, device=device.torch_device), [], []
+before, began = device.counters().execute_seconds, time.time()
+for _ in range(6):
+    for _ in range(4):
+        values = (values @ values) / 300
+    device.step_end()
+    sent.append(id(device._sent[-1]))
+    left.append(len(device._sent))
+device.wait()
+wall, busy = time.time() - began, device.counters().execute_seconds - before
+for _ in range(3 * xla._READ_AFTER):  # more executions than the runtime keeps the times of, in all
+    for _ in range(6):
+        values = values + 1
+        xla.torch_xla.sync()
+    device.step_end()
+counted = sum(device._executions._counted.values())
+device.counters()
+name = "ExecuteTime" if cores == 1 else "ExecuteReplicatedTime"
+print(json.dumps({
+    "rows": rows, "waited": waits[:4] == sent[:4], "left": left, "busy": busy, "wall": wall, "sliced": device._is_sliced,
+    "kept": len(met.metric_data(name)[2]), "unread": met.metric_data(name)[0] - counted,
+    "peak": device.peak_bytes(),
+}))
+"""
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("cores", [1, 8])
+def test_xla_runs_two_steps_ahead_and_counts_the_time_in_which_anything_ran(python, tmp_path, cores):
+    script = tmp_path / "ahead.py"
+    script.write_text(AHEAD)
+    done = python(script, cores, devices=cores)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rows"] == [[2.0 * row] * 3 for row in range(2 * cores)]
+    assert found["sliced"] == (cores > 1)
+    assert (found["left"], found["waited"]) == ([1, 2, 2, 2, 2, 2], True)
+    assert 0 < found["busy"] <= found["wall"]
+    assert found["kept"] == 1024
+    assert found["unread"] < 1024  # nothing was forgotten before it was read
+    assert found["peak"] is None  # and not the host's

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tpucache.training.device import Counters, CpuDevice, Processes
+from tpucache.training.device.base import BusyTime
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
 from tpucache.training.settings import TrainSettings
 
@@ -74,6 +75,32 @@ def test_a_replay_takes_as_long_as_it_is_told_and_two_seconds_at_most(world, sec
     assert world.executed - STEP == taken  # five steps at least
 
 
+def test_the_idle_figure_is_known_during_a_run_and_is_not_asked_for_more_than_once_a_second(world, monkeypatch):
+    meter, asked = PaceMeter(world, world), []
+    counters = world.counters
+    monkeypatch.setattr(world, "counters", lambda: asked.append(world.now) or counters())
+    assert meter.idle == 0
+    for _ in range(STEPS):
+        world.execute()
+        world.now += STEP
+        meter.step(1, BATCH)
+        assert meter.idle in (0, pytest.approx(0.5))
+    assert meter.idle == pytest.approx(0.5)
+    assert len(asked) <= 2 + STEPS * 2 * STEP
+
+
+def test_an_execution_that_was_sent_before_the_clock_starts_is_waited_for(world, monkeypatch):
+    sent = [STEP] * 3
+    monkeypatch.setattr(world, "wait", lambda: [world.execute() for _ in sent] and sent.clear())
+    meter = PaceMeter(world, world)
+    meter._warm = 0
+    meter.resume()
+    world.execute()
+    meter.step(1, BATCH)
+    meter.pause()
+    assert (meter.pace().step_seconds, meter.pace().device_idle) == (STEP, 0.0)
+
+
 def test_what_is_paused_does_not_count(world):
     meter = PaceMeter(world, world)
     for _ in range(STEPS):
@@ -101,6 +128,9 @@ def test_what_compiles_after_the_warm_up_is_counted(world):
         ({"steps": 0}, "Too few steps"),
         ({"compiles": 3}, "3 graphs"),
         ({"waited": 0.4, "device_idle": 0.4}, r"Data limits the run \(40%"),
+        ({"waited": 0.96, "device_idle": 0.33}, r"Data limits the run \(33%"),
+        ({"waited": 0.91}, "The device limits the run"),  # the loop was blocked, but the device had work all the time
+        ({"waited": 0.06, "device_idle": 0.3}, "--steps-per-execution 4"),
         ({"device_idle": 0.3}, "--steps-per-execution 4"),
         ({"ceiling_idle": 0.3}, "longer than on data already there"),
         ({}, "The device limits the run"),
@@ -116,7 +146,7 @@ def test_a_replay_that_is_slower_than_the_run_is_no_idleness():
 
 
 def test_the_advice_is_not_to_do_what_is_done_already():
-    late, slow = replace(PACE, waited=0.4), replace(PACE, device_idle=0.3)
+    late, slow = replace(PACE, waited=0.4, device_idle=0.4), replace(PACE, device_idle=0.3)
     used = TrainSettings(steps_per_execution=4, bf16=True, threads=8)
     assert "--in-memory" in late.advice(used)
     assert "--in-memory" not in late.advice(used, in_memory=True)
@@ -145,3 +175,12 @@ def test_the_pace_of_several_processes_is_that_of_the_slowest():
     late = replace(PACE, images_per_second=800.0, waited=0.3, received_bytes=5)
     pace = Pace.slowest([PACE.with_ceiling(2000.0), late.with_ceiling(1600.0)])
     assert (pace.images_per_second, pace.waited, pace.received_bytes, pace.ceiling_idle) == (800.0, 0.3, 5, 0.5)
+
+
+def test_busy_time_is_that_of_the_device_however_early_executions_were_sent():
+    busy = BusyTime()
+    for sent, ended in [(0.0, 1.0), (0.1, 2.0), (1.0, 3.0), (5.0, 6.0), (5.1, 7.0), (9.0, 9.5)]:
+        busy.add(sent, ended)
+    assert busy.seconds == pytest.approx(3.0 + 2.0 + 0.5)
+    busy.add(9.0, 9.2)  # of another counter: it ended while the one before ran
+    assert busy.seconds == pytest.approx(5.5)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tpucache.training.device.processes import Processes
 from tpucache.training.settings import Precision
@@ -16,12 +17,37 @@ if TYPE_CHECKING:
 
 
 class Counters(NamedTuple):
-    """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling."""
+    """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling.
+
+    Seconds executing are those in which the device ran something, however many executions were under way.
+    """
 
     compiles: int
     execute_seconds: float
     received_bytes: int
     compile_seconds: float = 0.0
+
+
+#: Executions that may be under way at once: the device then always has a next one, and the loop never runs far ahead.
+#: Further ahead, batches would pile up in the device's memory, and the loop would wait for data while the device works.
+MOST_AHEAD: Final = 2
+
+
+class BusyTime:
+    """Adds up the seconds in which a device ran something, from executions that may overlap.
+
+    A device runs its executions one after another, but their times count from when each was sent: each adds the part of
+    its interval that comes after the end of the one before it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._until = -math.inf
+
+    def add(self, began: float, ended: float) -> None:
+        """Take the next execution, by the times when it was sent and when it had run, in seconds of one clock."""
+        self.seconds += max(0.0, ended - max(began, self._until))
+        self._until = max(self._until, ended)
 
 
 class Device(Protocol):
@@ -81,7 +107,7 @@ class Device(Protocol):
         ...
 
     def step_end(self) -> None:
-        """End a step: send what was recorded since it began."""
+        """End a step: send what was recorded since it began, and wait until no more than MOST_AHEAD are left to run."""
         ...
 
     def wait(self) -> None:
@@ -89,7 +115,7 @@ class Device(Protocol):
         ...
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context in which float32 products are as fast as they are to be; torch's settings are kept."""
+        """Return a context in which torch's settings are those that are fastest there; after it they are as before."""
         ...
 
     def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
@@ -101,7 +127,7 @@ class Device(Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that was in use on the fullest core; None if that is unknown or the host's."""
+        """Return the most memory that was in use on the fullest core; None where it is the host's or not reported."""
         ...
 
     def profile(self, folder: Path) -> AbstractContextManager[object]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
-from tpucache.training.device.base import Counters
+from tpucache.training.device.base import MOST_AHEAD, Counters
 from tpucache.training.device.processes import open_processes
 from tpucache.training.settings import Precision
 
@@ -172,11 +172,6 @@ class CpuDevice(TorchDevice):
         """Return None: the memory is the host's."""
 
 
-#: Executions that are sent before the first of them has ended. With more, the loop would run ahead of the device:
-#: batches would pile up in its memory, and the loop would wait for data while the device still has work.
-_AHEAD: Final = 2
-
-
 def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
     """Start the current device of a kind, "cuda" or "tpu", and return it. Raises UsageError where it does not start."""
     module = getattr(torch, kind)
@@ -233,7 +228,7 @@ class AcceleratorDevice(TorchDevice):
             return
         self._executions.append((self._began, self._record()))
         self._began = None
-        if len(self._executions) > _AHEAD:
+        if len(self._executions) > MOST_AHEAD:
             self._executions[0][1].synchronize()
         self._count_ended()
 
@@ -281,8 +276,6 @@ class CudaDevice(AcceleratorDevice):
 
     def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:
         super().__init__(torch_device, module, compiles)
-        # Every batch has the same shape, so that the fastest convolutions are looked for once.
-        torch.backends.cudnn.benchmark = True
         # Other GPUs compute in bfloat16, too, but by way of float32.
         has_bf16 = module.is_bf16_supported(including_emulation=False)
         self.precisions = ("bf16", "fp16", "float32") if has_bf16 else ("fp16", "bf16", "float32")
@@ -319,7 +312,10 @@ class CudaDevice(AcceleratorDevice):
             self._release()
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Have a tensor copied once it is computed, into page-locked memory; what is sent later is not waited for."""
+        """Have a tensor copied once it is computed; what is sent later is not waited for.
+
+        The copy goes through page-locked memory, which is given back when the function returned has been called.
+        """
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.pin_memory)
         host.copy_(tensor, non_blocking=True)
         event = self._module.Event(blocking=True)
@@ -327,16 +323,27 @@ class CudaDevice(AcceleratorDevice):
 
         def fetched(_source: torch.Tensor = tensor) -> torch.Tensor:  # which is kept until it has been copied
             event.synchronize()
-            return host
+            return host.clone()  # whoever keeps it would keep memory that no other process can use
 
         return fetched
 
     @contextlib.contextmanager
     def fast_products(self) -> Iterator[None]:
-        """Compute in TF32, or not, as `tf32` says; what the process had is put back, as it is torch's for all threads.
+        """Compute in TF32, or not, as `tf32` says, and by the convolutions that a trial shows to be the fastest.
 
-        A program that has chosen other products itself keeps its choice.
+        What the process had is put back, as torch has these settings for all threads. A program that has chosen other
+        products itself keeps its choice.
         """
+        cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
+        cudnn.benchmark = True  # every batch has the same shape, so that the trial is made once
+        try:
+            with self._tf32_products():
+                yield
+        finally:
+            cudnn.benchmark = benchmark
+
+    @contextlib.contextmanager
+    def _tf32_products(self) -> Iterator[None]:
         before, wanted = _products(), ("high" if self.tf32 else "highest", self.tf32)
         if before is None or before == wanted or (self.tf32 and before[0] != "highest"):
             yield

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +22,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
-from tpucache.training.device.base import Counters
+from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
 from tpucache.training.device.processes import ALONE, is_launched, join_hosts
 from tpucache.training.settings import Precision
 
@@ -36,11 +38,17 @@ try:
     import torch_xla.debug.metrics as met
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
+    from torch_xla.experimental.callback import on_ready_event
 except ImportError as error:
     raise DependencyError(
         f"torch_xla cannot be imported: {error}. `pip install torch==2.9.0 torch_xla==2.9.0`, or use --backend torch"
     ) from error
 
+
+#: The runtime's times of executions on one device and, under SPMD, on all.
+_EXECUTIONS: Final = ("ExecuteTime", "ExecuteReplicatedTime")
+#: The runtime keeps the last 1,024 times: they are read after so many steps, each of which may be several executions.
+_READ_AFTER: Final = 64
 
 #: Where the processes of a pod meet, on the first host, unless MASTER_PORT names another port.
 _PORT: Final = "12355"
@@ -81,6 +89,10 @@ class XlaDevice:
         self.cores, self.processes = cores, ALONE
         self._mesh: Any = None
         self._own_shards: torch.Tensor | None = None  # of a batch that is gathered from several hosts
+        self._is_sliced = False  # whether batches are sent as one slice for each core
+        self._sent: deque[torch.Tensor] = deque()  # of each execution under way, one output
+        self._since_read = 0
+        self._executions = _Executions()
         with _explained_errors():
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
@@ -108,6 +120,19 @@ class XlaDevice:
         if everywhere != available * hosts:
             raise UsageError(f"the {hosts} hosts have {everywhere} cores, and this one {available}: give each as many")
         self._mesh = xs.Mesh(np.arange(everywhere), (everywhere,), ("data",))
+        self._is_sliced = hosts == 1 and self._can_slice()
+
+    def _can_slice(self) -> bool:
+        """Return whether torch_xla sends slice number n to core number n, and warn where it does not."""
+        numbers, can_slice = torch.arange(self.cores), False
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # it is no public function
+            found = torch_xla._XLAC._get_local_shards([self._put_slices(numbers)])[0]
+            can_slice = [(int(shard), name.rpartition(":")[2]) for shard, name in found] == [
+                (number, str(number)) for number in range(self.cores)
+            ]
+        if not can_slice:
+            _log.warning("this torch_xla cannot send a batch as a slice for each core: uploads take longer")
+        return can_slice
 
     def _find_shards(self) -> torch.Tensor:
         """Return which shards of a gathered batch are this host's: the runtime decides how it numbers the cores."""
@@ -117,14 +142,29 @@ class XlaDevice:
         return torch.argsort(gathered.cpu())[numbers]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a host batch, split along its first dimension. Raises UsageError when it does not divide."""
-        spec = None
-        if self._mesh is not None:
-            if len(batch) % self.cores:
-                raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
-            names = ("data", *[None] * (batch.dim() - 1))
-            spec = xs.ShardingSpec(self._mesh, names, minibatch=self.processes.world_size > 1)
-        sent: torch.Tensor = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
+        """Send a host batch, split along its first dimension, and wait until it is there.
+
+        In the upload thread nobody waits for that, and an execution never waits on the device for its batch, which the
+        runtime would count as executing. Raises UsageError when the batch does not divide.
+        """
+        if self._mesh is not None and len(batch) % self.cores:
+            raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
+        if self._is_sliced and len(batch):
+            sent = self._put_slices(batch)
+        else:
+            spec = None
+            if self._mesh is not None:
+                spec = xs.ShardingSpec(self._mesh, _split(batch), minibatch=self.processes.world_size > 1)
+            sent = xm.send_cpu_data_to_device([batch], self.torch_device, spec)[0]
+        on_ready_event(sent).wait()
+        return sent
+
+    def _put_slices(self, batch: torch.Tensor) -> torch.Tensor:
+        """Send each core its rows: torch_xla, given the whole batch, would copy the rows of each core once more."""
+        sharding = self._mesh.get_op_sharding(_split(batch))
+        sent: torch.Tensor = torch_xla._XLAC._global_tensor_from_cpu_shards(
+            [*batch.chunk(self.cores)], sharding, [*batch.shape]
+        )
         return sent
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
@@ -175,13 +215,21 @@ class XlaDevice:
             xm.set_rng_state(state)
 
     def step_end(self) -> None:
-        """Cut the trace here and run it."""
+        """Cut the trace here and run it; wait until no more than two executions are left to run."""
+        self._sent.append(torch.zeros((), device=self.torch_device))  # an output that nobody else needs
         torch_xla.sync()
+        if len(self._sent) > MOST_AHEAD:
+            on_ready_event(self._sent.popleft()).wait()
+        self._since_read += 1
+        if self._since_read >= _READ_AFTER:
+            self._since_read = 0
+            self._executions.read()
 
     def wait(self) -> None:
         """Cut the trace and block until all of it has run."""
         torch_xla.sync()
         xm.wait_device_ops()
+        self._sent.clear()
 
     def fast_products(self) -> AbstractContextManager[object]:
         """Return a context that changes nothing: XLA has a setting of its own."""
@@ -193,20 +241,22 @@ class XlaDevice:
 
     def counters(self) -> Counters:
         """Read the runtime's own metrics."""
-        execute = _metric("ExecuteTime")[1] + _metric("ExecuteReplicatedTime")[1]
+        self._executions.read()
         compiles, compiling = _metric("CompileTime")
         return Counters(
             compiles=compiles,
             compile_seconds=compiling / 1e9,
-            execute_seconds=execute / 1e9,
+            execute_seconds=self._executions.busy.seconds,
             received_bytes=int(_metric("OutboundData")[1]),
         )
 
     def peak_bytes(self) -> int | None:
-        """Ask the runtime; XLA's CPU client does not know."""
+        """Ask the runtime for each core; XLA's CPU client does not know, nor does torch_xla 2.9 of several cores."""
+        cores = [f"{xr.device_type()}:{core}" for core in range(self.cores)]
+        devices = [str(self.torch_device)] if self._mesh is None else cores
         try:
-            return int(xm.get_memory_info(self.torch_device)["peak_bytes_used"])
-        except (RuntimeError, KeyError):
+            return max(int(xm.get_memory_info(device)["peak_bytes_used"]) for device in devices)
+        except (RuntimeError, KeyError, ValueError):
             return None
 
     @contextlib.contextmanager
@@ -220,6 +270,11 @@ class XlaDevice:
             yield
         finally:
             xp.stop_trace()
+
+
+def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
+    """Return the names of a batch's dimensions, the first of which is split over the mesh."""
+    return "data", *[None] * (batch.dim() - 1)
 
 
 @contextlib.contextmanager
@@ -237,6 +292,25 @@ def _explained_errors() -> Iterator[None]:
 def _meeting_point() -> str:
     """Return where the processes of a pod's hosts meet, on the first one."""
     return f"{os.environ.get('MASTER_ADDR') or xr.get_master_ip()}:{os.environ.get('MASTER_PORT', _PORT)}"
+
+
+class _Executions:
+    """The time in which the device ran something, by the runtime's own times of the executions."""
+
+    def __init__(self) -> None:
+        self.busy = BusyTime()
+        self._counted = {name: _metric(name)[0] for name in _EXECUTIONS}
+        self._lock = threading.Lock()  # a progress bar may ask from another thread
+
+    def read(self) -> None:
+        """Take the executions that have ended since the last call."""
+        with self._lock:
+            for name in _EXECUTIONS:
+                if (data := met.metric_data(name)) is not None:
+                    new, self._counted[name] = int(data[0]) - self._counted[name], int(data[0])
+                    samples: Sequence[tuple[float, float]] = data[2]  # when it ended, in s, and how long it took, in ns
+                    for ended, nanoseconds in samples[max(0, len(samples) - new) :]:
+                        self.busy.add(ended - nanoseconds / 1e9, ended)
 
 
 def _metric(name: str) -> tuple[int, float]:

@@ -1,7 +1,8 @@
-"""How long loop and device waited, measured in three ways, without the first steps, which compile."""
+"""How long the device was idle, and why, without the first steps, which compile."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +20,21 @@ REPLAY_SECONDS: Final = 2.0
 _REPLAYS: Final = 5
 LEAST_REPLAYS: Final = 1 + _REPLAYS  # the first one is not measured
 _MUCH: Final = 0.05
+_SHOWN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
 class Pace:
     """How steps went after the warm-up.
 
-    Idleness as a fraction of their time, three ways: `waited` for the loop blocked on data, `device_idle` by the
-    backend's own execution time, `ceiling_idle` compared with the same steps repeated on batches already on the device
-    (None where that was not measured). `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the
-    run's, with those of the warm-up (None where that is not known). `sizes` has, where images had several sizes, the
-    steps, images, seconds and bytes received of each.
+    `device_idle` is the fraction of their time in which the device ran nothing, by the backend's own times: the figure
+    that counts. Two others are hints at the reason. `waited` is the fraction in which the loop was blocked on data,
+    also while the device still ran a step that was sent before. `ceiling_idle` compares the rate with that of the same
+    steps repeated on batches already on the device (None where that was not measured).
+
+    `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the run's, with those of the warm-up
+    (None where that is not known). `sizes` has, where images had several sizes, the steps, images, seconds and bytes
+    received of each.
     """
 
     steps: int
@@ -81,20 +86,20 @@ class Pace:
                 f"{self.compiles} graphs were compiled after the warm-up, so some shape or Python number changes from "
                 "step to step: keep shapes static."
             )
-        if self.waited > _MUCH:
+        if self.device_idle > _MUCH and self.waited > self.device_idle / 2:
             remedies = "" if in_memory else "keep the cache in memory (--in-memory yes), stage it to a faster disk "
             remedies += "" if in_memory else "(--stage), or "
             return (
-                f"Data limits the run ({self.waited:.0%} of the time): {remedies}give more than {settings.threads} "
-                "--threads."
+                f"Data limits the run ({self.device_idle:.0%} of the time the device has none): {remedies}give more "
+                f"than {settings.threads} --threads."
             )
         if self.device_idle > _MUCH:
             more = 4 * settings.steps_per_execution
             return f"The host's work between steps limits the run: try --steps-per-execution {more}, or a larger batch."
         if (self.ceiling_idle or 0.0) > _MUCH:
             return (
-                f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the loop never waits: "
-                "reading, uploading or other programs share the processor with them; try fewer --threads."
+                f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the device always has "
+                "one: reading, uploading or other programs share the processor with them; try fewer --threads."
             )
         faster = "a smaller model" if settings.precision in ("bf16", "fp16") else "--bf16, a smaller model"
         return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."
@@ -111,6 +116,7 @@ class PaceMeter:
         self._seconds = self._waited = self._executing = 0.0
         self._received = 0
         self._from: tuple[float, float, float, int] | None = None
+        self._shown = -math.inf, 0.0  # when `idle` was asked for, and what it was
         self._compiles_before = device.counters().compiles
         self._compiles_at_warm: int | None = None
         self._compiles = 0  # after the warm-up of each size but this one
@@ -134,12 +140,13 @@ class PaceMeter:
         self._count(steps=steps, images=images)
 
     def resume(self, size: int | None = None) -> None:
-        """Start the clock; where images have a new size, after the executions that may compile its graph."""
+        """Wait for the device and start the clock; for images of a new size, after the executions that may compile."""
         is_new, self._size = size != self._size, size
         if is_new and self._compiles_at_warm is not None:
             self._compiles += self._device.counters().compiles - self._compiles_at_warm
             self._compiles_at_warm, self._warm = None, WARMUP_EXECUTIONS
         if not self._warm:
+            self._device.wait()  # an execution sent before would count as if it had begun only now
             self._from = self._now()
 
     def pause(self) -> None:
@@ -155,13 +162,16 @@ class PaceMeter:
             self._from = None
 
     @property
-    def waited(self) -> float:
-        """The fraction of the time so far that the loop was blocked on data; does not wait for the device."""
-        seconds, waited = self._seconds, self._waited
-        if self._from is not None:
-            seconds += time.perf_counter() - self._from[0]
-            waited += self._feeder.waited_seconds - self._from[1]
-        return waited / seconds if seconds else 0.0
+    def idle(self) -> float:
+        """The fraction of the time so far in which the device ran nothing, as of some moment in the last second.
+
+        Call it after an execution was sent: those that have not ended do not count, and the oldest has just begun.
+        """
+        if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
+            now = self._now()
+            seconds = self._seconds + now[0] - self._from[0]
+            self._shown = now[0], _share(self._executing + now[2] - self._from[2], seconds)
+        return self._shown[1]
 
     def pace(self) -> Pace:
         """Return what was counted so far."""
@@ -172,7 +182,7 @@ class PaceMeter:
             images_per_second=self._images / seconds if seconds else 0.0,
             step_seconds=seconds / self._steps if self._steps else 0.0,
             waited=self._waited / seconds if seconds else 0.0,
-            device_idle=max(0.0, 1 - self._executing / seconds) if seconds else 0.0,
+            device_idle=_share(self._executing, seconds),
             compiles=self._compiles + (0 if since is None else compiles - since),
             received_bytes=self._received,
             graphs=compiles - self._compiles_before,
@@ -185,6 +195,11 @@ class PaceMeter:
     def _now(self) -> tuple[float, float, float, int]:
         counters = self._device.counters()
         return time.perf_counter(), self._feeder.waited_seconds, counters.execute_seconds, counters.received_bytes
+
+
+def _share(executing: float, seconds: float) -> float:
+    """Return the share of some seconds in which nothing was executing."""
+    return max(0.0, 1 - executing / seconds) if seconds else 0.0
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
@@ -200,7 +215,5 @@ def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: f
     while device.processes.largest(done < _REPLAYS or time.perf_counter() - began < limit):
         execute()
         done += 1
-        if not done % _REPLAYS:
-            device.wait()  # otherwise executions would queue up without bound
     device.wait()
     return done * images / (time.perf_counter() - began)

@@ -17,8 +17,7 @@ from tpucache.store.files import write_atomically
 if TYPE_CHECKING:
     import torch
 
-# The loss of a step this long ago has been computed: reading it does not block, and it limits how far the host runs
-# ahead of the device.
+# The loss of a step this long ago has been computed: reading it does not block.
 _LAG: Final = 16
 
 Row = dict[str, Any]
@@ -32,7 +31,7 @@ class Watcher(Protocol):
         ...
 
     def epoch(self, row: Row) -> None:
-        """Take an epoch's row, with `images_per_second` and `waited`, a share, of the run so far."""
+        """Take an epoch's row, with `images_per_second`, `waited` and `device_idle`, of the run so far; see Pace."""
         ...
 
 
