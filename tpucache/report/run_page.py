@@ -297,9 +297,12 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *([("device", str(summary["device"]))] if summary.get("device") else []),
         ("rate", f"{pace['images_per_second']:,.0f} {unit}/s"),
         ("step", f"{pace['step_seconds'] * 1e3:,.1f} ms, mean of {pace['steps']:,}"),
-        ("waited for data", f"{pace['waited']:.1%}"),
-        ("idle, by the device", f"{pace['device_idle']:.1%}"),
-        ("idle, by a replay", "not measured" if idle is None else f"{idle:.1%} against {ceiling:,.0f} {unit}/s"),
+        ("idle", f"{pace['device_idle']:.1%} of that time, the device ran nothing"),
+        ("hint: the loop waited for data", f"{pace['waited']:.1%}, also while the device still had work"),
+        (
+            "hint: slower than a replay",
+            "not measured" if idle is None else f"by {idle:.1%}: {ceiling:,.0f} {unit}/s on data already there",
+        ),
         ("compiles", f"{pace['compiles']:,} after the warm-up"),
         ("received", f"{pace['received_bytes'] / 1e6:,.0f} MB"),
     ]

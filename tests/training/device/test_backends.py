@@ -187,7 +187,8 @@ counted = sum(device._executions._counted.values())
 device.counters()
 name = "ExecuteTime" if cores == 1 else "ExecuteReplicatedTime"
 print(json.dumps({
-    "rows": rows, "waited": waits[:4] == sent[:4], "left": left, "busy": busy, "wall": wall, "sliced": device._is_sliced,
+    "rows": rows, "waited": waits[:4] == sent[:4], "left": left, "busy": busy, "wall": wall,
+    "sliced": device._is_sliced,
     "kept": len(met.metric_data(name)[2]), "unread": met.metric_data(name)[0] - counted,
     "peak": device.peak_bytes(),
 }))

@@ -88,13 +88,11 @@ class TrainReport:
     def lines(self, *, epochs: bool = True) -> list[str]:
         """Return the report as lines for people, with one for each of the `epochs` unless these are known already."""
         pace = self.pace
-        ceiling = "against data already there not measured (bench measures it)"
-        if pace.ceiling_images_per_second is not None and pace.ceiling_idle is not None:
-            rate = f"{rate_text(pace.ceiling_images_per_second)} {self.unit}/s"
-            ceiling = f"{pace.ceiling_idle:.1%} against {rate} on data already there"
         memory = f"{self.host_peak_bytes / 1e6:,.0f} MB of the host's"
         if self.device_peak_bytes is not None:
             memory += f", {self.device_peak_bytes / 1e6:,.0f} MB of the fullest core's"
+        elif self.device not in ("", "cpu"):
+            memory += ", the device's is not reported"
         return [
             *(epoch_line(row) for row in self.epochs if epochs),
             *([self._best_line()] if self.best_epoch else []),
@@ -105,9 +103,8 @@ class TrainReport:
             f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
             f"rate       {rate_text(pace.images_per_second)} {self.unit}/s",
             f"step       {pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
-            f"waited     {pace.waited:.1%} of that time for data",
+            f"idle       {pace.device_idle:.1%} of that time, the device ran nothing",
             *([self._network_line()] if self.network else []),
-            f"idle       {pace.device_idle:.1%} as the device counts it; {ceiling}",
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
             f"received   {pace.received_bytes / 1e6:,.0f} MB",
             *([self._sizes_line()] if pace.sizes else []),
