@@ -1,4 +1,4 @@
-"""What is accepted and refused of damaged pictures, against Pillow that opens each afresh and loads it whole.
+"""Damaged pictures against a fresh Pillow, and random COCO files against pycocotools.
 
     python -m scripts.checks sources
     python -m scripts.checks sources --damages 1000 --seed 3
@@ -10,13 +10,18 @@ refused, as an image and as a mask, and one that it accepts must be accepted; th
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import io
+import json
 import random
 import re
 import sys
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +31,7 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.presize import presize
+from tpucache.warmup.sources import Item, Listing, Sample, box_source
 
 SIDE: Final = 48
 DAMAGES: Final = 105
@@ -173,10 +179,80 @@ def differences(encoding: str, times: int, seed: int) -> Counter[str]:
     return found
 
 
+def random_coco(draw: random.Random) -> dict[str, Any]:
+    """Return a COCO file of a few images with ids in any order, crowds, run lengths and annotations with faults."""
+    ids = draw.sample(range(60), draw.randint(2, 8))
+    categories = draw.sample(range(90), draw.randint(1, 6))
+    images = [{"id": key, "file_name": f"{key}.png", "width": 100, "height": 80} for key in ids]
+    annotations = []
+    for number in range(draw.randint(1, 30)):
+        box = [draw.randint(0, 50), draw.random() * 40, draw.randint(0, 50), draw.random() * 40]
+        item: dict[str, Any] = {
+            "id": number,
+            "image_id": draw.choice(ids) if draw.random() < 0.9 else 777,
+            "category_id": draw.choice(categories) if draw.random() < 0.97 else 888,
+            "bbox": box if draw.random() < 0.97 else [],
+            "area": box[2] * box[3],
+            "iscrowd": int(draw.random() < 0.1),
+        }
+        if item["iscrowd"]:
+            item["segmentation"] = {"size": [80, 100], "counts": [0, 8000]}
+        annotations.append(item)
+    annotations.append({"id": -1, "image_id": ids[0], "category_id": categories[0], "bbox": [0, 0, 1, 1], "area": 1})
+    names = [draw.choice("abcdef") for _ in categories]
+    listed = [{"id": key, "name": name} for key, name in zip(categories, names, strict=True)]
+    return {"images": images, "annotations": annotations, "categories": listed}
+
+
+class Listed:
+    """A source of the images that a COCO file lists, without their pixels."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._paths = [image["file_name"] for image in content["images"]]
+
+    def list(self) -> Listing:
+        """Return the images in the file's order."""
+        return Listing([Sample(number, path) for number, path in enumerate(self._paths)])
+
+    def load(self, _sample: Sample) -> Item:
+        """Return an item without fields."""
+        return Item({})
+
+
+def coco_differences(files: int, seed: int) -> int:
+    """Return how many images of random COCO files have other boxes than pycocotools gives."""
+    from pycocotools.coco import COCO
+
+    different = 0
+    for number in range(files):
+        content = random_coco(random.Random(f"{seed} {number}"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "boxes.json")
+            path.write_text(json.dumps(content))
+            with contextlib.redirect_stdout(io.StringIO()):
+                peer = COCO(str(path))
+            source = box_source(Listed(content), path)
+            order = sorted(peer.getCatIds())
+            for sample, image in zip(source.list().samples, content["images"], strict=True):
+                found = peer.loadAnns(peer.getAnnIds(imgIds=[image["id"]]))
+                items = [item for item in found if not item.get("iscrowd")]
+                is_sound = all(item["bbox"] and item["category_id"] in order for item in items)
+                reason = refusal(lambda _: source.load(sample), b"")  # noqa: B023 - it is called at once
+                if bool(reason) == is_sound:
+                    different += 1
+                elif is_sound:
+                    expected = [[*item["bbox"], order.index(item["category_id"])] for item in items]
+                    boxes = np.array(expected, np.float64).reshape(-1, 5)
+                    boxes[:, 2:4] += boxes[:, :2]
+                    different += not np.array_equal(source.load(sample).fields["boxes"], boxes)
+    return different
+
+
 def main() -> None:
     """Run the check as the command line asks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--damages", type=int, default=DAMAGES, help=f"damages of each encoding ({DAMAGES})")
+    parser.add_argument("--files", type=int, default=200, help="random COCO files (200)")
     parser.add_argument("--seed", type=int, default=0, help="of the damages (0)")
     options = parser.parse_args()
     total: Counter[str] = Counter()
@@ -195,6 +271,12 @@ def main() -> None:
             print(f"    {count} {what}")
     unlisted = sum(count for what, count in total.items() if "ACCEPTED" in what or "REFUSED" in what)
     print(f"{unlisted} differences without a reason")
+    if importlib.util.find_spec("pycocotools"):
+        different = coco_differences(options.files, options.seed)
+        print(f"{options.files} COCO files: {different} images differ from pycocotools")
+        unlisted += different
+    else:
+        print("COCO files: left out, `pip install pycocotools` compares them")
     sys.exit(bool(unlisted))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from scripts.checks.sources import Listed, random_coco
 from tpucache import CachedLoader
 from tpucache.errors import SampleError, SourceError
 from tpucache.loading.dataset import CachedDataset
@@ -138,9 +140,9 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         ("[" * 100_000, "is no COCO JSON"),
         ({"images": []}, "there is no 'categories'"),
         (json.dumps(coco()).replace('"id": 7', '"id": 8, "id": 7'), "the key 'id' is there twice"),
-        (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "there is no 1"),
-        (coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]), "there is no 5"),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "is no COCO JSON"),
+        (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "in place 0 of image 1"),
+        (coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]), "in place 0 has the category 5"),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "in place 0 has the box"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "no left, top, width, height"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "no left, top"),
         *(
@@ -151,7 +153,6 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
                     [1, 2, 1e300, 4],
                     [1, 2, 3, 4, 5],
                     list(range(10_000)),
-                    None,
                     "abcd",
                     dict.fromkeys("abcd", 1),
                 ),
@@ -161,10 +162,14 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         (coco(images=[{"id": n, "file_name": "a.png"} for n in (7, 9)], annotations=[]), "lists a file twice"),
         (coco(images=[{"id": 7, "file_name": f"{n}.png"} for n in "ab"]), "the id 7 is there twice among the images"),
         (coco(categories=[{"id": 3, "name": n} for n in "ab"]), "the id 3 is there twice among the categories"),
-        (
-            coco(categories=[{"id": n, "name": "a"} for n in (3, 18)]),
-            "the name 'a' is there twice among the categories",
+        *(
+            (
+                coco(annotations=[{"id": 4, "image_id": 7, "category_id": 3, **box}]),
+                "annotation 4 has no bbox: mend it in",
+            )
+            for box in ({}, {"bbox": None}, {"bbox": []})
         ),
+        (coco(annotations=[{"id": 4, "image_id": 7, "category_id": [3], "bbox": [1, 2, 3, 4]}]), "has the category"),
     ],
 )
 def test_what_is_no_coco_file_of_the_images_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
@@ -185,3 +190,61 @@ def test_the_message_of_a_long_name_is_short_and_shows_no_address(tmp_path: Path
         box_source(Plain(open_source(tmp_path / "images")), boxes).list()
     assert " at 0x" not in str(caught.value)
     assert len(str(caught.value).replace(str(tmp_path), "")) < 500
+
+
+def test_a_fault_of_one_image_is_skipped_with_it_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = coco()
+    content["annotations"] += [
+        {"id": 5, "image_id": 9, "category_id": 4, "bbox": [1, 2, 3, 4]},
+        {"id": 6, "image_id": 8, "category_id": 3, "bbox": [1, 2, 3, 4]},
+    ]
+    boxes = write(tmp_path, content)
+    source = box_source(open_source(tmp_path / "images"), boxes)
+    manifest = build_cache(source, tmp_path / "cache", Recipe(size=20, max_boxes=3), jobs=1, on_error="skip")
+    (skipped,) = manifest.skipped
+    assert skipped.path == "b.png"
+    assert "annotation 5 has the category 4, which the file does not list" in skipped.reason
+    assert "1 annotations are of images that it does not list, such as annotation 6 of image 8" in caplog.text
+    assert manifest.samples == 1
+
+
+def test_categories_of_one_name_are_classes_of_their_own(tmp_path: Path) -> None:
+    categories = [{"id": 18, "name": "dog"}, {"id": 3, "name": "dog"}, {"id": 0, "name": "ant"}]
+    assert build(tmp_path, coco(categories=categories)).classes == ("ant", "dog (id 3)", "dog (id 18)")
+
+
+def plainly(content: dict[str, Any]) -> dict[str, list[list[float]] | None]:
+    """Return the boxes of each image by the format's description; None for an image with one that has no meaning."""
+    order = sorted(category["id"] for category in content["categories"])
+    found: dict[str, list[list[float]] | None] = {}
+    for image in content["images"]:
+        boxes: list[list[float]] | None = []
+        for item in content["annotations"]:
+            if item["image_id"] != image["id"] or item.get("iscrowd"):
+                continue
+            if item["category_id"] not in order or not item.get("bbox"):
+                boxes = None
+                break
+            x, y, width, height = item["bbox"]
+            boxes.append([x, y, x + width, y + height, order.index(item["category_id"])])
+        found[image["file_name"]] = boxes
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_file_of_any_order_ids_and_faults_is_read_as_described(seed: int, tmp_path: Path) -> None:
+    content = random_coco(random.Random(seed))
+    path = tmp_path / "boxes.json"
+    path.write_text(json.dumps(content))
+    source = box_source(Listed(content), path)
+    samples = {sample.path: sample for sample in source.list().samples}
+    expected = plainly(content)
+    assert [*samples] == [*expected]
+    for name, boxes in expected.items():
+        if boxes is None:
+            with pytest.raises(SampleError, match="annotation"):
+                source.load(samples[name])
+        else:
+            np.testing.assert_array_equal(
+                source.load(samples[name]).fields["boxes"], np.array(boxes, np.float64).reshape(-1, 5)
+            )

@@ -23,6 +23,8 @@ from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source
 #: The column of how many boxes of a sample reach beyond its image, in the samples table.
 OUTSIDE: Final = "boxes_outside"
 _UNLISTED: Final = "(not in the JSON)"
+_STRAY: Final = "(annotation of an image that is not in the JSON)"
+_ID: Final = (int, float, str)  # what JSON has as an id
 _LARGEST: Final = 1 << 31  # what no image's side has
 
 _log: Final = logging.getLogger("tpucache")
@@ -32,26 +34,30 @@ _log: Final = logging.getLogger("tpucache")
 class _Boxes:
     """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class.
 
-    `outside` is how many of them reach beyond the image, `crowds` how many there are beside them of crowds, and `size`
-    is the image's (width, height), None where the file does not state it.
+    `outside` is how many of them reach beyond the image, `crowds` how many boxes of crowds there are besides, and
+    `size` is the image's (width, height), None where the file does not state it. `fault` names an annotation of the
+    image that cannot be used, and says why.
     """
 
     boxes: npt.NDArray[np.float64]
     outside: int
     crowds: int
     size: tuple[int, int] | None
+    fault: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Coco:
     """The boxes of each image by its file's name, and the names of the classes.
 
-    `plain` has the names by those without their folders, where these are unique.
+    `plain` has the names by those without their folders, where these are unique. `strays` names the annotations of
+    images that the file does not list.
     """
 
     images: Mapping[str, _Boxes]
     classes: tuple[str, ...]
     plain: Mapping[str, str]
+    strays: Sequence[str]
 
     def find(self, path: str) -> str | None:
         """Return the name that a sample's path has in the file."""
@@ -69,7 +75,8 @@ class BoxSource:
 
     A sample is found by its path, or else by its file's name where that is unique in both. Classes are the file's
     categories in the order of their ids, and are named so where the other source has no labels. A box of a crowd,
-    `iscrowd`, is of no single object and is left out.
+    `iscrowd`, is of no single object and is left out. A sample with an annotation that has no box, or no category of
+    the file, does not load. Annotations of images that the file does not list are counted as left out.
     """
 
     source: Source
@@ -102,6 +109,11 @@ class BoxSource:
         crowds = sum(each.crowds for each in found)
         if crowds:
             _log.warning("%s: %d boxes of crowds are left out", self.path, crowds)
+        if coco.strays:
+            _log.warning(
+                "%s: %d annotations are of images that it does not list, such as %s: they are left out",
+                self.path, len(coco.strays), coco.strays[0],
+            )  # fmt: skip
         missing = len(coco.images) - len(kept)
         if missing:
             _log.warning("%s lists %d images that the source does not have", self.path, missing)
@@ -124,7 +136,11 @@ class BoxSource:
                 OUTSIDE: outside,
             },
             asked={**listing.asked, "boxes": self.path.name},
-            left_out={**listing.left_out, **({_UNLISTED: unlisted} if unlisted else {})},
+            left_out={
+                **listing.left_out,
+                **({_UNLISTED: unlisted} if unlisted else {}),
+                **({_STRAY: len(coco.strays)} if coco.strays else {}),
+            },
         )
 
     def load(self, sample: Sample) -> Item:
@@ -135,6 +151,8 @@ class BoxSource:
         if name is None:
             raise SampleError(sample.path, f"is no longer in {self.path}: bring it back as it was")
         found = coco.images[name]
+        if found.fault:
+            raise SampleError(sample.path, f"{found.fault}: mend it in {self.path}, or skip such images")
         return dataclasses.replace(item, fields={**item.fields, BOXES: found.boxes}, boxes_size=found.size)
 
 
@@ -163,23 +181,30 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     try:
         content = parse_json(read_file(path))
         _check_ids(content)
-        categories = {item["id"]: str(item["name"]) for item in content["categories"]}
-        numbers = {key: number for number, key in enumerate(sorted(categories))}
+        categories = _category_names(content["categories"])
+        numbers = {key: number for number, key in enumerate(categories)}
         images = {item["id"]: item for item in content["images"]}
         rows: dict[Any, list[list[float]]] = {key: [] for key in images}
-        crowds = dict.fromkeys(images, 0)
-        for item in content["annotations"]:
-            left, top, width, height = _box(item["bbox"])
-            row = [left, top, left + width, top + height, numbers[item["category_id"]]]
-            if item.get("iscrowd"):
-                crowds[item["image_id"]] += 1
+        crowds, faults, strays = dict.fromkeys(images, 0), dict[Any, str](), list[str]()
+        for number, item in enumerate(content["annotations"]):
+            key = item.get("image_id")
+            if not isinstance(key, _ID) or key not in images:
+                strays.append(f"{_annotation(item, number)} of image {key!r:.60}")
+            elif item.get("iscrowd"):
+                crowds[key] += 1
             else:
-                rows[item["image_id"]].append(row)
+                try:
+                    rows[key].append(_row(item, numbers))
+                except ValueError as error:
+                    faults.setdefault(key, f"{_annotation(item, number)} {error}")
+        if images and strays and len(strays) == len(content["annotations"]):
+            raise ValueError(f"it lists none of the images of its annotations, such as {strays[0]}")
         found = {}
         for key, item in images.items():
             boxes = np.array(rows[key], np.float64).reshape(-1, 5)
             size = _image_size(item)
-            found[str(item["file_name"])] = _Boxes(boxes, _count_outside(boxes, size), crowds[key], size)
+            outside = _count_outside(boxes, size)
+            found[str(item["file_name"])] = _Boxes(boxes, outside, crowds[key], size, faults.get(key, ""))
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
     except KeyError as error:
@@ -190,15 +215,38 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
         raise SourceError(f"{path} lists a file twice among its images: give each its own name")
     counts = Counter(map(posixpath.basename, found))
     plain = {posixpath.basename(name): name for name in found if counts[posixpath.basename(name)] == 1}
-    return _Coco(found, tuple(categories[key] for key in sorted(categories)), plain)
+    return _Coco(found, tuple(categories.values()), plain, strays)
 
 
 def _check_ids(content: Mapping[str, Any]) -> None:
-    """Raise ValueError for an id or a class that is there twice: boxes would come to another image or class."""
-    for part, name in (("images", "id"), ("categories", "id"), ("categories", "name")):
-        twice = [value for value, count in Counter(item[name] for item in content[part]).items() if count > 1]
+    """Raise ValueError for an id that is there twice: boxes would come to another image or class."""
+    for part in ("images", "categories"):
+        twice = [value for value, count in Counter(item["id"] for item in content[part]).items() if count > 1]
         if twice:
-            raise ValueError(f"the {name} {twice[0]!r} is there twice among the {part}")
+            raise ValueError(f"the id {twice[0]!r} is there twice among the {part}")
+
+
+def _category_names(categories: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
+    """Return the name of each category by its id, in the order of ids; those of one name have their id in it."""
+    counts = Counter(str(item["name"]) for item in categories)
+    names = {item["id"]: str(item["name"]) for item in categories}
+    return {key: name if counts[name] == 1 else f"{name} (id {key})" for key, name in sorted(names.items())}
+
+
+def _annotation(item: Mapping[str, Any], number: int) -> str:
+    """Return what an annotation is called in messages: its id, or its place in the file."""
+    return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation in place {number}"
+
+
+def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
+    """Return left, top, right, bottom and class of an annotation. Raises ValueError, to be read after its name."""
+    category = item.get("category_id")
+    if not isinstance(category, _ID) or category not in numbers:
+        raise ValueError(f"has the category {category!r:.60}, which the file does not list")
+    if not item.get("bbox"):
+        raise ValueError("has no bbox")
+    left, top, width, height = _box(item["bbox"])
+    return [left, top, left + width, top + height, numbers[category]]
 
 
 def _box(value: Any) -> tuple[float, float, float, float]:
@@ -206,7 +254,7 @@ def _box(value: Any) -> tuple[float, float, float, float]:
     is_box = isinstance(value, list) and len(value) == 4 and all(map(_is_length, value))
     if not is_box or min(value[2:]) < 0:
         raise ValueError(
-            f"the box {value!r:.60} is no left, top, width, height: numbers of pixels, to {_LARGEST:,} at most"
+            f"has the box {value!r:.60}, which is no left, top, width, height: numbers of pixels, {_LARGEST:,} at most"
         )
     left, top, width, height = map(float, value)
     return left, top, width, height
