@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tpucache import Recipe, build_cache, process
+from tpucache import Recipe, build_cache, process, signals
 from tpucache.progress import Progress
 
 PROGRAM = [sys.executable, "-m", "tpucache"]
@@ -154,38 +154,8 @@ def test_a_signal_during_an_import_is_one_line_and_status_three(number: str, thr
     (tmp_path / "numpy" / "__init__.py").write_text(INTERRUPTED_IMPORT.format(number=number, thread=thread))
     began = time.monotonic()
     done = run(["inspect", "cache"], tmp_path)
-    assert (done.returncode, done.stderr) == (3, f"python -m tpucache: {process.INTERRUPTED}\n")
+    assert (done.returncode, done.stderr) == (3, f"python -m tpucache: {signals.INTERRUPTED}\n")
     assert time.monotonic() - began < 4
-
-
-AT_THE_END = """
-import os, signal, sys
-from tpucache import process
-
-process.interrupt_on_signals()
-log = open("log", "w")
-log.write("kept")
-process.end_on_signals(5)
-os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
-def test_a_signal_after_the_work_does_not_change_what_became_of_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_THE_END], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (5, b"", b"")
-    assert (tmp_path / "log").read_text() == "kept"
-
-
-def test_a_signal_that_the_process_was_started_to_ignore_stays_ignored() -> None:
-    program = "from tpucache import process; process.interrupt_on_signals(); import os; os.kill(os.getpid(), 2)"
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, check=False, timeout=60)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done.returncode == 0
 
 
 LEFT_OPEN = """

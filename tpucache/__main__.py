@@ -1,11 +1,12 @@
 """`python -m tpucache`, and the `tpucache` command."""
 
-import atexit
-import contextlib
-import sys
-from pathlib import Path
+# Signals come first. All else that takes time is imported where they are handled already.
+from tpucache import signals
 
-from tpucache import process
+if __name__ == "__main__":
+    signals.begin(is_own=True)
+
+import sys
 
 
 def run() -> int:
@@ -13,7 +14,11 @@ def run() -> int:
 
     As there, not where Python was asked for safe paths.
     """
+    signals.begin(is_own=True)
     if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
+        import contextlib
+        from pathlib import Path
+
         with contextlib.suppress(FileNotFoundError):  # the folder may be gone
             sys.path.insert(0, str(Path.cwd()))
     return run_command()
@@ -25,7 +30,10 @@ def run_command() -> int:
     It ends in at most one line of complaint from its first moment on: also before numpy is imported, and where it
     cannot be.
     """
-    process.interrupt_on_signals()
+    import atexit
+
+    from tpucache import process
+
     process.open_standard_files()
     atexit.register(process.end_soon)  # it is called after all that is registered later; no account has its seconds
     try:
@@ -36,17 +44,12 @@ def run_command() -> int:
         status = main()
     except SystemExit as leaving:  # argparse has printed what it had to say
         status = int(leaving.code or 0)
-    except KeyboardInterrupt:
-        status = process.complain(process.INTERRUPTED, process.STOPPED)
     except (MemoryError, ImportError, OSError) as error:
         text = process.shortage(error)
-        if process.is_stopped():  # a library made this error of the interrupt
-            status = process.complain(process.INTERRUPTED, process.STOPPED)
-        elif text is not None:
-            status = process.complain(text, 1)
-        else:
+        if text is None:
             raise
-    process.end_on_signals(status)
+        status = process.complain(text, 1)
+    signals.finish(status, process.flush_files)
     return status
 
 

@@ -1,4 +1,4 @@
-"""The process of a command: its standard files, the signals that end it, memory that is short, and its end.
+"""The process of a command: its standard files, memory that is short, and its end.
 
 Nothing here needs a library: it works while the first one is imported, and when it cannot be.
 """
@@ -15,28 +15,18 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from tpucache.redact import printable_lines
+from tpucache.signals import LAUNCHED, PROG
 from tpucache.system import resource
 
-PROG: Final = "python -m tpucache"
-INTERRUPTED: Final = "interrupted: run the same command again to continue"
-#: The exit status of a command that was stopped before it was done.
-STOPPED: Final = 3
-#: The environment of processes that one command has started to do its work together: JSON with the `folder` for what
-#: they end with, when the command `began`, by `time.monotonic`, and the number of its process, their `parent`.
-LAUNCHED: Final = "TPUCACHE_LAUNCHED"
 #: Which files in that folder say how a process has ended.
 END_PATTERN: Final = "*.end.json"
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG: Final = 1
-_IMPORTING: Final = "<frozen importlib._bootstrap>"
 _FILES: Final = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 #: The addresses that the command line and numpy take; torch takes far more.
 _LEAST_BYTES: Final = 96 << 20
@@ -46,8 +36,6 @@ _NO_MEMORY: Final = re.compile(
     r"|failed to map segment|can't start new thread",
     re.IGNORECASE,
 )
-
-_is_stopped: list[bool] = []
 
 
 def open_standard_files() -> None:
@@ -119,48 +107,14 @@ def forget_output() -> None:
             os.close(null)
 
 
-def interrupt_on_signals() -> None:
-    """Let SIGINT and SIGTERM raise KeyboardInterrupt, in the main thread, and end the process while it only imports.
-
-    Libraries that are interrupted in the middle of their import raise something else, or end the process; and at that
-    time nothing has begun. A signal that the process was started to ignore stays ignored.
-    """
-
-    def interrupt(_number: int, frame: FrameType | None) -> None:
-        _is_stopped.append(True)
-        if threading.active_count() == 1 and _is_importing(frame):
-            os._exit(complain(INTERRUPTED, STOPPED))
-        raise KeyboardInterrupt
-
-    for number in _SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
-
-
-def is_stopped() -> bool:
-    """Return whether a signal has interrupted this process, though what it raised may have become another error."""
-    return bool(_is_stopped)
-
-
-def end_on_signals(status: int) -> None:
-    """Let signals from now on end the process at once with its status: what it had to do is done."""
-
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        _flush_files()
-        os._exit(status)
-
-    for number in _SIGNALS:
-        signal.signal(number, end)
-
-
 def end_soon() -> None:
     """Let Python end without looking for cycles in all that there is, which takes seconds once torch is imported.
 
     What is still in open files is written, as it would be if they were found to be part of a cycle. To be called last.
     """
-    _flush_files()
+    flush_files()
     gc.freeze()
-    for number in _SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # Python's own end cannot be interrupted in good order
 
 
@@ -207,16 +161,8 @@ def _limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a frame, or one that called it, imports a module."""
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORTING:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _flush_files() -> None:
+def flush_files() -> None:
+    """Write what is in open files."""
     with contextlib.suppress(MemoryError):  # the list of all objects is long
         for each in gc.get_objects():
             if type(each) in _FILES:

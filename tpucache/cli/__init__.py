@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Final
 
-from tpucache import process
+from tpucache import process, signals
 from tpucache.cli import insight, inspecting, planning, predicting, publishing, training, warming
 from tpucache.cli.terminal import Parser, complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import package_of
 from tpucache.machine import process_began
-from tpucache.process import PROG
+from tpucache.signals import PROG
 from tpucache.version import __version__
-
-#: The exit status of each kind of error; the first that fits counts.
-_STATUS: Final = ((UsageError, 2), (UnfinishedError, 3), (TpucacheError, 1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,29 +24,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done. 1: an expected failure, explained in one line on standard error. 2: wrong usage. 3: stopped in good order
     before it was done, by a time limit, Ctrl-C or SIGTERM; the same command continues.
     """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are stopped as after Ctrl-C
+    has_begun = signals.begin()
+    try:
+        return _run_explained(arguments)
+    finally:
+        signals.end(has_begun)
+
+
+def _run_explained(arguments: Sequence[str] | None) -> int:
+    """Run one command, and say in one line why it did not do what it was to do."""
     escape_unprintable()
     escape_warnings()
     try:
-        return _main(arguments)
-    except TpucacheError as error:
-        # A library that gets no memory cannot be imported, though it is installed.
-        text = process.shortage(error) if isinstance(error, DependencyError) else None
-        return complain(text or error, next(status for kind, status in _STATUS if isinstance(error, kind)))
+        return signals.run(_main, arguments)
+    except UnfinishedError as error:
+        return complain(error, signals.STOPPED)
     except KeyboardInterrupt as stop:
-        return complain(stop if stop.args else process.INTERRUPTED, process.STOPPED)
+        return complain(stop if stop.args else signals.INTERRUPTED, signals.STOPPED)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to read a message
         process.forget_output()
-        return 1
+        return signals.STOPPED if signals.is_stopped() else 1
     except Exception as error:
-        if process.is_stopped():  # a library made it of the interrupt
-            return complain(process.INTERRUPTED, process.STOPPED)
-        text = process.shortage(error)
-        if text is None:
-            raise
-        return complain(text, 1)
+        if signals.is_stopped():  # a library, or what waited for it, made it of the interrupt
+            return complain(signals.INTERRUPTED, signals.STOPPED)
+        text = None
+        if not isinstance(error, TpucacheError) or isinstance(error, DependencyError):
+            text = process.shortage(error)  # a library that gets no memory cannot be imported, though it is installed
+            if text is None and not isinstance(error, TpucacheError):
+                raise
+        return complain(text or error, 2 if isinstance(error, UsageError) else 1)
 
 
 def _main(arguments: Sequence[str] | None) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
-from tpucache.process import PROG
+from tpucache.signals import PROG
 from tpucache.store import earlier
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from tpucache.cli.arguments import (
 from tpucache.cli.terminal import show
 from tpucache.cli.warming import add_table, selected_source
 from tpucache.options import Option, options_of
-from tpucache.process import PROG, tell
+from tpucache.process import tell
 from tpucache.recipe import Recipe
+from tpucache.signals import PROG
 from tpucache.warmup.build_options import CODECS_COMPARED, BoxOptions, BuildOptions, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from tpucache import process, progress
+from tpucache import process, progress, signals
 from tpucache.errors import TpucacheError
-from tpucache.process import PROG
 from tpucache.progress import above_bars
 from tpucache.redact import printable, printable_lines, redact
+from tpucache.signals import PROG
 
 
 class Parser(argparse.ArgumentParser):
@@ -96,7 +96,9 @@ def note(line: str) -> None:
 
 def complain(error: object, status: int) -> int:
     """Print an error as one line and return the exit status."""
-    return process.complain(redact(" ".join(str(error).split())), status)
+    if signals.has_last_word():
+        process.complain(redact(" ".join(str(error).split())), status)
+    return status
 
 
 @contextlib.contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+from tpucache import signals
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
@@ -71,7 +71,7 @@ def train(options: argparse.Namespace) -> int:
         report, manifest = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
         if current().world_size > 1:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when the first process has ended
+            signals.ignore()  # torchrun sends SIGTERM when the first process has ended
         report = _stopped_report(options, account) if current().is_main else None
         if options.json and report is not None:
             show(options, report.to_dict(), report.lines())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from tpucache import signals
 from tpucache.errors import UsageError
 from tpucache.loading.loader import BatchLoader, Uncounted
 from tpucache.loading.threads import refuse_fork
@@ -75,7 +76,7 @@ class Ahead(Generic[Prepared]):
         while True:
             refuse_fork(self._process)
             asked = time.perf_counter()
-            item = self._ready.get()
+            item = signals.wait_for(self._ready.get)
             self.waited_seconds += time.perf_counter() - asked
             if item is _DONE:
                 return

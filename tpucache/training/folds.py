@@ -104,7 +104,7 @@ def train_folds(
     """
     options, processes = options or RunOptions(), device.processes
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
-    stop.share(processes.largest_before())
+    stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
         check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
     try:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
+from tpucache import signals
 from tpucache.errors import UnfinishedError
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 # The part of a time limit that is kept for saving and exiting.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
@@ -35,14 +32,15 @@ class StopRequest:
             self._deadline = clock() + time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit)
         self._is_signalled = False
         self._largest: Callable[[int], float] = lambda reason: reason
+        self._is_alone = True
         self._agreed = 0
 
-    def share(self, largest: Callable[[int], float]) -> None:
+    def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
         """Stop where any process has to: `largest` gives the largest of the numbers of all of them, in the same call.
 
-        They may be those of the call before. All processes have to ask equally often from then on.
+        They may be those of the call before. All processes have to ask equally often from then on, unless there is one.
         """
-        self._largest = largest
+        self._largest, self._is_alone = largest, is_alone
 
     @property
     def is_due(self) -> bool:
@@ -56,30 +54,32 @@ class StopRequest:
         """Raise Stopped when the run has to stop now; `where` says where the run is."""
         if self.is_due:
             reason = "interrupted" if self._agreed == _SIGNALLED else "the time limit was reached"
-            raise Stopped(f"{reason} {where}: run the same command with --resume to continue")
+            if self._agreed == _SIGNALLED:
+                signals.leave()
+            raise Stopped(_text(reason, where))
 
     def to_error(self, stopped: Stopped) -> BaseException:
         """Return what the caller of a run is to see: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
         return KeyboardInterrupt(str(stopped)) if self._agreed == _SIGNALLED else UnfinishedError(str(stopped))
 
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
+    def on_signals(self) -> AbstractContextManager[None]:
         """Turn the first SIGINT or SIGTERM within the context into a request; a second one interrupts at once.
 
-        Only the main thread may set handlers; in another thread nothing changes.
+        A process that trains alone does not wait for data any more: it stops in the middle of that, where nothing is
+        half done. Only in the main thread are there signals; in another one nothing changes.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        return signals.requests(self._take_signal)
 
-        def ask(_number: int, _frame: FrameType | None) -> None:
-            if self._is_signalled:
-                raise KeyboardInterrupt
-            self._is_signalled = True
+    def _take_signal(self, is_again: bool, is_waiting: bool) -> BaseException | None:
+        """Return what a signal is to raise; one that `is_again` is sent until it is noticed."""
+        if self._is_signalled and not is_again:
+            return KeyboardInterrupt()
+        self._is_signalled = True
+        if is_waiting and self._is_alone and not signals.is_handling(Stopped):
+            self._agreed = _SIGNALLED
+            return Stopped(_text("interrupted", "while waiting for data"))
+        return None
 
-        before = {number: signal.signal(number, ask) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+def _text(reason: str, where: str) -> str:
+    return f"{reason} {where}: run the same command with --resume to continue"

@@ -72,7 +72,7 @@ def train(
     if not processes.is_main:
         options = replace(options, watchers=(), curves=False, profile=None, on_epoch=None)
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
-    stop.share(processes.largest_before())
+    stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
     check_fit(settings, task, train_set, valid_set, device)

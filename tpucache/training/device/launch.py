@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tpucache import process
+from tpucache import process, signals
 from tpucache.errors import TpucacheError, TrainingError, UnfinishedError, UsageError
 from tpucache.machine import count_cores
 
 #: Signals for which torch's launcher sets handlers of its own.
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: The error that stands for each exit status; any other one is a TrainingError.
-_ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, process.STOPPED: UnfinishedError}
+_ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, signals.STOPPED: UnfinishedError}
 
 
 def launch(arguments: Sequence[str], processes: int, began: float) -> None:
@@ -63,7 +63,7 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
     """Give processes that are started within the context what they need to know, and put all back that this changes."""
     threads = max(1, int(count_cores().usable) // processes)
     given = {
-        process.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
+        signals.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
         # Otherwise each would have as many threads as there are cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
@@ -101,6 +101,8 @@ def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> N
         raise _ERRORS.get(first["status"], TrainingError)(first["message"])
     if statuses:
         rank, status = next(iter(statuses.items()))
+        if status == signals.STOPPED:  # before it could say anything
+            raise UnfinishedError(signals.INTERRUPTED)
         raise TrainingError(
             f"process {rank} of {processes} ended with status {status}: see what it said above, and run the same "
             "command with --resume to continue"

@@ -1,0 +1,361 @@
+"""Whoever asks a command to stop is obeyed: what SIGINT and SIGTERM do, wherever in the program they arrive.
+
+A signal raises KeyboardInterrupt in the main thread, inside of the command alone (`run`): before that the process ends
+at once, because nothing has begun, and after that the command has its result. Python drops an exception that is raised
+in a finalizer, in a callback of a weak reference and in many callbacks out of C, and libraries catch too much. So a
+thread, which a signal starts, interrupts again until the exception is on its way; and the process of a command that is
+not at its end some seconds after that is ended.
+
+All of this is decided by the handler, from the functions that are being called when it is: there is no moment between
+two states in which a signal does something else. Nothing here costs anything before a signal comes.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any, Final, NoReturn, TypeVar
+
+Result = TypeVar("Result")
+#: Takes a signal in the place of KeyboardInterrupt. It is given whether it has been given this signal before, and
+#: whether the main thread is in `wait_for`, and returns what is to be raised.
+Request = Callable[[bool, bool], "BaseException | None"]
+
+PROG: Final = "python -m tpucache"
+INTERRUPTED: Final = "interrupted: run the same command again to continue"
+#: The exit status of a command that was stopped before it was done.
+STOPPED: Final = 3
+#: The environment of processes that one command has started to do its work together: JSON with the `folder` for what
+#: they end with, when the command `began`, by `time.monotonic`, and the number of its process, their `parent`.
+LAUNCHED: Final = "TPUCACHE_LAUNCHED"
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_IMPORTING: Final = "<frozen importlib._bootstrap>"
+_AGAIN_SECONDS: Final = 0.25
+_MOST_TIMES: Final = 40
+#: For what a command does when it is interrupted, such as ending its workers; and for the end of its process.
+_MOST_SECONDS: Final = 2.5
+_FLUSH_SECONDS: Final = 0.25
+
+
+class _Command:
+    """The command that this process runs, and the signals that it was sent."""
+
+    def __init__(self, *, is_own: bool) -> None:
+        self.process = os.getpid()
+        #: Whether the process was started for it: then it may be ended.
+        self.is_own = is_own
+        self.handlers: dict[int, Any] = {}  # those of before
+        self.hook = sys.unraisablehook
+        self.request: Request | None = None
+        self.has_begun = self.is_ignoring = False
+        #: The last signal; what one has raised last; whether one that came outside of the command waits to be raised.
+        self.number = 0
+        self.raised: type[BaseException] | None = None
+        self.is_late = False
+        #: Whether the command is to end now, and whether that was decided here: then its process is ended if it does
+        #: not. A request may have something to save first.
+        self.is_leaving = self.must_end = False
+        #: How often the thread has sent it again, and how many of these signals have come.
+        self.sent = self.seen = 0
+        self.is_watched = self.is_over = False
+        self.sending = _thread.allocate_lock()
+        self.over = _thread.allocate_lock()  # it is released when the thread is to end
+        self.over.acquire()
+        self.last_word = _thread.allocate_lock()  # whoever holds it says what the command ended with
+        #: What the process ends with, once that is known.
+        self.status: int | None = None
+        self.flush: Callable[[], None] = lambda: None
+
+
+#: The command of this process, or of the one that it was forked from; none or one.
+_commands: list[_Command] = []
+
+
+def begin(*, is_own: bool = False) -> bool:
+    """Handle signals from now on, and return whether this is so because of this call: `end` undoes it.
+
+    A process that `is_own` was started for the command. In that of another program, signals stay as they are where it
+    handles them itself, and in all threads but the main one. A signal that is ignored stays ignored.
+    """
+    if is_own:
+        taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    else:
+        defaults = {signal.SIGINT: (signal.default_int_handler,), signal.SIGTERM: (signal.SIG_DFL,)}
+        taken = [number for number in _SIGNALS if signal.getsignal(number) in defaults[number]]
+    return _take(taken, is_own=is_own)
+
+
+def end(has_begun: bool) -> None:
+    """Put back what `begin` has changed, if it has, as another program goes on. Raises KeyboardInterrupt if it is late.
+
+    That is for a signal that came when the command had ended already: it was meant for the program.
+    """
+    command = _current()
+    if not has_begun or command is None:
+        return
+    command.is_over = True
+    command.over.release()
+    with command.sending:  # what the thread has sent has come by now, and it sends nothing any more
+        pass
+    for number, handler in command.handlers.items():
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, handler)
+    if sys.unraisablehook is _on_unraisable:
+        sys.unraisablehook = command.hook
+    _commands.clear()
+    if command.is_late:
+        raise KeyboardInterrupt
+
+
+def run(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a command's function returns. A signal raises KeyboardInterrupt inside of this, and nowhere else."""
+    command = _own()
+    if command is not None:
+        command.has_begun = True
+        if command.is_late:  # it came since `begin`
+            command.is_late = False
+            _interrupt(command)
+    return function(*arguments)
+
+
+def wait_for(function: Callable[[], Result]) -> Result:
+    """Return what a function returns that waits, and that nothing is lost by leaving: requests are told of it."""
+    return function()
+
+
+@contextlib.contextmanager
+def requests(request: Request) -> Iterator[None]:
+    """Give signals within the context to a function; where no command has begun, they are handled for the context.
+
+    In a thread that is not the main one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    has_begun = _take([number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN], is_own=False)
+    command = _commands[0]
+    before, command.request = command.request, request
+    try:
+        yield
+    finally:
+        command.request = before
+        end(has_begun)
+
+
+def is_stopped() -> bool:
+    """Return whether a signal has interrupted the command, though what was raised may have become another error."""
+    command = _current()
+    return command is not None and command.raised is not None
+
+
+def is_leaving() -> bool:
+    """Return whether the command is about to end because of a signal: nobody is to wait for a network any more."""
+    command = _current()
+    return command is not None and command.is_leaving
+
+
+def leave() -> None:
+    """Note that the command is about to end because of a signal: a request has stopped it."""
+    if (command := _current()) is not None:
+        command.is_leaving = True
+
+
+def ignore() -> None:
+    """Let signals do nothing from now on: the command has noticed one, and is about to end."""
+    if (command := _own()) is not None:
+        command.is_ignoring = True
+
+
+def has_last_word() -> bool:
+    """Return whether the caller may say what the command has ended with; False where that is said already."""
+    command = _own()
+    return command is None or command.last_word.acquire(blocking=False)
+
+
+def finish(status: int, flush: Callable[[], None]) -> None:
+    """Say what the process will end with, which is all that it still has to do. It ends soon if a signal asked for it.
+
+    The first signal that comes from now on starts a countdown, another one ends it at once: after `flush`, which writes
+    what is in open files.
+    """
+    if (command := _own()) is not None:
+        command.flush = flush
+        command.is_ignoring = False
+        command.status = status
+        if command.number:
+            _watch(command)
+
+
+def is_handling(kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+    """Return whether an exception of these kinds, or what was made of one, is being handled where this is called.
+
+    In a handler of a signal that is the code that was interrupted.
+    """
+    error, most = sys.exc_info()[1], 100
+    while error is not None and most:
+        if isinstance(error, kinds):
+            return True
+        error, most = error.__context__, most - 1
+    return False
+
+
+def _current() -> _Command | None:
+    return _commands[0] if _commands else None
+
+
+def _own() -> _Command | None:
+    """Return the command of the main thread, where this is the main thread."""
+    return _current() if threading.current_thread() is threading.main_thread() else None
+
+
+def _take(numbers: Any, *, is_own: bool) -> bool:
+    """Handle these signals, unless a command does already; return whether they are now."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = _current()
+    if not is_main or (before is not None and before.process == os.getpid()):
+        return False
+    command = _Command(is_own=is_own)
+    _commands[:] = [command]
+    sys.unraisablehook = _on_unraisable
+    for number in numbers:
+        command.handlers[number] = signal.getsignal(number)
+        signal.signal(number, _on_signal)
+    return True
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    command = _current()
+    if command is None or command.process != os.getpid():  # a fork of it
+        raise KeyboardInterrupt
+    is_again, command.seen = command.seen < command.sent, command.sent
+    if command.is_ignoring:
+        return
+    if command.status is not None:
+        _on_signal_at_the_end(command, number, is_again=is_again)
+        return
+    is_first, command.number = not command.number, number
+    if command.request is not None and not command.must_end:
+        error = command.request(is_again, _is_within(frame, wait_for.__code__))
+        if isinstance(error, KeyboardInterrupt):
+            _interrupt(command)
+        elif error is not None:
+            command.raised, command.is_leaving = type(error), True
+            _watch(command)
+            raise error
+    elif command.request is not None or _is_within(frame, run.__code__):
+        if command.is_own and threading.active_count() == 1 and _is_importing(frame):
+            _end_at_once(command)  # libraries whose import is interrupted raise something else, or end the process
+        if not (is_again and is_handling(KeyboardInterrupt)):  # else it is on its way
+            _interrupt(command)
+    elif command.is_own and not command.has_begun:
+        _end_at_once(command)
+    elif is_first:
+        command.is_late = True
+
+
+def _interrupt(command: _Command) -> NoReturn:
+    command.raised = KeyboardInterrupt
+    command.is_leaving = command.must_end = True
+    _watch(command)
+    raise KeyboardInterrupt
+
+
+def _on_signal_at_the_end(command: _Command, number: int, *, is_again: bool) -> None:
+    if is_again:
+        return
+    if command.number:
+        command.flush()
+        os._exit(command.status or 0)
+    command.number = number
+    _watch(command)
+
+
+def _on_unraisable(unraisable: Any) -> None:
+    """Say nothing of an interrupt that Python drops: it is raised again."""
+    command, error = _current(), unraisable.exc_value
+    if command is None:
+        sys.__unraisablehook__(unraisable)
+    elif command.raised is not None and isinstance(error, (command.raised, KeyboardInterrupt)):
+        _watch(command)
+    elif (number := getattr(error, "sigval", None)) is not None:  # of torch's launcher, which has handlers of its own
+        command.number = int(number)
+        _watch(command)
+    else:
+        command.hook(unraisable)
+
+
+def _watch(command: _Command) -> None:
+    """Start the thread, once. Not by `threading`, whose locks the interrupted code may hold."""
+    if not command.is_watched:
+        command.is_watched = True
+        _thread.start_new_thread(_interrupt_again, (command, threading.main_thread().ident))
+
+
+def _interrupt_again(command: _Command, thread: Any) -> None:
+    """Send the signal again until the command has ended, and end its process where it takes too long."""
+    seconds, sent = 0.0, 0
+    while not command.over.acquire(timeout=_AGAIN_SECONDS):
+        if command.must_end or command.status is not None:
+            seconds += _AGAIN_SECONDS
+        if seconds >= _MOST_SECONDS and command.is_own:
+            _end_slow(command)
+        if command.status is not None:
+            continue
+        is_ours = signal.getsignal(command.number) is _on_signal
+        with command.sending:
+            if not command.is_over:
+                command.sent += is_ours
+                _send(thread, command.number)
+        sent += 1
+        if sent == _MOST_TIMES or not is_ours:  # a handler of a library need not know what is sent twice
+            break
+    command.is_watched = False
+
+
+def _end_slow(command: _Command) -> None:
+    if command.status is None:
+        _end_at_once(command)
+    _thread.start_new_thread(command.flush, ())  # a file that cannot be written may be what the end waits for
+    with contextlib.suppress(Exception):
+        command.over.acquire(timeout=_FLUSH_SECONDS)
+    os._exit(command.status or 0)
+
+
+def _send(thread: Any, number: int) -> None:
+    if sys.platform == "win32":
+        _thread.interrupt_main(number)
+    else:
+        signal.pthread_kill(thread, number)  # it interrupts what waits, too
+
+
+def _end_at_once(command: _Command) -> None:
+    """End the process with one line; of one that others were started with, that is left to what has started them."""
+    if command.last_word.acquire(blocking=False) and LAUNCHED not in os.environ:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{PROG}: {INTERRUPTED}\n".encode())
+    os._exit(STOPPED)
+
+
+def _is_within(frame: FrameType | None, code: CodeType) -> bool:
+    """Return whether a frame is of this function, or of one that it has called."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a frame, or one that called it, imports a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
