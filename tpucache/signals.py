@@ -149,6 +149,22 @@ def requests(request: Request) -> Iterator[None]:
         end(has_begun)
 
 
+def start_processes(function: Callable[[], Result]) -> Result:
+    """Return what a function returns that starts processes to work for this one, which ends them.
+
+    They, and what they start, hear no SIGINT, which a terminal sends to all processes of a command: they would print
+    where it met them. Here a signal is raised when the function has returned: half of them could not be ended.
+    """
+    if sys.platform == "win32":
+        return function()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        return function()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def is_stopped() -> bool:
     """Return whether a signal has interrupted the command, though what was raised may have become another error."""
     command = _current()
@@ -250,6 +266,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             _watch(command)
             raise error
     elif command.request is not None or _is_within(frame, run.__code__):
+        if _is_within(frame, start_processes.__code__):
+            command.raised = KeyboardInterrupt
+            command.must_end = True
+            _watch(command)  # it comes again
+            return
         if command.is_own and threading.active_count() == 1 and _is_importing(frame):
             _end_at_once(command)  # libraries whose import is interrupted raise something else, or end the process
         if not (is_again and is_handling(KeyboardInterrupt)):  # else it is on its way

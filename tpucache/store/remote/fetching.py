@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from tpucache import signals
 from tpucache.errors import DamageError, StoreError
 from tpucache.machine import available_memory
 from tpucache.store.index import Numbers, Rows
@@ -192,6 +193,8 @@ class Fetcher:
                     self._ask(numbers, pieces, rows, missing, own, is_first=first_of is not None)
                     self._changed.wait(_POLL)
                     is_waiting = True
+            if signals.is_leaving():  # whoever ends this reader would wait as long as a server that stands still
+                raise StoreError(f"{self._url}: nobody waits for it any more, because the command is interrupted")
         if is_waiting:
             with self._changed:
                 self.statistics.waited += time.monotonic() - began
@@ -636,7 +639,7 @@ _living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
 def _close_all() -> None:
     """End all threads before the interpreter does: it would stop them inside of compiled code, which aborts."""
     for fetcher in list(_living):
-        fetcher.close(_LAST_SECONDS)
+        fetcher.close(0.0 if signals.is_leaving() else _LAST_SECONDS)
 
 
 def _serve(fetcher: weakref.ref[Fetcher]) -> None:

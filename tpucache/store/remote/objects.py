@@ -6,8 +6,10 @@ They may expire while a cache is read. So a request that is refused is asked aga
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -170,7 +172,7 @@ class ObjectFolder:
         _Use.check()
         for is_last in (False, True):
             try:
-                return ask(store)
+                return _interruptible(functools.partial(ask, store))
             except (refused.PermissionDeniedError, refused.UnauthenticatedError) as error:
                 if is_last:
                     raise PermissionError(f"the store refuses {name or 'the folder'}: {_text(error)}") from None
@@ -228,6 +230,25 @@ class _Use:
                 "s3:// and gs:// cannot be read in a process forked from one that has read them: give a DataLoader "
                 'multiprocessing_context="forkserver", or use CachedLoader, whose threads need no other process'
             )
+
+
+def _interruptible(call: Callable[[], Any]) -> Any:
+    """Return what a call gives. obstore looks for no signal: the main thread waits for another one, and can leave."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((call(), None))
+        except BaseException as error:  # noqa: BLE001  # it is raised where the call was made
+            ended.put((None, error))
+
+    threading.Thread(target=run, name="tpucache-store", daemon=True).start()
+    answer, error = ended.get()
+    if error is not None:
+        raise error
+    return answer
 
 
 def _profile_keys() -> Any:

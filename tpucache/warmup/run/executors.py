@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import multiprocessing.resource_tracker
 import os
 import pickle
 import sys
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tpucache import signals
 from tpucache.errors import BuildError, DependencyError, TpucacheError
 from tpucache.warmup.build_options import WorkerOptions
 
@@ -127,12 +129,17 @@ class Executor(WorkerOptions):
     def _run_local(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Give tasks to worker processes on this machine."""
         import joblib
+        from joblib.externals.loky.backend import resource_tracker as loky_tracker
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
         workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
         run, is_over = _Pickled(_Place.here().run), threading.Event()
         given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
-        results = workers(joblib.delayed(run)(function, arguments) for function, arguments in given)
+        for tracker in (multiprocessing.resource_tracker, loky_tracker):  # its start lets signals through to workers
+            tracker.ensure_running()
+        results = signals.start_processes(
+            lambda: workers(joblib.delayed(run)(function, arguments) for function, arguments in given)
+        )
         try:
             for result in results:
                 try:
