@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
