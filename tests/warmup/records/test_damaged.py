@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import random
+from pathlib import Path
+from typing import Final
 
-from scripts.checks.sources import ENCODINGS, differences
+import numpy as np
+import pytest
+from PIL import Image, TiffImagePlugin, TiffTags
+
+from scripts.checks.sources import ENCODINGS, SIDE, damaged, differences, is_decoded_by_pillow
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.records.decoding import decode, opened
+from tpucache.warmup.records.masks import decode_mask
+from tpucache.warmup.records.presize import presize
+from tpucache.warmup.sources import Item, Listing, Sample
+from tpucache.warmup.trial import dry_run
+
+_XMP: Final = 700
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -16,3 +33,55 @@ def test_a_damaged_picture_is_accepted_or_refused_as_by_a_fresh_pillow(encoding:
     found = differences(encoding, times=12, seed=1)
     assert found["refused by Pillow"] > 0, "no damage of these is one: the test tests nothing"
     assert [what for what in found if "ACCEPTED" in what or "REFUSED" in what] == []
+
+
+class _Files:
+    """A source of encoded pictures, or of whole pictures with encoded masks."""
+
+    def __init__(self, files: list[bytes], field: str) -> None:
+        self._files, self._field = files, field
+
+    def list(self) -> Listing:
+        return Listing([Sample(number, str(number)) for number in range(len(self._files))])
+
+    def load(self, sample: Sample) -> Item:
+        whole = np.zeros((SIDE, SIDE, 3), np.uint8)
+        return Item({"image": whole, self._field: self._files[int(sample.path)]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("field", ["image", "mask"])
+def test_a_dry_run_and_a_build_leave_out_the_pictures_that_pillow_refuses(field: str, tmp_path: Path) -> None:
+    whole = ENCODINGS["PNG palette"]()
+    files = [whole, *damaged(whole, 20, random.Random(3))]
+    refused = {str(number) for number, data in enumerate(files) if not is_decoded_by_pillow(data)}
+    assert 3 <= len(refused) < len(files)
+    source, recipe = _Files(files, field), Recipe(size=16, mask_values="keep")
+    tried = dry_run(source, tmp_path / "cache", recipe, jobs=1)
+    assert {each.path for each in tried.failed} == refused
+    manifest = build_cache(source, tmp_path / "cache", recipe, jobs=1, on_error="skip")
+    assert {each.path for each in manifest.skipped} == refused
+
+
+def test_a_tiff_that_pillow_refuses_for_its_metadata_is_refused_although_they_were_asked_for_before() -> None:
+    tags = TiffImagePlugin.ImageFileDirectory_v2()
+    tags.tagtype[_XMP] = TiffTags.ASCII
+    tags[_XMP] = "text, where Pillow expects bytes"
+    target = io.BytesIO()
+    Image.new("L", (8, 8)).save(target, "TIFF", tiffinfo=tags)
+    data = target.getvalue()
+    assert not is_decoded_by_pillow(data)
+    with pytest.raises(SampleError, match="does not decode"):
+        presize(data, Recipe(size=4), "a")
+    with pytest.raises(SampleError, match="does not decode"):
+        decode_mask(data, "a")
+
+
+def test_a_heif_is_decoded_itself_and_not_its_thumbnail() -> None:
+    pillow_heif = pytest.importorskip("pillow_heif", reason="needs pillow-heif")
+    pillow_heif.register_heif_opener()
+    target = io.BytesIO()
+    Image.fromarray(np.full((128, 128, 3), 90, np.uint8)).save(target, "HEIF", thumbnails=[64])
+    with opened(target.getvalue(), "a") as image:
+        decoded = decode(image, target.getvalue(), (32, 32))
+    assert (decoded.pixels.shape[:2], decoded.scale) == ((128, 128), 1.0)

@@ -130,8 +130,9 @@ def test_both_libraries_make_the_same_of_a_scale_that_both_have(
 
 @pytest.mark.parametrize("value", range(1, 9))
 def test_an_orientation_is_read(value: int, smooth_image: Any, encode: Any) -> None:
-    with opened(encode(smooth_image(9, 7), orientation=value), "a.jpg") as image:
-        assert orientation(image) == value
+    data = encode(smooth_image(9, 7), orientation=value)
+    with opened(data, "a.jpg") as image:
+        assert orientation(image, data) == value
 
 
 def _palette_mask() -> Image.Image:

@@ -73,7 +73,7 @@ def test_every_format_is_turned_once(name: str, turn: int) -> None:
     got = presize(data, Recipe(size=expected.shape[:2]), "a")
     assert np.abs(got.astype(int) - expected)[4:-4, 4:-4].mean() < 6
     with opened(data, "a") as image:
-        assert (stored_size(image), orientation(image)) == ((48, 32), turn)
+        assert (stored_size(image), orientation(image, data)) == ((48, 32), turn)
         assert np.abs(decode(image, data).pixels.astype(int) - stored).mean() < 6
 
 

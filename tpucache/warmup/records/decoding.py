@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import PIL
-from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, features
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Mode, Recipe
@@ -340,6 +340,13 @@ _BROKEN: Final = (
 )
 
 
+_JPEGS: Final = ("JPEG", "MPO")
+#: JPEGs may be decoded at a smaller scale, and a TIFF is turned once it is decoded. Others are decoded first, because
+#: asking a PNG for its metadata decodes it, and some formats state their true size and mode only then. Pillow raises an
+#: error once: a second attempt returns what was decoded until then, with black for the rest.
+_DECODED_LATER: Final = (*_JPEGS, "TIFF")
+
+
 class Decoded(NamedTuple):
     """Pixels as stored, (height, width) or (height, width, channels), and how many there are for one stored."""
 
@@ -349,7 +356,7 @@ class Decoded(NamedTuple):
 
 @contextmanager
 def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
-    """Yield an image whose pixels may still be undecoded; whatever Pillow raises on it becomes a SampleError.
+    """Yield an image, of which only a JPEG or TIFF is not decoded yet; what Pillow raises on it becomes a SampleError.
 
     `path` names the sample in errors, and `what`, such as "the mask: ", the part of it. `max_pixels` replaces Pillow's
     own limit.
@@ -366,6 +373,8 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
                 check_size(image.size, path, what, max_pixels)
                 if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
                     raise PixelsError("Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit: save it as PNG")
+                if image.format not in _DECODED_LATER:
+                    image.load()
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SampleError(path, f"{what}too many pixels: {error}; --max-pixels sets another limit") from error
@@ -395,33 +404,39 @@ def decode(
     A JPEG is decoded at the smallest of its scales that gives at least `least` (width, height); None is in full.
     `white` is the number that is white in images of more than 8 bits, None where the numbers have to show it.
     """
-    if image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB"):
+    if image.format in _JPEGS and image.mode in ("L", "RGB"):
         decoded = decode_jpeg(data, image.size, least, is_grey=image.mode == "L" or mode == "grey")
         if decoded is not None:
             return Decoded(*decoded)
     width = image.width
     # A JPEG's own luma, as simplejpeg gives it.
     luma = "L" if mode == "grey" and image.mode == "RGB" else None
-    drafted = image.draft(luma, least) if (least or luma) and isinstance(image, ImageFile.ImageFile) else None
-    as_stored = _undo(image)
+    # No other format is drafted: a HEIF would give its thumbnail, which may be another picture.
+    drafted = image.draft(luma, least) if (least or luma) and image.format in _JPEGS else None
+    as_stored = _undo(image, data)
+    image.load()
     pixels = to_mode(image, data, mode, white)
     return Decoded(as_stored(pixels), 1.0 if drafted is None else drafted[1][2] / width)
 
 
-def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image, 1 to 8; 1 where it has none that can be read.
+def orientation(image: Image.Image, data: bytes) -> int:
+    """Return the EXIF orientation, 1 to 8, of what `opened` yielded for `data`; 1 where it has none that can be read.
 
-    A PNG is decoded for it. Raises what Pillow raises for one that does not decode.
+    A TIFF that was asked for its metadata would no longer be refused for them when it is decoded, so another copy of it
+    is asked.
     """
-    if image.format == "PNG":
-        # Its EXIF may come after its pixels, and so `getexif` decodes it. After an error it would be half decoded, and
-        # Pillow would then give that half without another error.
-        image.load()
     try:
-        value = image.getexif().get(_EXIF_ORIENTATION, 1)
-        return int(value) if value in TURNS else 1
+        if image.format != "TIFF":
+            return _asked_orientation(image)
+        with Image.open(io.BytesIO(data)) as copy:
+            return _asked_orientation(copy)
     except _BROKEN:
         return 1
+
+
+def _asked_orientation(image: Image.Image) -> int:
+    value = image.getexif().get(_EXIF_ORIENTATION, 1)
+    return int(value) if value in TURNS else 1
 
 
 def stored_size(image: Image.Image) -> tuple[int, int]:
@@ -431,9 +446,10 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
     return image.size
 
 
-def stored_pixels(image: Image.Image, mode: str | None = None) -> Array:
-    """Return the pixels of an image as they are stored, in its own mode or in another one of Pillow."""
-    as_stored = _undo(image)
+def stored_pixels(image: Image.Image, data: bytes, mode: str | None = None) -> Array:
+    """Return the pixels of what `opened` yielded for `data`, as they are stored, in a mode of Pillow or in its own."""
+    as_stored = _undo(image, data)
+    image.load()
     return as_stored(np.asarray(image if mode in (None, image.mode) else image.convert(mode)))
 
 
@@ -447,11 +463,11 @@ def decoder_versions() -> dict[str, str]:
     }
 
 
-def _undo(image: Image.Image) -> Callable[[Array], Array]:
+def _undo(image: Image.Image, data: bytes) -> Callable[[Array], Array]:
     """Return what makes pixels that Pillow decodes the stored ones: it turns a TIFF, and nothing else, on its own."""
     if image.format != "TIFF":
         return lambda pixels: pixels
-    turned = TURNS[orientation(image)]
+    turned = TURNS[orientation(image, data)]
     return lambda pixels: np.ascontiguousarray(turn_back(pixels, turned))
 
 
@@ -635,7 +651,7 @@ class _FilePicture:
 
     def __init__(self, image: Image.Image, data: bytes) -> None:
         self._image, self._data = image, data
-        self.size, self.orientation = stored_size(image), orientation(image)
+        self.size, self.orientation = stored_size(image), orientation(image, data)
         self.kind = f"{image.format} {image.mode}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:

@@ -51,12 +51,12 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
     if isinstance(data, np.ndarray):
         return _from_array(data, path, recipe), 1
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
-        turned = orientation(image)
+        turned = orientation(image, data)
         if recipe.mask_colours and not image.mode.startswith(("I", "F")):
-            return _by_colours(stored_pixels(image, "RGB"), recipe, path), turned
+            return _by_colours(stored_pixels(image, data, "RGB"), recipe, path), turned
         if image.mode in _PALETTES and recipe.mask_values != "scale":
-            return stored_pixels(image, "P"), turned
-        numbers = _grey(image, turned, path, scaled=recipe.mask_values == "scale")
+            return stored_pixels(image, data, "P"), turned
+        numbers = _grey(image, data, turned, path, scaled=recipe.mask_values == "scale")
     return _to_classes(numbers, recipe, path), turned
 
 
@@ -71,22 +71,22 @@ def has_grey_palette(data: bytes | Array) -> bool:
     with opened(data, "", _WHAT) as image:
         if image.mode not in _PALETTES:
             return False
-        colours, indices = stored_pixels(image, "RGB"), stored_pixels(image, "P")
+        colours, indices = stored_pixels(image, data, "RGB"), stored_pixels(image, data, "P")
     greys = colours[..., 0]
     same = np.array_equal(greys, indices) or np.array_equal(greys, indices * np.uint8(255))
     return not same and _is_grey(colours)
 
 
-def _grey(image: Image, turned: int, path: str, *, scaled: bool) -> _Numbers:
+def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) -> _Numbers:
     """Return a mask's pixels as levels of grey. Raises SampleError where they may be no numbers."""
     if image.mode == "1":
-        return _Numbers(stored_pixels(image) * np.uint8(255), turned, 255)
+        return _Numbers(stored_pixels(image, data) * np.uint8(255), turned, 255)
     if image.mode.startswith("I"):
-        return _Numbers(stored_pixels(image), turned, 65535)
+        return _Numbers(stored_pixels(image, data), turned, 65535)
     if image.mode == "L" or (scaled and image.mode == "LA"):
-        return _Numbers(stored_pixels(image, "L"), turned, 255, image.format in _LOSSY)
+        return _Numbers(stored_pixels(image, data, "L"), turned, 255, image.format in _LOSSY)
     if scaled and image.mode in (*_PALETTES, "RGB", "RGBA"):
-        pixels = stored_pixels(image, "RGB")
+        pixels = stored_pixels(image, data, "RGB")
         if _is_grey(pixels):
             return _Numbers(pixels[..., 0], turned, 255, image.format in _LOSSY)
         raise SampleError(
