@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -10,6 +11,7 @@ import os
 import pickle
 import random
 import re
+import signal
 import socket
 import threading
 import time
@@ -798,3 +800,30 @@ def test_a_server_that_never_answers_is_given_up_when_opening(
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"), error:
         CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)
     assert sum("trying again" in message for message in caplog.messages) <= 3
+
+
+def test_an_interrupt_while_a_server_stands_still_ends_the_command(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    released, sent = threading.Event(), threading.Event()
+
+    def stand_still(name: str, _: int) -> str | None:
+        if name.endswith(".lmdb"):
+            if not sent.is_set():
+                sent.set()
+                os.kill(os.getpid(), signal.SIGINT)
+            released.wait(60)
+        return None
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with contextlib.closing(Server(cache)) as server:
+        server.fault = stand_still
+        began = time.monotonic()
+        try:
+            assert main(["bench", server.url, "--cache-dir", str(tmp_path), "--batch-size", "4"]) == 3
+            assert time.monotonic() - began < 30  # a silence of a minute is waited for
+        finally:
+            released.set()
+            signal.signal(signal.SIGINT, before)
+    assert sent.is_set()
+    assert "interrupted" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""Interrupts commands at random moments, and says how each of them ended.
+
+    python -m scripts.checks interrupts --times 2000
+
+`bench`, `verify`, `warmup` and `push` to a folder get a SIGINT or a SIGTERM at a moment from their start to their end,
+some of them at once; `warmup` gets the SIGINT as from a terminal, which sends it to its workers, too. Each has to end
+with status 3 and one line, or with its own result where the work was done, and in time. A signal that came before the
+command handled signals, while Python itself started, is counted apart. Ends in status 1 for any other outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from tpucache import Recipe, build_cache, signals
+
+LINE = f"{signals.PROG}: {signals.INTERRUPTED}"
+#: What commands say of their work on standard error.
+WORKING = ("bench: ", "verify: ", "warmup: ", "push: ", "to do: ")
+PHOTOGRAPHS, SIDE = 300, 96
+LONGEST = 120.0
+
+
+class Outcome(NamedTuple):
+    """How a command ended: its status, its lines on standard error but those of progress, and the seconds it took."""
+
+    command: str
+    status: int
+    lines: tuple[str, ...]
+    seconds: float
+    was_early: bool
+
+    @property
+    def has_traceback(self) -> bool:
+        return any("Traceback" in line or "Exception ignored" in line for line in self.lines)
+
+    def is_right(self, most: float) -> bool:
+        """Whether it is what the page says of it."""
+        ended = (self.status, self.lines) in ((3, (LINE,)), (0, ()))
+        return self.was_early or (ended and self.seconds <= most)
+
+
+class Trial:
+    """The commands, and the files that they read; each run writes into a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        rng = np.random.default_rng(0)
+        for number in range(PHOTOGRAPHS):
+            path = folder / "photos" / "ab"[number % 2] / f"{number:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(path)
+        build_cache(folder / "photos", folder / "cache", Recipe(size=64, variants=1), jobs=1)
+        self.seconds = {command: self._run(command, -1, None, 0).seconds for command in self.words(Path())}
+
+    def words(self, target: Path) -> dict[str, list[str | Path]]:
+        """Return each command, which writes to `target` if it writes anything."""
+        photos, cache = self._folder / "photos", self._folder / "cache"
+        augmented = ["--size", "64", "--variants", "4", "--augment", "standard", "--jobs", "2"]
+        return {
+            "bench": ["bench", cache, "--batch-size", "16"],
+            "verify": ["verify", cache],
+            "warmup": ["warmup", photos, target, *augmented],
+            "push": ["push", cache, target],
+        }
+
+    def interrupt(self, command: str, number: int, kind: signal.Signals, after: float) -> Outcome:
+        """Run a command that gets the signal after so many seconds."""
+        return self._run(command, number, kind, after)
+
+    def _run(self, command: str, number: int, kind: signal.Signals | None, after: float) -> Outcome:
+        target = self._folder / f"{command}-{number}"
+        words = [str(word) for word in self.words(target)[command]]
+        program = [sys.executable, "-m", "tpucache", *words]
+        began = time.monotonic()
+        with subprocess.Popen(
+            program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            was_early = False
+            try:
+                if kind is not None:
+                    time.sleep(after)
+                    was_early = not handles_signals(process.pid)
+                    began = time.monotonic()
+                    if process.poll() is None:
+                        is_terminal = command == "warmup" and kind is signal.SIGINT
+                        (os.killpg if is_terminal else os.kill)(process.pid, kind)
+                said = process.communicate(timeout=LONGEST)[1]
+            except subprocess.TimeoutExpired:
+                said = "it did not end"
+            finally:
+                process.kill()
+        seconds = time.monotonic() - began
+        shutil.rmtree(target, ignore_errors=True)
+        lines = tuple(line for line in said.splitlines() if not line.startswith(WORKING))
+        return Outcome(command, process.returncode, lines, seconds, was_early)
+
+
+def handles_signals(process: int) -> bool:
+    """Return whether a process handles SIGTERM: its command has begun."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:  # it has ended
+        return True
+    caught = status.partition("SigCgt:")[2].split()
+    return not caught or bool(int(caught[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=2000, help="interrupts, of all commands together")
+    parser.add_argument("--jobs", type=int, default=4, help="commands at once")
+    parser.add_argument("--seed", type=int, help="of the moments; it is printed")
+    parser.add_argument("--most-seconds", type=float, default=3.0, help="until the end of a command, at most")
+    options = parser.parse_args()
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(options.jobs) as threads:
+        trial = Trial(Path(work))
+        commands = list(trial.seconds)
+        jobs = []
+        for number in range(options.times):
+            command = commands[number % len(commands)]
+            kind = chance.choice((signal.SIGINT, signal.SIGTERM))
+            jobs.append((command, number, kind, chance.uniform(0, trial.seconds[command])))
+        outcomes = list(threads.map(lambda job: trial.interrupt(*job), jobs))
+    wrong = [outcome for outcome in outcomes if not outcome.is_right(options.most_seconds)]
+    print(
+        "| command | signals | before its first line | status: times | lines: times | tracebacks | longest, s | wrong |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for command in commands:
+        own = [outcome for outcome in outcomes if outcome.command == command]
+        late = [outcome for outcome in own if not outcome.was_early]
+        print(
+            f"| {command} | {len(own)} | {len(own) - len(late)} | {counts([each.status for each in late])} | "
+            f"{counts([len(each.lines) for each in late])} | {sum(each.has_traceback for each in late)} | "
+            f"{max((each.seconds for each in late), default=0.0):.2f} | {sum(each in wrong for each in own)} |"
+        )
+    early = Counter(outcome.status for outcome in outcomes if outcome.was_early)
+    print(f"of those before the first line: status {counts(list(early.elements()))}")
+    for outcome in wrong[:10]:
+        print(f"wrong: {outcome}")
+    return bool(wrong)
+
+
+def counts(values: list[int]) -> str:
+    """Return how often there is each value."""
+    return ", ".join(f"{value}: {count}" for value, count in sorted(Counter(values).items())) or "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
