@@ -24,7 +24,7 @@ from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.loop import train
 from tpucache.training.prediction import predict_parts
 from tpucache.training.predictor import Predictor
-from tpucache.training.run.files import open_folds
+from tpucache.training.run.files import check_folds, open_folds
 from tpucache.training.run.folds import (
     FoldsReport,
     make_report,
@@ -67,14 +67,14 @@ class Folds:
 
 
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
-    """Return the folds of a whole cache, given as it trains and as it validates, and make the folder of their run.
+    """Return the folds of a whole cache, given as it trains and as it validates, for a run of them; nothing is written.
 
     Of several processes, which an opened device has joined, the main one alone uses the folder. Raises UsageError where
     the cache has no folds, or the folder has a run that is not to be resumed or is another one; TrainingError where the
-    folder cannot be read or written.
+    folder cannot be read.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
-    current().on_main(lambda: open_folds(run, list(splits), resume))
+    current().on_main(lambda: check_folds(run, list(splits), resume))
     folds = [
         Fold(name, fold_folder(run, name), train_set.select(split.train), valid_set.select(split.valid))
         for name, split in splits.items()
@@ -107,6 +107,7 @@ def train_folds(
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
         check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
+    processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
     try:
         has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
         report = processes.on_main(lambda: read_report(folds.run))

@@ -152,6 +152,7 @@ def channel_statistics(
 ) -> tuple[list[float], list[float]]:
     """Return mean and deviation of the channels, in the numbers of the pixels: given, or whose `normalise` names.
 
+    A constant channel, such as opaque alpha, has no deviation to divide by: that counts as 1, so that it becomes 0.
     Raises UsageError where they do not fit the images.
     """
     mean, std = _known_statistics(settings, dataset, model)
@@ -162,7 +163,7 @@ def channel_statistics(
             raise UsageError(f"--{name} is one number for each of {len(known)} channels, not {len(given)} numbers")
     if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
         raise UsageError(f"--mean is in the numbers of the pixels, 0 to 255, not {settings.mean}: multiply by 255")
-    return list(settings.mean or mean), list(settings.std or std)
+    return list(settings.mean or mean), [spread or 1.0 for spread in settings.std or std]
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:

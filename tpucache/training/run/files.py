@@ -84,11 +84,10 @@ def open_run(
     return state, settings, content["learner"]
 
 
-def open_folds(run: Path, names: Sequence[str], resume: bool) -> None:
-    """Make the folder of a run of all folds, unless it is to be resumed and these are its folds.
+def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
+    """Raise UsageError for a folder that has another run than one of these folds, or one that is not to be resumed.
 
-    A run of which no step is saved yet is begun anew. Raises UsageError for a folder that has another run,
-    TrainingError where it cannot be read or written.
+    A run of which no step is saved yet may be begun anew. Raises TrainingError where the folder cannot be read.
     """
     before = read_folds(run)
     if before is None and is_run(run):
@@ -101,8 +100,12 @@ def open_folds(run: Path, names: Sequence[str], resume: bool) -> None:
             f"{run} has the folds {', '.join(before)}, the cache {', '.join(names)}: give the same cache to continue, "
             "or another folder"
         )
+
+
+def open_folds(run: Path, names: Sequence[str]) -> None:
+    """Make the folder of a run of all folds that `check_folds` lets begin. Raises TrainingError."""
     _make_folder(run)
-    if not has_begun:
+    if read_folds(run) != list(names):
         write_folds(run, names)
 
 
