@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN: Final = "***"
@@ -55,18 +56,25 @@ def printable_lines(text: str) -> str:
 #: What makes a cell of a table a formula, in programs that show tables.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _TEXT_MARK: Final = "'"
+_BYTES_MARK: Final = "bytes:"
+_OTHER_BYTE: Final = re.compile("[\udc80-\udcff]")
 
 
 def to_cell(text: str) -> str:
     """Return a text as the cell of a CSV: with a `'` in front where a spreadsheet would take it for a formula.
 
-    Numbers, and several with `;` between them, stay as they are. `from_cell` returns the text again.
+    Numbers, and several with `;` between them, stay as they are. Names that are no UTF-8 have `bytes:` in front and
+    each other byte as `%FF`, and so have texts that begin with that. `from_cell` returns the text again.
     """
+    if text.startswith(_BYTES_MARK) or _OTHER_BYTE.search(text):
+        return _BYTES_MARK + _OTHER_BYTE.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", text.replace("%", "%25"))
     return f"{_TEXT_MARK}{text}" if _is_formula(text.lstrip(_TEXT_MARK)) else text
 
 
 def from_cell(text: str) -> str:
     """Return the text of a cell that `to_cell` made."""
+    if text.startswith(_BYTES_MARK):
+        return unquote(text.removeprefix(_BYTES_MARK), errors="surrogateescape")
     rest = text.removeprefix(_TEXT_MARK)
     return rest if rest != text and _is_formula(rest.lstrip(_TEXT_MARK)) else text
 
@@ -79,3 +87,48 @@ def _is_formula(text: str) -> bool:
     except ValueError:
         return True
     return text.startswith(("\t", "\r"))
+
+
+#: The columns in which a table of predictions begins; a probability for each class follows.
+PREDICTION_COLUMNS: Final = ("sample", "path", "label", "prediction")
+#: What those tables that tpucache wrote begin in: cells of text in them are as `to_cell` makes them.
+OWN_HEADING: Final = PREDICTION_COLUMNS[:3]
+_CLASS_MARK: Final = "class:"
+
+
+def to_heading(name: str) -> str:
+    """Return what the column of a class is called in a table of predictions: its name as a cell.
+
+    A class that is called as one of the first columns has `class:` in front, and one that begins so, too.
+    """
+    return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
+
+
+def from_heading(text: str) -> str:
+    """Return the class whose column `to_heading` called so."""
+    name = from_cell(text)
+    rest = name.removeprefix(_CLASS_MARK)
+    return rest if rest != name and _is_taken(rest) else name
+
+
+def _is_taken(name: str) -> bool:
+    while name.startswith(_CLASS_MARK):
+        name = name.removeprefix(_CLASS_MARK)
+    return name in PREDICTION_COLUMNS
+
+
+class _Lines:
+    """Collects the lines that a csv.writer writes, each ended by a line feed alone."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def write(self, line: str) -> None:
+        self.lines.append(line.removesuffix("\r\n") + "\n")
+
+
+def to_csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    """Return rows as a CSV file in UTF-8, whose cells are read again as they are."""
+    found = _Lines()
+    csv.writer(found, lineterminator="\r\n").writerows(rows)  # so that a carriage return in a cell is quoted, too
+    return "".join(found.lines).encode()

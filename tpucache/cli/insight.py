@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 from tpucache.cli.arguments import add_command, add_json, cache_or_url, local_path, natural, positive
 from tpucache.cli.terminal import note, show
 from tpucache.errors import TpucacheError, UsageError
-from tpucache.redact import printable, to_cell
+from tpucache.redact import printable, to_cell, to_csv
 
 if TYPE_CHECKING:
     from tpucache.insight.comparison import Comparison
@@ -275,14 +273,11 @@ def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     check_no_cache_file(path)
     check_no_run_file(path)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
     names = ["sample", "path", "label", "predicted", "score"]
-    writer.writerow(names)
-    writer.writerows([to_cell(str(row[name])) for name in names] for row in rows)
+    table = to_csv([names, *([to_cell(str(row[name])) for name in names] for row in rows)])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
+        write_atomically(path, table)
     except OSError as error:
         raise TpucacheError(f"{path} cannot be written: {error}. Give another path") from error
 

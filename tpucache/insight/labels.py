@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.redact import from_cell
+from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading
 from tpucache.runs import OUT_OF_FOLD_NAME
-from tpucache.store.files import open_text
+from tpucache.store.files import read_file
 
 Array = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
-#: The columns in which a table of predictions begins; a probability for each class follows.
-_COLUMNS: Final = ("sample", "path", "label", "prediction")
 _SEPARATOR: Final = ";"  # between the classes of one sample
 _ONE: Final = 1e-3  # by which probabilities that add up to 1 may miss it, as they are rounded
 
@@ -137,16 +136,16 @@ def read_predictions(table: str | Path) -> Predictions:
     path = Path(table)
     path = path / OUT_OF_FOLD_NAME if path.is_dir() else path
     try:
-        with open_text(path, "utf-8-sig", newline="") as file:
-            rows = list(csv.reader(file, strict=True))
+        text = read_file(path).decode("utf-8-sig")
+        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no {path}: give the table of predictions, or a run that `train --folds` has finished"
         ) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a table of predictions: {error!s:.300}") from error
-    if not rows or tuple(rows[0][: len(_COLUMNS)]) != _COLUMNS:
-        raise UsageError(f"{path} is no table of predictions: its columns begin with {','.join(_COLUMNS)}")
+    if not rows or tuple(rows[0][: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS:
+        raise UsageError(f"{path} is no table of predictions: its columns begin with {','.join(PREDICTION_COLUMNS)}")
     heading, *rows = rows
     wrong = next((line for line, row in enumerate(rows, 2) if len(row) != len(heading)), None)
     if wrong is not None:
@@ -154,11 +153,11 @@ def read_predictions(table: str | Path) -> Predictions:
     texts = list(zip(*rows, strict=True)) or [()] * len(heading)
     try:
         numbers = np.array([int(text) for text in texts[0]], np.uint64)
-        values = [[float(text) for text in column] for column in texts[len(_COLUMNS) :]]
+        values = [[float(text) for text in column] for column in texts[len(PREDICTION_COLUMNS) :]]
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path} has something other than numbers where numbers belong: {error!s:.200}") from error
-    paths, labels, predictions = ([from_cell(text) for text in column] for column in texts[1 : len(_COLUMNS)])
-    classes = tuple(from_cell(name) for name in heading[len(_COLUMNS) :])
+    paths, labels, predictions = ([from_cell(text) for text in column] for column in texts[1 : len(PREDICTION_COLUMNS)])
+    classes = tuple(map(from_heading, heading[len(PREDICTION_COLUMNS) :]))
     if len(set(classes)) < len(classes):
         raise UsageError(f"{path} has a class twice")
     if len(np.unique(numbers)) < len(numbers):

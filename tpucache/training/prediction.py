@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +17,7 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
-from tpucache.redact import to_cell
+from tpucache.redact import PREDICTION_COLUMNS, to_cell, to_csv, to_heading
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import LABEL
@@ -35,7 +33,6 @@ _RANKED: Final = ("classes", "multilabel")
 
 Array = npt.NDArray[Any]
 
-_COLUMNS: Final = ("sample", "path", "label", "prediction")
 
 _log = logging.getLogger("tpucache")
 
@@ -357,16 +354,12 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
 
 
 def _write(output: Path, dataset: CachedDataset, labels: Sequence[str], found: _Predictions) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *map(to_cell, found.names)])
+    rows = zip(dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True)
     # str of a float32 is the shortest text that reads back as the same number.
-    for number, path, label, prediction, row in zip(
-        dataset.numbers.tolist(), dataset.paths, labels, found.texts, found.values, strict=True
-    ):
-        writer.writerow([number, *map(to_cell, (path, label, prediction)), *map(str, row)])
+    cells = ([number, *map(to_cell, texts), *map(str, row)] for number, *texts, row in rows)
+    table = to_csv([[*PREDICTION_COLUMNS, *map(to_heading, found.names)], *cells])
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, text.getvalue().encode("utf-8", "surrogateescape"))
+        write_atomically(output, table)
     except OSError as error:
         raise TrainingError(f"{output} cannot be written: {error}") from error

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, SourceError, UsageError
-from tpucache.redact import from_cell
+from tpucache.redact import from_cell, to_cell, to_heading
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
@@ -181,12 +181,9 @@ def _new_columns(
 def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
     """Return what each sample is learned as, and how much it counts. Raises UsageError and SourceError."""
     samples, classes = cache.samples, cache.manifest.classes
-    # What predict wrote: names that a spreadsheet would take for a formula have a mark before them.
     path, labels = path_column(table, options), samples.get(LABEL)
-    plain = {
-        from_cell(name): [*map(from_cell, cells)] if name == path else cells for name, cells in table.columns.items()
-    }
-    table = dataclasses.replace(table, columns=plain)
+    if not table.is_own:  # names that a spreadsheet would take for a formula may have a mark before them
+        table = dataclasses.replace(table, columns={**table.columns, path: [*map(from_cell, table.column(path))]})
     if not classes or not isinstance(labels, np.ndarray) or labels.ndim != 1:
         raise UsageError(
             f"soft labels are of one class for each sample, and {cache.directory} has others: give values and several "
@@ -201,7 +198,7 @@ def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftO
     if isinstance(earlier[0], np.ndarray) and isinstance(earlier[1], np.ndarray):
         kept = earlier[0].copy(), earlier[1].copy()
     used = rows[found].tolist()
-    predicted = np.stack([_cells(table, name, used, most=1.0) for name in classes], 1)
+    predicted = np.stack([_cells(table, _class_column(table, name), used, most=1.0) for name in classes], 1)
     totals = predicted.sum(1)
     if len(odd := np.flatnonzero(abs(totals - 1) > _SUM_ERROR)):
         raise SourceError(
@@ -212,6 +209,13 @@ def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftO
     kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
     kept[1][found] = 1.0 if soft.weight_col is None else _cells(table, soft.weight_col, used)
     return {SOFT_LABEL: kept[0], SOFT_WEIGHT: kept[1]}
+
+
+def _class_column(table: Table, name: str) -> str:
+    """Return the column of a class: as `predict` calls it or, in somebody's own table, the name as it is."""
+    heading = to_heading(name)
+    is_plain = heading not in table.columns and heading == to_cell(name)
+    return name if is_plain and name in table.columns else heading
 
 
 def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
@@ -230,7 +234,8 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
     samples, manifest = cache.samples, cache.manifest
     if samples.labels is None:
         raise UsageError(f"{cache.directory} has no labels to correct: relabel it with a row for each sample")
-    cells = {path_column(table, options), *options.label_cols}  # which tpucache may have written
+    # Pages of findings write tables of paths and labels, with marks before what a spreadsheet takes for a formula.
+    cells = set() if table.is_own else {path_column(table, options), *options.label_cols}
     plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
     table = dataclasses.replace(table, columns=plain)
     rows = _find_rows(cache, table, options, need_all=False)

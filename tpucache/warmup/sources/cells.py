@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from tpucache.errors import SourceError
-from tpucache.store.files import open_text
+from tpucache.redact import OWN_HEADING, PREDICTION_COLUMNS, from_cell
+from tpucache.store.files import read_file
 from tpucache.warmup.sources.archives import find_archive
 
 _PADDED: Final = re.compile(r"\s*0\d")
@@ -23,11 +24,15 @@ _PADDED: Final = re.compile(r"\s*0\d")
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a CSV file by column, and the line that each row begins on."""
+    """The cells of a CSV file by column, and the line that each row begins on.
+
+    `is_own` is whether tpucache wrote it, as `predict` and `suspects` do: cells of text have lost their marks then.
+    """
 
     path: Path
     columns: Mapping[str, list[str]]
     lines: Sequence[int]
+    is_own: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -52,12 +57,13 @@ def read_table(path: str | Path) -> Table:
     """
     path = Path(path)
     try:
-        with _open(path) as file:
-            text = file.read()
+        data = _read(path)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = 1 + error.object.count(b"\n", 0, error.start)
+        line = 1 + data.count(b"\n", 0, error.start)
         raise SourceError(f"{path} is not UTF-8, in line {line}: save it as UTF-8") from error
     columns = _plain_columns(text)
     lines: Sequence[int] = range(1, 1 + len(columns[0])) if columns else []
@@ -69,7 +75,13 @@ def read_table(path: str | Path) -> Table:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise SourceError(f"{path} has more than one column {twice[0]!r}: give each a name of its own")
-    return Table(path, dict(zip(names, columns, strict=True)), lines[1:])
+    is_own = tuple(names[: len(OWN_HEADING)]) == OWN_HEADING
+    table = Table(path, dict(zip(names, columns, strict=True)), lines[1:], is_own)
+    if not is_own:
+        return table
+    texts = {*PREDICTION_COLUMNS[1:], "predicted"}
+    plain = {name: [*map(from_cell, cells)] if name in texts else cells for name, cells in table.columns.items()}
+    return dataclasses.replace(table, columns=plain)
 
 
 def _plain_columns(text: str) -> list[list[str]]:
@@ -111,16 +123,16 @@ def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
     return [list(cells) for cells in zip(*rows, strict=True)], lines
 
 
-def _open(path: Path) -> TextIO:
-    """Open a file on disk or, where its path leads into an archive, there."""
+def _read(path: Path) -> bytes:
+    """Return the bytes of a file on disk or, where its path leads into an archive, there."""
     files = find_archive(path)
     if files is None:
-        return open_text(path, "utf-8-sig", newline="")
+        return read_file(path)
     folder = dataclasses.replace(files, inside=posixpath.dirname(files.inside))
     member = folder.list().get(path.name)
     if member is None:
         raise SourceError(f"{folder} has no file {path.name!r}")
-    return io.TextIOWrapper(io.BytesIO(folder.read(member, path.name)), encoding="utf-8-sig", newline="")
+    return folder.read(member, path.name)
 
 
 def are_names(texts: Iterable[str]) -> bool:

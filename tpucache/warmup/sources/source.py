@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SourceError, TpucacheError
-from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK
+from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
+from tpucache.store.samples import IMAGE_COLUMNS
 
 Array = npt.NDArray[Any]
 
@@ -202,7 +203,7 @@ class SourceKind(NamedTuple):
 
 
 #: Columns of the samples table that have a meaning.
-_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold"})
+_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold", SOFT_LABEL, SOFT_WEIGHT, *IMAGE_COLUMNS})
 _LONGEST: Final = 56
 #: Fields that have a meaning.
 _OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
