@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -154,6 +155,25 @@ def process_began(stat: Path = Path("/proc/self/stat")) -> float:
     except (OSError, AttributeError, ValueError, IndexError):
         return now
     return now - max(0.0, age)
+
+
+def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
+    """Return why a torch that is built for these architectures cannot run on a GPU, "" where it can.
+
+    Code of `sm_XY` runs on GPUs of capability X.Z where Z is Y or more, and `compute_XY` on all of X.Y or more; with a
+    letter at the end, on X.Y alone (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
+    """
+    major, minor = capability
+    for name in architectures:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", name)
+        if found is None:
+            continue
+        kind, of, suffix = found[1], (int(found[2]), int(found[3])), found[4]
+        if of == (major, minor) or (not suffix and of <= (major, minor) and (kind == "compute" or of[0] == major)):
+            return ""
+    if not architectures:
+        return ""  # torch does not say
+    return f"its architecture is sm_{major}{minor}, and this torch is built for {', '.join(architectures)}"
 
 
 def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:

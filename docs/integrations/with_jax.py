@@ -48,11 +48,14 @@ def main(cache: str) -> None:
         "head": rng.normal(0, 0.1, (64, len(train.classes))).astype(np.float32),
     }
     momentum = jax.tree.map(np.zeros_like, weights)
-    seen = 0
+    seen, sent = 0, deque()
     for _ in range(2):
         for images, labels in batches:
             weights, momentum = step(weights, momentum, images, labels)
             seen += len(labels)
+            sent.append(weights["head"])
+            if len(sent) > 2:  # otherwise the loop would run ahead of the device, and batches pile up in its memory
+                sent.popleft().block_until_ready()
 
     right = total = 0
     predict = jax.jit(lambda weights, images: outputs_of(weights, images).argmax(1))

@@ -188,7 +188,14 @@ def test_the_devices_of_torch_are_named(torch, line):
 TORCH = """
 from types import SimpleNamespace as Names
 is_here = lambda: {here}
-cuda = Names(is_available=is_here, device_count=lambda: 2, get_device_name=lambda number: f"NVIDIA T{{number}}")
+def ones(_count, device):
+    if device == "cuda:1":
+        raise RuntimeError("no kernel image is available\\nCUDA kernel errors might ...")
+    return Names(sum=lambda: Names(item=lambda: 2))
+cuda = Names(
+    is_available=is_here, device_count=lambda: 2, get_device_name=lambda number: f"NVIDIA T{{number}}",
+    get_device_capability=lambda number: (7, 5) if number else {capability}, get_arch_list=lambda: ["sm_70", "sm_86"],
+)
 accelerator = Names(is_available=is_here, device_count=lambda: 8, current_accelerator=lambda: Names(type="tpu"))
 """
 
@@ -196,9 +203,21 @@ accelerator = Names(is_available=is_here, device_count=lambda: 8, current_accele
 @pytest.mark.parametrize(
     ("here", "expected"), [(True, ("cuda: NVIDIA T0", "cuda: NVIDIA T1", "tpu: 8 chips", "cpu")), (False, ("cpu",))]
 )
-def test_torch_is_asked_for_all_its_devices(tmp_path, here, expected):
-    (tmp_path / "torch.py").write_text(TORCH.format(here=here))
-    assert ask_torch({**os.environ, "PYTHONPATH": str(tmp_path)}) == TorchDevices(expected)
+def test_torch_is_asked_for_all_its_devices_and_runs_a_kernel_on_each(tmp_path, here, expected):
+    (tmp_path / "torch.py").write_text(TORCH.format(here=here, capability=(7, 0)))
+    found = ask_torch({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert found == TorchDevices(expected, broken=("NVIDIA T1: no kernel image is available",) * here)
+
+
+def test_a_gpu_that_torch_is_not_built_for_is_advised_against(tmp_path):
+    (tmp_path / "torch.py").write_text(TORCH.format(here=True, capability=(6, 0)))
+    found = ask_torch({**os.environ, "PYTHONPATH": str(tmp_path)})
+    first, second = advise(facts(torch=found))
+    assert (
+        "does not run on NVIDIA T0: its architecture is sm_60, and this torch is built for sm_70, sm_86" in first.what
+    )
+    assert "T4 x2" in first.remedy
+    assert "NVIDIA T1: no kernel image" in second.what
 
 
 @pytest.mark.parametrize(

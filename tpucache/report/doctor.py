@@ -28,6 +28,7 @@ from tpucache.machine import (
     Tpu,
     count_cores,
     find_tpu,
+    gpu_problem,
     measure_memory,
     measure_space,
     network_file_system,
@@ -222,8 +223,14 @@ _ASK_XLA: Final = (
 _ASK_TORCH: Final = """
 import json, torch
 found = []
-if torch.cuda.is_available():
-    found += [f"cuda: {torch.cuda.get_device_name(number)}" for number in range(torch.cuda.device_count())]
+for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    gpu = {"name": f"cuda: {torch.cuda.get_device_name(number)}", "error": ""}
+    gpu |= {"capability": torch.cuda.get_device_capability(number), "architectures": torch.cuda.get_arch_list()}
+    try:
+        torch.ones(2, device=f"cuda:{number}").sum().item()
+    except RuntimeError as error:
+        gpu["error"] = str(error).splitlines()[0]
+    found.append(gpu)
 accelerator = getattr(torch, "accelerator", None)
 if accelerator is not None and accelerator.is_available():
     # Neither of these starts a TPU.
@@ -245,10 +252,14 @@ class Xla:
 
 @dataclass(frozen=True)
 class TorchDevices:
-    """The devices that plain torch finds, the one to prefer first, or the error why it finds none."""
+    """The devices that plain torch finds, the one to prefer first, or the error why it finds none.
+
+    `broken` are those on which it cannot run, each with the reason.
+    """
 
     devices: tuple[str, ...]
     error: str = ""
+    broken: tuple[str, ...] = ()
 
 
 def ask_xla(
@@ -268,9 +279,18 @@ def ask_torch(
     seconds: float = _ASK_SECONDS,
     command: Sequence[str] = (sys.executable, "-c", _ASK_TORCH),
 ) -> TorchDevices:
-    """Import torch in a separate process with this environment and ask for its devices; stop it after `seconds`."""
+    """Import torch in a separate process with this environment and ask for its devices; stop it after `seconds`.
+
+    On each GPU it runs a kernel.
+    """
     found, error = _ask(environ, seconds, command)
-    return TorchDevices(() if found is None else tuple(map(str, found)), error)
+    names, broken = [], []
+    for entry in found or ():
+        names.append(str(entry["name"] if isinstance(entry, dict) else entry))
+        if isinstance(entry, dict):
+            problem = gpu_problem(entry["capability"], entry["architectures"]) or entry["error"]
+            broken += [f"{names[-1].removeprefix('cuda: ')}: {problem}"] if problem else []
+    return TorchDevices(tuple(names), error, tuple(broken))
 
 
 def _ask(environ: Mapping[str, str], seconds: float, command: Sequence[str]) -> tuple[list[Any] | None, str]:
@@ -339,6 +359,12 @@ def _check_torch(facts: Facts) -> Iterator[Advice]:
         yield Advice("there is a TPU, but torch_xla is not installed", f"`pip install {_PAIR}`")
     if facts.tpu is not None and xla is not None and facts.version("libtpu") is None:
         yield Advice("there is a TPU, but libtpu is not installed", f"`pip install 'torch_xla[tpu]=={xla}'`")
+    for problem in dict.fromkeys(() if facts.torch is None else facts.torch.broken):
+        yield Advice(
+            f"torch {torch} does not run on {printable(problem)}",
+            "choose another accelerator (on Kaggle GPU T4 x2, with `train --processes 2`), or install a torch that is "
+            "built for this one",
+        )
     if torch and xla and _release(torch) != _release(xla):
         yield Advice(
             f"torch {torch} and torch_xla {xla} do not fit: torch_xla works with one release of torch only",

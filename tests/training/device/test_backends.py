@@ -152,6 +152,7 @@ import json, sys, time
 import torch
 import torch_xla.debug.metrics as met
 from tpucache.training.device import open_device, xla
+from tpucache.training.device.tensors import to_host
 
 cores = int(sys.argv[1])
 device, waits, event = open_device("xla", cores), [], xla.on_ready_event
@@ -178,7 +179,16 @@ for _ in range(6):
     left.append(len(device._sent))
 device.wait()
 wall, busy = time.time() - began, device.counters().execute_seconds - before
-for _ in range(3 * xla._READ_AFTER):  # more executions than the runtime keeps the times of, in all
+def transfers():
+    return (met.metric_data("TransferFromDeviceTime") or [0])[0]
+
+more = {"model": {f"{number}": values + number for number in range(3)}, "step": [7, torch.ones(1)]}
+device.wait()
+read = transfers()
+more = to_host(more, copy=True)
+read = transfers() - read
+right = all(torch.equal(more["model"][f"{n}"], (values + n).cpu()) for n in range(3)) and more["step"] == [7, 1.0]
+for _ in range(3 * xla._READ_AFTER if cores == 1 else 0):  # more executions than the runtime keeps the times of, in all
     for _ in range(6):
         values = values + 1
         xla.torch_xla.sync()
@@ -190,7 +200,7 @@ print(json.dumps({
     "rows": rows, "waited": waits[:4] == sent[:4], "left": left, "busy": busy, "wall": wall,
     "sliced": device._is_sliced,
     "kept": len(met.metric_data(name)[2]), "unread": met.metric_data(name)[0] - counted,
-    "peak": device.peak_bytes(),
+    "peak": device.peak_bytes(), "transfers": read, "right": right,
 }))
 """
 
@@ -207,6 +217,7 @@ def test_xla_runs_two_steps_ahead_and_counts_the_time_in_which_anything_ran(pyth
     assert found["sliced"] == (cores > 1)
     assert (found["left"], found["waited"]) == ([1, 2, 2, 2, 2, 2], True)
     assert 0 < found["busy"] <= found["wall"]
-    assert found["kept"] == 1024
+    assert cores > 1 or found["kept"] == 1024
     assert found["unread"] < 1024  # nothing was forgotten before it was read
     assert found["peak"] is None  # and not the host's
+    assert (found["transfers"], found["right"]) == (1, True)  # of three tensors

@@ -13,8 +13,9 @@ import torch
 
 from tpucache import UsageError
 from tpucache.cli import main
+from tpucache.machine import gpu_problem
 from tpucache.training.device import DEVICES, CpuDevice, open_device
-from tpucache.training.device.torch_device import choose_device, find_devices
+from tpucache.training.device.torch_device import choose_device, find_devices, open_accelerator
 from tpucache.training.fitting import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
@@ -112,3 +113,41 @@ def test_training_from_python_takes_the_name_of_a_device(here):
     )
     with pytest.raises(UsageError, match="no device 'cuda'"):
         train("tiny_models:tiny", EARLIER / "cache", None, settings, device="cuda", options=quick)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((7, 5), ["sm_75", "sm_80"], True),
+        ((6, 0), ["sm_70", "sm_75", "sm_80", "sm_90"], False),  # a P100, and Kaggle's torch
+        ((8, 9), ["sm_80", "sm_90"], True),
+        ((8, 0), ["sm_86"], False),
+        ((12, 0), ["sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((10, 3), ["sm_90a", "compute_90a"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((6, 0), [], True),
+        ((6, 0), ["gfx90a"], False),
+    ],
+)
+def test_a_gpu_runs_what_torch_is_built_for(capability, architectures, runs):
+    assert (gpu_problem(capability, architectures) == "") == runs
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"), [("sm_80", "built for sm_80"), ("sm_60", "a kernel fails: no image")]
+)
+def test_a_gpu_that_torch_does_not_run_on_is_refused_before_training(monkeypatch, architecture, reason):
+    def fail(*_, **__):
+        raise RuntimeError("no image\nCUDA kernel errors")
+
+    module = SimpleNamespace(
+        current_device=lambda: 0,
+        get_device_capability=lambda _device: (6, 0),
+        get_arch_list=lambda: [architecture],
+        get_device_name=lambda _device: "Tesla P100",
+    )
+    monkeypatch.setattr(torch, "cuda", module)
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(UsageError, match=rf"does not run on Tesla P100: .*{reason}.*T4 x2"):
+        open_accelerator("cuda")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,37 @@ class DeviceBatch:
 
 
 def to_host(value: Any, *, copy: bool = False) -> Any:
-    """Return the same tree of dicts, lists and tuples with every tensor on the host, as a `copy` also from there."""
+    """Return the same tree of dicts, lists and tuples with every tensor on the host, as a `copy` also from there.
+
+    Those on XLA are read in one transfer: one by one, each would wait for the way there and back.
+    """
+    return _replace(value, iter(_read([*_tensors(value)], copy)))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a tree."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=copy)
+        yield value.detach()
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def _replace(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    """Return the same tree with other tensors, in the order in which `_tensors` yields its own."""
+    if isinstance(value, torch.Tensor):
+        return next(tensors)
     if isinstance(value, dict):
-        return {key: to_host(item, copy=copy) for key, item in value.items()}
+        return {key: _replace(item, tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(to_host(item, copy=copy) for item in value)
+        return type(value)(_replace(item, tensors) for item in value)
     return value
+
+
+def _read(tensors: list[torch.Tensor], copy: bool) -> list[torch.Tensor]:
+    if not any(tensor.device.type == "xla" for tensor in tensors):
+        return [tensor.to("cpu", copy=copy) for tensor in tensors]
+    from tpucache.training.device.xla import read_tensors  # it is imported: there are such tensors
+
+    read = iter(read_tensors([tensor for tensor in tensors if tensor.device.type == "xla"]))
+    return [next(read) if tensor.device.type == "xla" else tensor.to("cpu", copy=copy) for tensor in tensors]

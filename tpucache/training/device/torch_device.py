@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import UsageError
+from tpucache.machine import gpu_problem
 from tpucache.training.device.base import MOST_AHEAD, Counters
 from tpucache.training.device.processes import open_processes
 from tpucache.training.settings import Precision
@@ -179,7 +180,25 @@ def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
         device = torch.device(kind, module.current_device())
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"the device {kind!r} is there but does not start: {error}. Use --device cpu") from error
+    if kind == "cuda":
+        _check_gpu(module, device)
     return (CudaDevice if kind == "cuda" else AcceleratorDevice)(device, module, compiles)
+
+
+def _check_gpu(module: Any, device: torch.device) -> None:
+    """Raise UsageError unless this torch has code for a GPU and runs a kernel on it."""
+    problem = gpu_problem(module.get_device_capability(device), module.get_arch_list())
+    if not problem:
+        try:
+            torch.ones(2, device=device).sum().item()
+        except RuntimeError as error:
+            problem = f"a kernel fails: {str(error).splitlines()[0]}"
+    if problem:
+        raise UsageError(
+            f"torch {torch.__version__} does not run on {module.get_device_name(device)}: {problem}. Choose another "
+            "accelerator (on Kaggle GPU T4 x2, with --processes 2), install a torch that is built for this one, or use "
+            "--device cpu"
+        )
 
 
 class AcceleratorDevice(TorchDevice):

@@ -272,6 +272,12 @@ class XlaDevice:
             xp.stop_trace()
 
 
+def read_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies on the host of tensors on XLA, read in one transfer."""
+    read: list[torch.Tensor] = torch_xla._XLAC._xla_get_cpu_tensors(tensors)
+    return read
+
+
 def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
     """Return the names of a batch's dimensions, the first of which is split over the mesh."""
     return "data", *[None] * (batch.dim() - 1)

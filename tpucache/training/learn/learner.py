@@ -271,7 +271,7 @@ class Learner:
     def best_weights(self) -> dict[str, torch.Tensor]:
         """Return a copy, on the host, of the weights that are evaluated. Raises TrainingError when they diverged."""
         with self.evaluated() as model:
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+            weights: dict[str, torch.Tensor] = to_host(model.state_dict(), copy=True)
         self._check_finite(weights)
         return weights
 
