@@ -1,6 +1,7 @@
 """Plain JAX on all devices: a small network trained with momentum, fed by `tpucache.jax.feed`."""
 
 import sys
+from collections import deque
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ def main(cache: str) -> None:
         "head": rng.normal(0, 0.1, (64, len(train.classes))).astype(np.float32),
     }
     momentum = jax.tree.map(np.zeros_like, weights)
-    seen, sent = 0, deque()
+    seen = 0
+    sent: deque[jax.Array] = deque()
     for _ in range(2):
         for images, labels in batches:
             weights, momentum = step(weights, momentum, images, labels)

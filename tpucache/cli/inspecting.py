@@ -79,7 +79,8 @@ def bench(options: argparse.Namespace) -> int:
         f"bytes   {result.bytes_per_image:>10,} {one} on disk, {result.batch_bytes_per_image:,} in a batch",
     ]
     if result.idle is not None:
-        lines.append(f"idle    {result.idle:>10.1%} of an accelerator that takes {options.device_rate:,.0f} {what}/s")
+        device = f"an accelerator that takes {options.device_rate:,.0f} {what}/s"
+        lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload to it not included")
     if (kind := network_file_system(dataset.directory)) is not None:
         lines.append(f"note    it lies on {kind}, across a network: give --cache-dir with a folder of a fast disk")
     show(options, result.to_dict(), lines)
