@@ -68,6 +68,13 @@ def test_labels_folds_and_columns_change_and_records_do_not(copy: Path, table: P
     assert (labels.tolist(), images[3].tolist()) == ([0, 1, 2, 0], before[3][0].tolist())
 
 
+@pytest.mark.parametrize("spell", [lambda path: f"./{path}", lambda path: path.replace("/", "\\")])
+def test_rows_match_whose_paths_are_only_spelled_otherwise(copy: Path, spell: Callable[[str], str]) -> None:
+    rows = [f"{spell(path)},{number % 2}" for number, path in enumerate(CachedDataset(copy).paths)]
+    relabel_cache(copy, write(copy.parent / "t.csv", "path,kind", rows), KIND)
+    assert CachedDataset(copy).labels.tolist() == [number % 2 for number in range(150)]
+
+
 def test_what_the_table_lacks_stays(copy: Path, table: Path) -> None:
     labels = CachedDataset(copy).labels.tolist()
     relabel_cache(copy, table, TableOptions(fold_col="fold"))

@@ -282,6 +282,7 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
     keys = table.column(column)
     if options.suffix:
         keys = [cell + options.suffix for cell in keys]
+    keys = _spelled_as({*cache.samples.paths}, keys)
     places = {key: row for row, key in enumerate(keys)}
     candidates = _sample_names(cache.samples, column)
     what, names = next((found for found in candidates if not places.keys().isdisjoint(found[1])), ("", []))
@@ -304,6 +305,12 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
     if len(keys) > len(names) or not need_all:
         _warn_of_others(cache, table, keys, set(names))
     return np.array(rows, np.int64)
+
+
+def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
+    """Return keys as paths that differ in nothing but `./` at their beginning, or in \\ instead of /."""
+    plain = {path.removeprefix("./"): path for path in sorted(paths)}
+    return [key if key in paths else plain.get(key.replace("\\", "/").removeprefix("./"), key) for key in keys]
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:

@@ -5,6 +5,7 @@ Other packages add kinds of sources by entry points of the group `tpucache.sourc
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -45,6 +46,14 @@ __all__ = [
     "select_source",
     "to_source",
 ]
+
+
+#: What makes a table with commas of another list of files.
+_LISTS: Final = {
+    ".tsv": "`python -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter='\\t'))\" "
+    "< {path} > table.csv` makes one of it",
+    ".txt": "of lines such as `cat/1.jpg 3` make one by `(echo path,label; sed 's/ /,/' {path}) > table.csv`",
+}
 
 
 def _check_kind(_name: str, part: Any) -> SourceKind:
@@ -98,6 +107,9 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
     check_is_local(source)
     *others, last = (kind.description for kind in _KINDS.values())
     problem = "is a file of another kind" if Path(source).exists() else "does not exist"
+    if Path(source).is_file() and (advice := _LISTS.get(Path(source).suffix.lower())):
+        problem = f"is no .csv, which tables are: {advice.format(path=shlex.quote(str(source)))}. Otherwise"
+        raise SourceError(f"{Path(source)} {problem} give {', '.join(others)}, or {last}")
     raise SourceError(f"{Path(source)} {problem}: give {', '.join(others)}, or {last}")
 
 

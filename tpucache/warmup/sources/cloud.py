@@ -26,7 +26,16 @@ from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_
 from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored
 from tpucache.warmup.sources.kept import Files, digest, kept_listings, sources_folder
 from tpucache.warmup.sources.parquet import ParquetSource
-from tpucache.warmup.sources.source import Item, Listing, Member, Sample, Source, SourceKind, has_wildcard
+from tpucache.warmup.sources.source import (
+    Item,
+    Listing,
+    Member,
+    Sample,
+    Source,
+    SourceKind,
+    expand_braces,
+    has_wildcard,
+)
 from tpucache.warmup.sources.table import OPTIONS, TableOptions
 
 if TYPE_CHECKING:
@@ -165,9 +174,12 @@ def copy_parquet(url: str) -> Path:
     if not name.lower().endswith(_PARQUET):
         folder, name = url.rstrip("/"), f"*{_PARQUET}"
     files = _files(folder) if has_wildcard(name) else {name: _size(folder, name)}
-    chosen = {each: size for each, size in files.items() if fnmatch.fnmatchcase(each, name)}
-    if not chosen:
-        raise SourceError(f"{shown(url)}: there are no such files")
+    chosen: dict[str, int] = {}
+    for pattern in [name] if name in files else expand_braces(name):
+        matched = {each: size for each, size in files.items() if each == pattern or fnmatch.fnmatchcase(each, pattern)}
+        if not matched:
+            raise SourceError(f"{shown(url)}: there are no such files" + (f" as {pattern}" if pattern != name else ""))
+        chosen |= matched
     target = sources_folder() / digest(url)
     target.mkdir(parents=True, exist_ok=True)
     with closing(_open(folder)) as remote, Progress(sum(chosen.values()), "copy", "bytes") as progress:

@@ -224,7 +224,17 @@ def read_file(path: str | Path, name: str) -> bytes:
 
 
 def _advice(path: Path) -> str:
-    """Return what to do about a file that does not exist: its name with another suffix, where there is such a file."""
+    """Return what to do about a file that does not exist where one of a similar name does.
+
+    Another suffix, slashes instead of backslashes, or a number with zeros before it.
+    """
+    if "\\" in str(path) and (found := Path(str(path).replace("\\", "/"))).is_file():
+        return f", but {found} is there: write / instead of \\ in the table, `sed -i 's|\\\\|/|g' TABLE`"
+    if (found := _padded(path)) is not None:
+        return (
+            f", but {found.name} is there: a program that took the names for numbers cut their zeros. Write them with "
+            f"{len(found.stem)} digits, in pandas `table[column].astype(str).str.zfill({len(found.stem)})`"
+        )
     suffixes = sorted(SUFFIXES)
     for stem, has_suffix in ((path, False), (path.with_suffix(""), True)):
         for suffix in (*suffixes, *map(str.upper, suffixes)):
@@ -232,6 +242,23 @@ def _advice(path: Path) -> str:
                 how = "correct the paths" if has_suffix else f"give --suffix {suffix}"
                 return f", but {found.name} is there: did you mean that? Then {how}"
     return ""
+
+
+_MOST_DIGITS: Final = 20
+
+
+def _padded(path: Path) -> Path | None:
+    """Return the file that has the number of one that does not exist as its name, with zeros before it; None for none.
+
+    Its suffix may be another one of images where the name has none.
+    """
+    if not path.stem.isdecimal():
+        return None
+    endings = [path.suffix] if path.suffix else [each for known in sorted(SUFFIXES) for each in (known, known.upper())]
+    names = (
+        path.stem.zfill(digits) + ending for digits in range(len(path.stem) + 1, _MOST_DIGITS) for ending in endings
+    )
+    return next((found for name in names if (found := path.with_name(name)).is_file()), None)
 
 
 def find_below(root: Path, name: str) -> str | None:

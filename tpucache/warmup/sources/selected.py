@@ -79,8 +79,14 @@ class SelectedSource:
         return self.source.load(sample)
 
     def _matches(self, path: str) -> bool:
-        wanted = not self.include or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.include)
-        return wanted and not any(fnmatch.fnmatchcase(path, pattern) for pattern in self.exclude)
+        wanted = not self.include or any(_is_meant(path, pattern) for pattern in self.include)
+        return wanted and not any(_is_meant(path, pattern) for pattern in self.exclude)
+
+
+def _is_meant(path: str, pattern: str) -> bool:
+    """Return whether a path is a pattern itself, or matches it; `./` before one counts for nothing."""
+    path, pattern = path.removeprefix("./"), pattern.removeprefix("./")
+    return path == pattern or fnmatch.fnmatchcase(path, pattern)
 
 
 def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:

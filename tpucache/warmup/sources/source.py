@@ -248,33 +248,67 @@ def unique(names: Iterable[str]) -> list[str]:
     return result
 
 
-_WILDCARD: Final = re.compile(r"[*?[]")
+_BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
+_WILDCARD: Final = re.compile(rf"[*?[]|{_BRACES.pattern}")
+_MOST_PATTERNS: Final = 100_000
 
 
 def has_wildcard(text: str) -> bool:
-    """Return whether a text is a pattern: it has one of the wildcards `*`, `**`, `?` and `[…]`."""
+    """Return whether a text is a pattern: it has wildcards, `*`, `**`, `?`, `[…]`, or braces, `{00..31}`, `{a,b}`."""
     return _WILDCARD.search(text) is not None
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the patterns without braces that one with them stands for, in its order; numbers keep their zeros.
+
+    Raises SourceError where they are more than 100,000.
+    """
+    patterns, complete = [pattern], list[str]()
+    while patterns:
+        first = patterns.pop(0)
+        found = _BRACES.search(first)
+        if found is None:
+            complete.append(first)
+            continue
+        start, stop, names = found.groups()
+        count = 1 + int(stop) - int(start) if names is None else 1 + names.count(",")
+        if not 0 < count <= _MOST_PATTERNS - len(patterns) - len(complete):
+            raise SourceError(f"{pattern}: {found[0]} stands for no name, or for more than {_MOST_PATTERNS:,}")
+        parts = (
+            [f"{number:0{len(start)}}" for number in range(int(start), int(stop) + 1)]
+            if names is None
+            else names.split(",")
+        )
+        patterns = [first[: found.start()] + part + first[found.end() :] for part in parts] + patterns
+    return complete
 
 
 def split_pattern(pattern: str | Path) -> tuple[Path, str]:
     """Return the folder above the first wildcard, or above the file, and the rest of the pattern.
 
-    Names of files relative to that folder do not change when files are added.
+    A part that is the name of a file or folder is no pattern, whatever is in it. Names of files relative to that folder
+    do not change when files are added.
     """
     path = Path(pattern).absolute()
-    wild = [number for number, part in enumerate(path.parts) if has_wildcard(part)]
-    first = wild[0] if wild and not path.is_file() else len(path.parts) - 1
+    last = len(path.parts) - 1
+    wild = (at for at, part in enumerate(path.parts) if has_wildcard(part) and not Path(*path.parts[: at + 1]).exists())
+    first = min(next(wild, last), last)
     return Path(*path.parts[:first]), os.path.join(*path.parts[first:])
 
 
 def find_files(root: Path, pattern: str) -> list[Path]:
     """Return the files below a root that match, without hidden ones, in the order of their names' bytes.
 
-    Their paths are relative to the root. Raises SourceError when there are none.
+    Their paths are relative to the root. Raises SourceError when there are none, also for one of the names that braces
+    stand for.
     """
     path = root / pattern
-    found = [path] if path.is_file() else root.glob(pattern)
-    names = [file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")]
-    if not names:
-        raise SourceError(f"{path} matches no file")
+    names: set[Path] = set()
+    for each in [pattern] if path.is_file() else expand_braces(pattern):
+        exact = root / each
+        found = [exact] if exact.is_file() else root.glob(each)
+        matched = {file.relative_to(root) for file in found if file.is_file() and not file.name.startswith(".")}
+        if not matched:
+            raise SourceError(f"{exact} matches no file")
+        names |= matched
     return sorted(names, key=lambda name: [os.fsencode(part) for part in name.parts])
