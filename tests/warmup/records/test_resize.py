@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageDraw
 
 from tpucache.warmup.records import presize as resizing
 from tpucache.warmup.records.presize import resize, resizer_versions
@@ -46,6 +48,23 @@ def test_both_libraries_make_nearly_the_same(case: Any) -> None:
     assert resized.dtype == expected.dtype == np.uint8
     assert resized.shape == expected.shape == (*size[::-1], *pixels.shape[2:])
     assert np.abs(resized.astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("source", [(96, 96), (46, 80), (88, 16), (333, 200)], ids=str)
+@pytest.mark.parametrize("size", [(224, 224), (64, 64), (101, 197)], ids=str)
+def test_of_a_line_drawing_it_makes_what_pillow_makes_of_one_axis_after_the_other(source: Any, size: Any) -> None:
+    drawing = Image.new("RGB", source, "white")
+    lines = random.Random(f"{source} {size}")
+    for _ in range(40):
+        ends = [lines.randrange(side) for side in (*source, *source)]
+        ImageDraw.Draw(drawing).line(ends, lines.choice(["black", "red", "blue"]), lines.randint(1, 4))
+    pixels, box = np.asarray(drawing), (0.0, 0.0, *map(float, source))
+    resized = resize(pixels, box, size).astype(int)
+    (width, height), (wide, high) = source, size
+    by_rows = _by_pillow(_by_pillow(pixels, box, (wide, height)), (0.0, 0.0, wide, height), size)
+    by_columns = _by_pillow(_by_pillow(pixels, box, (width, high)), (0.0, 0.0, width, high), size)
+    assert min(np.abs(resized - each).max() for each in (by_rows, by_columns)) <= 2
+    assert np.abs(resized - _by_pillow(pixels, box, size)).max() <= 61
 
 
 @pytest.mark.slow

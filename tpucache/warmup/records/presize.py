@@ -8,9 +8,11 @@ What happens to an image, in this order:
 - orient: by the EXIF tag.
 
 cykooz_resizer resizes where it is installed, with the same result on whatever instructions a processor has; Pillow
-elsewhere, which takes several times as long and differs by a level here and there. What is not uint8 of one or three
-channels is resized by Pillow, one channel after the other, as floats of 32 bits, which hold 16 bits exactly; whole
-numbers are rounded, and limited to what their dtype holds.
+elsewhere, which takes several times as long. Both resize one axis after the other, with whole numbers from 0 to 255 in
+between, but not always the same axis first. So they differ by at most 2 levels where an image is smooth, and near edges
+between black and white, as in line drawings, by up to 61 (measured; in theory by more). What is not uint8 of one or
+three channels is resized by Pillow, one channel after the other, as floats of 32 bits, which hold 16 bits exactly;
+whole numbers are rounded, and limited to what their dtype holds.
 
 Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, in
 coordinates of the image as stored, at whatever scale it is decoded.

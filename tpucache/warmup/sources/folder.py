@@ -230,10 +230,10 @@ def _advice(path: Path) -> str:
     """
     if "\\" in str(path) and (found := Path(str(path).replace("\\", "/"))).is_file():
         return f", but {found} is there: write / instead of \\ in the table, `sed -i 's|\\\\|/|g' TABLE`"
-    if (found := _padded(path)) is not None:
+    if (padded := _padded(path)) is not None:
         return (
-            f", but {found.name} is there: a program that took the names for numbers cut their zeros. Write them with "
-            f"{len(found.stem)} digits, in pandas `table[column].astype(str).str.zfill({len(found.stem)})`"
+            f", but {padded.name} is there: a program that took the names for numbers cut their zeros. Write them with "
+            f"{len(padded.stem)} digits, in pandas `table[column].astype(str).str.zfill({len(padded.stem)})`"
         )
     suffixes = sorted(SUFFIXES)
     for stem, has_suffix in ((path, False), (path.with_suffix(""), True)):
