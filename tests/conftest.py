@@ -24,7 +24,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
-sys.path.append(str(Path(__file__).parent))  # for disk.py, forking.py, once.py, processes.py, skips.py
+sys.path.append(str(Path(__file__).parent))  # for disk.py, forking.py, patience.py and others
 
 import forking
 import hypothesis

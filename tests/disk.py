@@ -1,10 +1,12 @@
 """Fixtures for tests that read from a disk, where the others' files are in memory (see `pytest_configure`).
 
-Linux does not say of a file in /dev/shm whether it is in memory, so that readers do there as with one that is not.
+Linux does not say of a file in /dev/shm, or on a few other file systems, whether it is in memory, so that readers do
+there as with one that is not. TMPDIR may be such a place: then another one is taken.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,6 +15,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
+
+from tpucache import system
+
+
+def disk_place() -> Path | None:
+    """Return a folder of whose files the system says that they are in memory; None where there is none."""
+    for place in (Path(tempfile.gettempdir()), Path("/var/tmp"), Path(__file__).parents[1] / "build"):
+        with contextlib.suppress(OSError):
+            place.mkdir(exist_ok=True)
+            with tempfile.TemporaryFile(dir=place) as file:
+                file.write(bytes(4096))
+                file.flush()
+                if system.is_in_page_cache(file.fileno(), 0):
+                    return place
+    return None
 
 
 class DiskFolders:
@@ -30,7 +48,13 @@ class DiskFolders:
 @pytest.fixture(scope="session")
 def tmp_path_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DiskFolders]:
     """pytest's, on the disk."""
-    with tempfile.TemporaryDirectory(prefix="tpucache-tests-") as folder:
+    place = disk_place()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="tpucache-tests-", dir=place) as folder,
+    ):
+        if place is None:  # a stand-in for what the system does not say: all that tests write is in memory
+            patch.setattr(system, "is_in_page_cache", lambda *_: True)
         yield DiskFolders(Path(folder), tmp_path_factory)
 
 
@@ -60,7 +84,7 @@ class SmallDisk:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE,
         )
         if done.returncode:
             pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
@@ -75,4 +99,4 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     path.mkdir()
     yield SmallDisk(path)
     # Lazily: files of it may still be open, and a folder that stays mounted cannot be removed by anybody.
-    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True, timeout=120)
+    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True, timeout=PATIENCE)

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-_PATIENCE = 60.0
+from patience import PATIENCE
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def serve_s3() -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             url = f"http://127.0.0.1:{port}"
-            until = time.monotonic() + _PATIENCE
+            until = time.monotonic() + PATIENCE
             while True:
                 try:
                     urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT"), timeout=10).close()

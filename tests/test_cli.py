@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 import tpucache
 from tpucache.cli import main
@@ -104,7 +105,7 @@ def test_what_cannot_be_done_ends_in_one_line(arguments, status, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == status
     assert done.stdout == ""
@@ -180,7 +181,7 @@ def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
     if safe and sys.version_info >= (3, 11):
         assert done.returncode == 2
@@ -202,7 +203,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         if command[0] == "inspect":
@@ -214,7 +215,7 @@ def test_a_terminal_that_shows_ascii_alone_gets_every_report(photos, tmp_path):
 def test_a_library_that_is_missing_is_one_line_that_says_how_to_get_it(photos, tmp_path):
     program = "import sys; sys.modules['lmdb'] = None; from tpucache.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "warmup", photos, tmp_path / "cache", "--size", "16", "--jobs", "1"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 1
     assert re.fullmatch(r"python -m tpucache: lmdb is not installed.*`pip install lmdb`.*\n", done.stderr)
     assert not (tmp_path / "cache").exists()

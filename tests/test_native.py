@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 
 from tpucache import DamageError
 from tpucache import native as native_module
@@ -273,5 +274,5 @@ thread.join()
 
 @pytest.mark.slow
 def test_a_process_that_is_forked_while_a_thread_compiles_waits_for_nobody() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.stdout == "0\n", done.stderr

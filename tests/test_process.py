@@ -7,10 +7,10 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache import Recipe, build_cache, process, signals
 from tpucache.progress import Progress
@@ -29,7 +29,7 @@ def run(words: list[str | Path], folder: Path, shell: str = "") -> subprocess.Co
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 
@@ -139,7 +139,7 @@ import os, signal, threading, time
 {thread}
 try:
     os.kill(os.getpid(), signal.{number})
-    time.sleep(5)
+    time.sleep(600)
 except BaseException as error:
     raise ImportError("a long explanation\\n" * 50) from error
 """
@@ -147,14 +147,12 @@ except BaseException as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("thread", ["", "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()"])
+@pytest.mark.parametrize("thread", ["", "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"])
 def test_a_signal_during_an_import_is_one_line_and_status_three(number: str, thread: str, tmp_path: Path) -> None:
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").write_text(INTERRUPTED_IMPORT.format(number=number, thread=thread))
-    began = time.monotonic()
     done = run(["inspect", "cache"], tmp_path)
     assert (done.returncode, done.stderr) == (3, f"python -m tpucache: {signals.INTERRUPTED}\n")
-    assert time.monotonic() - began < 4
 
 
 LEFT_OPEN = """
@@ -173,5 +171,5 @@ log.file.write("kept")
 
 @pytest.mark.slow
 def test_files_that_users_code_leaves_open_are_written_at_the_end(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", LEFT_OPEN, tmp_path / "log"], env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", LEFT_OPEN, tmp_path / "log"], env=ENVIRONMENT, check=True, timeout=PATIENCE)
     assert (tmp_path / "log").read_text() == "kept"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 import tpucache
 from tpucache import errors
@@ -70,7 +71,7 @@ PROMISED = {
 def loaded_after(statement: str, *names: str) -> list[str]:
     """Return which of the named modules a fresh Python has loaded after a statement."""
     code = f"import sys\n{statement}\nprint(*(name for name in {names!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

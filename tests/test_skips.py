@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 TESTS = Path(__file__).parent
 SKIPPED = """
@@ -30,7 +31,7 @@ def test_a_skip_for_a_missing_package_fails_in_ci_alone(program, in_ci, status, 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "CI": "1" * in_ci}
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", tmp_path / "test_a.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert done.returncode == status, done.stdout
     if status:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, DependencyError, system
 from tpucache.store import files
@@ -94,7 +95,11 @@ def test_a_cache_is_read_where_calls_of_linux_are_missing(cache, tmp_path, hidde
     script = tmp_path / "hide.py"
     script.write_text(HIDE)
     done = subprocess.run(
-        [sys.executable, script, cache, json.dumps(hidden)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, script, cache, json.dumps(hidden)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     first, _, rest = done.stdout.partition("\n")

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from patience import PATIENCE
+
 import tpucache
 
 #: What Linux counts of this thread's reads and writes; some sandboxes do not have it.
@@ -36,7 +38,7 @@ def loaded_modules(statement: str, before: str = "") -> Counter[str]:
     "stdlib" is Python's own library.
     """
     code = _LOADED.format(before=before or "pass", statement=statement)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     packages = [name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()]
     return Counter("stdlib" if name in sys.stdlib_module_names else name for name in packages)

@@ -1,5 +1,6 @@
 """torch's own DataLoader: workers of any kind, another augmented variant every epoch."""
 
+import os
 import sys
 
 import torch
@@ -15,7 +16,7 @@ def main(cache: str, workers: str = "fork") -> None:
         train,
         batch_size=32,
         shuffle=True,
-        num_workers=2,
+        num_workers=min(2, len(os.sched_getaffinity(0))),  # torch warns of more workers than cores
         persistent_workers=True,
         multiprocessing_context=workers,  # fork, spawn or forkserver
     )

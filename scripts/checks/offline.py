@@ -53,6 +53,7 @@ try:
     sys.exit("there is a network")
 except OSError:
     pass
+import os
 import tpucache
 from torch.utils.data import DataLoader
 from tpucache import CachedDataset, CachedLoader, find_cache, verify_cache
@@ -68,7 +69,7 @@ assert verify_cache(folder) == []
 data = CachedDataset("kaggle:ann/{SLUG}", variant="epoch")
 batches = list(CachedLoader(data, 32, shuffle=True))
 assert sum(len(labels) for _, labels in batches) == len(data), len(data)
-again = DataLoader(CachedDataset(folder), 32, num_workers=2)
+again = DataLoader(CachedDataset(folder), 32, num_workers=min(2, len(os.sched_getaffinity(0))))
 assert sum(len(labels) for _, labels in again) == len(data), len(data)
 print(len(data), "samples read by CachedLoader and by DataLoader, batches", tuple(batches[0][0].shape))
 """

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache import Recipe, UsageError, build_cache
 from tpucache.cli import main, make_parser
@@ -135,7 +136,7 @@ def test_a_default_of_zero_is_shown(capsys):
 @pytest.mark.slow
 def test_declarations_and_parsers_load_no_torch():
     code = "import sys; from tpucache.cli import make_parser; make_parser(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE).returncode == 0
 
 
 URL = "s3://user:secret@bucket/there"

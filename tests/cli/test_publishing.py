@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_a_dry_run_makes_the_folder_and_tells_what_would_go_out(stored, capsys):
     files = [path for path in folder.iterdir() if path.name != "dataset-metadata.json"]
     assert all(f"{path.stat().st_size:,}  {path.name}\n" in out for path in files)
     assert f"{sum(path.stat().st_size for path in files):,}  bytes in {len(files)} files, for ann/noise-at-16" in out
-    assert f"command  kaggle datasets create -p {folder}\n" in out
+    assert f"command  kaggle datasets create -p {shlex.quote(str(folder))}\n" in out
     assert "this was a dry run" in out
 
 
@@ -52,7 +53,7 @@ def test_without_the_client_the_command_is_printed(stored, tmp_path, capsys):
     assert main(["publish", str(stored), *WORDS, "--public", "--out", str(tmp_path / "out"), "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert report["command"] == f"kaggle datasets create -p {tmp_path / 'out'} --public"
+    assert report["command"] == shlex.join(["kaggle", "datasets", "create", "-p", str(tmp_path / "out"), "--public"])
     assert report["uploaded"] is False
     assert report["bytes"] == sum(report["files"].values())
     assert "README.md" in err

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache.cli import main
 
@@ -26,7 +27,11 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_verify_needs_none_of_warmups_libraries(cache: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _BARE, "verify", str(cache)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", _BARE, "verify", str(cache)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "all sound" in done.stdout

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache import Recipe, build_cache
 
@@ -28,7 +29,9 @@ apply = lambda state, images: jax.nn.one_hot(images[:, 0, 0, 0] * 0, 4)
 
 
 def succeeded(words: list[str], environment: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(
+        words, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -72,7 +75,7 @@ def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(p
     assert "<h2>Confusion</h2>" in page
     words = [*PROG, "preview", str(packed), "-o", "sheet.png"]
     refused = subprocess.run(
-        words, env=torch_alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        words, env=torch_alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "`pip install 'pillow>=10.1'`" in refused.stderr

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 import tpucache
 
@@ -71,7 +72,7 @@ def test_the_examples_for_jax_run(tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(PACKAGE.parent)}
     words = [sys.executable, "-c", program(FOLDER / "jax.md")]
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert "(8, 2)" in done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from tpucache.plugins import GROUPS
 
@@ -73,7 +74,7 @@ def test_the_commands_of_the_page_run_with_the_parts_that_it_shows(folder: Path,
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", RUN], input="".join(f"{json.dumps(words)}\n" for words in commands), cwd=folder,
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=120,
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.stdout.count("status 0") == len(commands), done.stdout + done.stderr
     manifest = json.loads((folder / "cache" / "manifest.json").read_text())

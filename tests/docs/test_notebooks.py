@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 import tpucache
 from tpucache import CachedDataset
@@ -95,7 +96,7 @@ def _shell(command: str) -> None:
     if words[:3] == PROG:
         assert main(words[3:]) == 0, command
     else:
-        subprocess.run(words, check=True, timeout=240)
+        subprocess.run(words, check=True, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_the_second_runs_with_numpy_and_torch_alone_also_without_variants(photos
     tpucache.build_cache(photos, directory, tpucache.Recipe(size=16), jobs=1)
     words = [sys.executable, "-c", SHORT, "02-train.ipynb", str(directory.parent), str(tmp_path / "run")]
     environment = {**torch_alone, "TPUCACHE_PATH": str(directory.parent)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert 'variant="epoch" shows the clean images' in done.stderr
     assert (tmp_path / "run" / "predictions.csv").exists()
@@ -145,7 +146,7 @@ def test_the_third_trains_on_it_with_jax(built):
         "PYTHONPATH": str(Path(__file__).parent),
     }
     words = [sys.executable, "-c", program, "03-train-jax.ipynb", str(built)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses) == 3

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def outcomes(environment, tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=PATIENCE,
     )
     cases = ElementTree.parse(folder / "found.xml").iter("testcase")
     return {case.get("name").split("_")[1]: [child.tag for child in case] for case in cases}, done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from tpucache import CachedDataset
 
@@ -40,7 +41,7 @@ def found(start, cache, port, tmp_path_factory):
             words = [*program, cache, folder / f"{way}{process}.npz", count, process, free, model]
             running[way, process] = start(*words, devices=devices)
     for key, program in running.items():
-        output, _ = program.communicate(timeout=300)
+        output, _ = program.communicate(timeout=PATIENCE)
         assert program.returncode == 0, f"{key}: {output}"
     return {key: dict(np.load(folder / f"{key[0]}{key[1]}.npz")) for key in running}
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 # Not imported here: in a process with JAX, every later fork warns.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
@@ -22,5 +23,5 @@ def test_batches_for_jax_are_right(start, tmp_path):
         Path(__file__).with_name("feeding.py"),
     ]
     run = start(*words, devices=4)
-    output, _ = run.communicate(timeout=300)
+    output, _ = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, output

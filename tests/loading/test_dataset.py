@@ -19,7 +19,7 @@ from tpucache.warmup.records.presize import presize
 
 TESTS = Path(__file__).parents[1]
 READ_EVERYWHERE = """
-import hashlib, os, processes, sys, torch
+import hashlib, os, processes, sys, torch, warnings
 from torch.utils.data import DataLoader
 from tpucache import CachedDataset
 
@@ -31,6 +31,7 @@ def digest(batches):
 
 if __name__ == "__main__":
     processes.fork_alone()
+    warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")  # torch, where there is one core
     for name in ("lmdb", "PIL", "cv2", "albumentations", "joblib"):
         try:
             __import__(name)
@@ -129,6 +130,7 @@ from tpucache import CachedDataset
 
 if __name__ == "__main__":
     processes.fork_alone()
+    warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")  # torch, where there is one core
     warnings.simplefilter("error")
     turning, here = (CachedDataset(sys.argv[2], "epoch", indices=range(20)) for _ in range(2))
     loader = DataLoader(turning, 10, num_workers=1, persistent_workers=True, multiprocessing_context=sys.argv[1])

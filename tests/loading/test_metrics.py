@@ -7,6 +7,7 @@ import re
 import time
 
 import pytest
+from patience import wait_for
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache, metric_scalars, prometheus_text
 from tpucache.loading.metrics import LoaderMetrics
@@ -62,23 +63,29 @@ def test_a_mixture_counts_the_records_of_all_its_caches(cache):
     assert loader.metrics()["samples"] == sum(loader.metrics()["records"].values()) == sum(batches)
 
 
-def test_waits_are_those_of_the_loop_and_the_queue_is_what_was_ready(cache):
+def test_waits_are_those_of_the_loop_and_the_queue_is_what_was_ready(cache, monkeypatch):
+    read, real = [], CachedDataset.read_into
+    monkeypatch.setattr(CachedDataset, "read_into", lambda self, *of: (real(self, *of), read.append(1))[0])
     loader = CachedLoader(CachedDataset(cache), 8, threads=1, prefetch=2)
     batches = iter(loader)
     next(batches)
-    time.sleep(0.3)  # meanwhile the next ones are read
+    began = time.perf_counter()
+    wait_for(lambda: len(read) == 4)  # the next three are read meanwhile, by one thread
+    idle = time.perf_counter() - began
     next(batches)
     found = loader.metrics()
     assert found["queue"]["size"] == 3
-    assert found["queue"]["ready"] >= 2  # the last one was asked for a moment ago
-    assert found["seconds"] >= 0.3
+    assert found["queue"]["ready"] >= 2  # the last one was read a moment ago
+    assert found["seconds"] >= idle
     assert 0 < found["wait_p50"] <= found["wait_p95"] <= found["wait_p99"] <= found["waited_seconds"] < found["seconds"]
 
 
-def test_quantiles_are_of_the_latest_waits():
+def test_quantiles_are_of_the_latest_waits(monkeypatch):
+    now = time.perf_counter()
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     metrics = LoaderMetrics()
     for wait in [9.0] * 50 + [0.001 * number for number in range(1024)]:
-        metrics.note(time.perf_counter() - wait, 0, 4, WaysRead(memory=4))
+        metrics.note(now - wait, 0, 4, WaysRead(memory=4))
     found = metrics.to_dict(3, [])
     assert found["wait_p50"] == pytest.approx(0.512, abs=0.05)
     assert found["wait_p99"] == pytest.approx(1.013, abs=0.05)

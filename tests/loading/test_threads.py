@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader
 from tpucache.loading.threads import ReadingThreads
@@ -31,7 +32,7 @@ def test_every_row_is_worked_at_once(threads: int, ahead: int, rows: int) -> Non
 
 
 def test_more_threads_than_batches_work_at_one_together() -> None:
-    meeting = threading.Barrier(4, timeout=30)
+    meeting = threading.Barrier(4, timeout=PATIENCE)
     with ReadingThreads(4, 1) as pool:
         pool.submit(lambda: pool.divide(lambda start, stop: start < 32 and meeting.wait(), 64)).result()
     assert not meeting.broken
@@ -109,7 +110,7 @@ else:
 next(iterator)
 time.sleep(0.2)  # the threads have read ahead, and wait
 child = os.fork()
-signal.alarm(20)
+signal.alarm(240)
 if child:
     status = os.waitpid(child, 0)[1]
     print(len(list(iterator)), status)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from patience import PATIENCE
 from PIL import Image
 from refusals import Done, succeeded
 
@@ -25,7 +26,7 @@ SIDE: Final = 16
 COUNT: Final = 24
 CLASSES: Final = ("ant", "bee", "cat")
 #: What a process that is started for a test may take, in seconds; one that takes longer hangs.
-SECONDS: Final = 60.0
+SECONDS: Final = PATIENCE
 MODULE: Final = """
 import os
 from torch import nn

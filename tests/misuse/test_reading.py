@@ -203,7 +203,8 @@ def test_one_dataset_in_eight_threads(lab):
 
 #: A process forks while it reads, and its workers stay over three epochs.
 FORKING = """
-import multiprocessing, sys
+import multiprocessing, sys, warnings
+warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")  # torch, where there is one core
 sys.path.append(sys.argv[1])
 import torch
 from torch.utils.data import DataLoader

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from lab import COUNT, assert_same, write_photos
+from patience import PATIENCE
 from PIL import Image
 from refusals import assert_refused, refuses, succeeded
 
@@ -67,7 +68,7 @@ def serving(folder: Path, way: str) -> Iterator[tuple[str, Callable[[], int]]]:
 
         def end() -> int:
             server.terminate()
-            return server.communicate(timeout=60)[0].count("1")
+            return server.communicate(timeout=PATIENCE)[0].count("1")
 
         try:
             yield f"http://127.0.0.1:{server.stdout.readline().strip()}/x", end

@@ -6,6 +6,7 @@ import gzip
 import http.server
 import os
 import re
+import shlex
 import shutil
 import sys
 import threading
@@ -107,7 +108,10 @@ def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     place = tmp_path / "stand-in"
     place.mkdir()
     program = place / "kaggle"
-    program.write_text(f"#!{sys.executable}\n{STAND_IN}")
+    (place / "kaggle.py").write_text(STAND_IN)
+    # The first line of a script cannot name an interpreter whose path has a space, or is long.
+    words = shlex.join([sys.executable, str(place / "kaggle.py")])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN", str(place))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
+from patience import PATIENCE
 
 from tpucache import DamageError, PublishError
 from tpucache.publish.publish import find_differences, parse_listing, prepare, send
@@ -17,6 +21,11 @@ def bundle(stored):
     return prepare(stored, METADATA)
 
 
+def command_of(bundle, action="create", *words):
+    """The command as it may be typed into a shell: a folder may have a space in its name."""
+    return shlex.join(["kaggle", "datasets", action, "-p", str(bundle.folder), *words])
+
+
 @pytest.mark.slow
 def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
     kaggle.wait(0)
@@ -24,7 +33,7 @@ def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
     result = send(bundle, announce=announced.append)
     assert result.uploaded
     assert {name: len(data) for name, data in kaggle.uploaded.items()} == bundle.files
-    assert announced == [f"kaggle datasets create -p {bundle.folder}"] == [result.command]
+    assert announced == [command_of(bundle)] == [result.command]
     assert kaggle.calls[:2] == ["datasets, status, ann/noise-at-16", f"datasets, create, -p, {bundle.folder}"]
     pages = -(-len(bundle.files) // 4)
     assert sum("files" in call for call in kaggle.calls) == pages > 2
@@ -34,7 +43,7 @@ def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
 def test_one_that_exists_gets_a_new_version(bundle, kaggle):
     send(bundle)
     result = send(bundle, PublishOptions(message="more of it", public=True))
-    assert result.command == f"kaggle datasets version -p {bundle.folder} -m 'more of it'"
+    assert result.command == command_of(bundle, "version", "-m", "more of it")
     assert send(bundle).command.endswith(f"-m '150 samples, 600 records, {fingerprint(bundle)}'")
 
 
@@ -74,7 +83,7 @@ def test_a_client_that_rounds_sizes_is_believed_the_names(bundle, kaggle):
 @pytest.mark.slow
 def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
     kaggle.wait(3)
-    assert send(bundle, PublishOptions(patience=60)).uploaded
+    assert send(bundle, PublishOptions(patience=PATIENCE)).uploaded
     assert sum("status" in call for call in kaggle.calls) == 5
     kaggle.wait(1000)
     with pytest.raises(PublishError, match="still prepares it"):
@@ -92,9 +101,9 @@ def test_a_client_that_fails_is_reported(bundle, kaggle, mode, reason):
 def test_signed_out_uploads_nothing_and_tells_the_command(bundle, kaggle, capfd):
     kaggle.mode("signed-out")
     announced = []
-    with pytest.raises(PublishError, match=f"not signed in.* then `kaggle datasets create -p {bundle.folder}`"):
+    with pytest.raises(PublishError, match=f"not signed in.* then `{re.escape(command_of(bundle))}`"):
         send(bundle, announce=announced.append)
-    assert announced == [f"kaggle datasets create -p {bundle.folder}"]
+    assert announced == [command_of(bundle)]
     assert kaggle.calls == ["datasets, status, ann/noise-at-16"]
     assert "TOKEN" not in "".join(capfd.readouterr())
 
@@ -104,7 +113,7 @@ def test_without_a_client_or_on_a_dry_run_nothing_is_uploaded(bundle, kaggle, mo
     assert kaggle.calls == []
     monkeypatch.setenv("PATH", "/nowhere")
     result = send(bundle)
-    assert (result.uploaded, result.command) == (False, f"kaggle datasets create -p {bundle.folder}")
+    assert (result.uploaded, result.command) == (False, command_of(bundle))
 
 
 def test_a_damaged_cache_is_not_published(stored):

@@ -9,10 +9,10 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 
 import fsspec
 import pytest
+from patience import wait_for
 
 from tpucache import (
     DamageError,
@@ -146,17 +146,17 @@ def test_a_fetch_that_was_cut_off_continues_in_the_middle_of_a_file(scheme, cach
 @pytest.mark.slow
 def test_a_fetch_continues_after_its_process_was_killed(cache, tmp_path, served):
     code = (
-        "import sys, time\n"
+        "import pathlib, sys, time\n"
         "from tpucache.publish import transfer\nfrom tpucache.store.remote import folder as remote\n"
         "remote._CHUNK = 10_000\n"
-        "transfer.fetch_cache(sys.argv[1], sys.argv[2], lambda *done: time.sleep(0.05))"
+        "second = pathlib.Path(sys.argv[2], 'v00-00001.lmdb')\n"
+        "transfer.fetch_cache(sys.argv[1], sys.argv[2], lambda *done: second.exists() and time.sleep(600))"
     )
     target = tmp_path / "fetched"
     with subprocess.Popen([sys.executable, "-c", code, served.url, str(target)]) as process:
         try:
-            while not list(target.glob("v00-00001.lmdb")):
-                time.sleep(0.02)
-                assert process.poll() is None
+            wait_for(lambda: (target / "v00-00001.lmdb").exists() or process.poll() is not None)
+            assert process.poll() is None
         finally:
             process.kill()
     fetch_cache(served.url, target)

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 import tpucache
 from tpucache import DependencyError, PublishError, Recipe, UsageError, build_cache
@@ -43,7 +44,7 @@ def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
     assert path.name == f"tpucache-{tpucache.__version__}-py3-none-any.whl"
     site = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, path]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     mine = {file.relative_to(PACKAGE) for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"}
     theirs = {file.relative_to(site / "tpucache") for file in (site / "tpucache").rglob("*") if file.suffix != ".pyc"}
     assert (
@@ -51,7 +52,9 @@ def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
         == mine
     )
     code = f"import sys; sys.path.insert(0, {str(site)!r})\nimport tpucache; print(tpucache.__file__)"
-    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], check=True, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.stdout.strip() == str(site / "tpucache" / "__init__.py")
     assert (site / "bin" / "tpucache").exists()
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache.machine import Cores, Memory, Space, Tpu
 from tpucache.report import doctor
@@ -221,22 +222,23 @@ def test_a_gpu_that_torch_is_not_built_for_is_advised_against(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
+    ("code", "seconds", "error"),
     [
-        ("import time; time.sleep(60)", "no answer in 1 s"),
-        ("raise SystemExit('a\\nthe TPU is in use\\n\\n')", "the TPU is in use"),
-        ("raise SystemExit(3)", "ended with status 3"),
+        (f"import time; time.sleep({PATIENCE})", 1, "no answer in 1 s"),
+        ("raise SystemExit('a\\nthe TPU is in use\\n\\n')", PATIENCE, "the TPU is in use"),
+        ("raise SystemExit(3)", PATIENCE, "ended with status 3"),
     ],
 )
-def test_why_xla_does_not_start_is_reported(code, error):
-    assert ask_xla(os.environ, 1, (sys.executable, "-c", code)).error == error
+def test_why_xla_does_not_start_is_reported(code, seconds, error):
+    assert ask_xla(os.environ, seconds, (sys.executable, "-c", code)).error == error
 
 
 def test_a_program_that_is_not_there_is_reported_too():
     assert "No such file" in ask_xla({}, 1, ("/no/such/python",)).error
 
 
-def test_caches_are_found_within_bounds_and_what_is_none_is_passed_over(plain, tmp_path):
+def test_caches_are_found_within_bounds_and_what_is_none_is_passed_over(plain, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpucache.report.doctor._SEARCH_SECONDS", PATIENCE)
     for place in ("a", "b/c/d/e/f/g/h", "b/c/d/e/f/g/i/j", ".hidden"):
         shutil.copytree(plain, tmp_path / place)
     (tmp_path / "broken").mkdir()

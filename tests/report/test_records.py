@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from tpucache import CachedDataset, NotACacheError, UsageError
 from tpucache.report.records import Records
@@ -29,7 +30,9 @@ def test_neither_torch_nor_lmdb_is_needed(drawn):
         "from tpucache import preview_cache, report_cache\n"
         "print(preview_cache(sys.argv[1]).size, len(report_cache(sys.argv[1]).html))"
     )
-    done = subprocess.run([sys.executable, "-c", code, drawn], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, drawn], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -41,7 +44,9 @@ def test_without_pillow_the_error_names_it(plain):
         "try:\n    tpucache.preview_cache(sys.argv[1])\n"
         "except tpucache.DependencyError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code, plain], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, plain], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
     assert "pip install 'pillow>=10.1'" in done.stdout, done.stderr
 
 

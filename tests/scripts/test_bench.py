@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from scripts.bench.rounds import leaving_out, race, ratio
 from scripts.bench.table import as_markdown, as_text
@@ -132,6 +133,6 @@ def test_the_commands_of_a_package_are_listed_with_what_they_do(package: str, na
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert all(f"{name} " in done.stdout and summary in done.stdout for name, summary in commands.items())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 sys.path.append(str(Path(__file__).parents[2]))  # the scripts are no part of the package
 
@@ -88,7 +89,7 @@ def test_there_is_a_target_for_each_kind_of_input() -> None:
 @pytest.mark.slow
 def test_the_command_tries_each_input_in_a_process_of_its_own() -> None:
     words = [sys.executable, "-m", "scripts.checks.fuzz", "--only", "index", "--inputs", "3"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "3 inputs in" in done.stdout
     assert "0 faults" in done.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +51,7 @@ def install(tmp_path: Path) -> Callable[..., Installed]:
         }
         command = [sys.executable, "-m", "scripts.install", tmp_path / "venv", *words]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         return Installed(done.returncode, calls.read_text().splitlines(), done.stderr)
 

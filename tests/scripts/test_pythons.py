@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from scripts.checks.pythons import find_pythons
 
@@ -53,7 +54,7 @@ def test_the_first_working_interpreter_of_each_supported_version_is_found(tmp_pa
 @pytest.mark.slow
 def test_an_environment_is_no_interpreter_of_its_own(tmp_path: Path) -> None:
     name = f"python3.{sys.version_info[1]}"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, timeout=PATIENCE)
     assert (tmp_path / "venv" / "bin" / name).exists()
     assert find_pythons([tmp_path / "venv" / "bin"]) == {}
 
@@ -68,7 +69,7 @@ def run_ci(tmp_path: Path) -> Callable[[str, str], tuple[int, list[str]]]:
         shutil.copytree(CI.parent, tmp_path / ".ci", dirs_exist_ok=True)
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
-            [tmp_path / ".ci" / "run"], env={**os.environ, "PATH": path, "FAILS": fails}, check=False, timeout=120
+            [tmp_path / ".ci" / "run"], env={**os.environ, "PATH": path, "FAILS": fails}, check=False, timeout=PATIENCE
         )
         return done.returncode, (tmp_path / "calls").read_text().splitlines()
 

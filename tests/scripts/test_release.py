@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from scripts import release as releasing
 from scripts.commands import CommandError
@@ -26,7 +27,9 @@ CHANGELOG = """# Changelog
 
 def git(root: Path, *words: str) -> str:
     names = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    done = subprocess.run(["git", *names, *words], cwd=root, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        ["git", *names, *words], cwd=root, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     return done.stdout
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, Part, shard_name
@@ -136,7 +137,7 @@ def run_without_lmdb() -> Callable[..., str]:
     def run(code: str, *arguments: object) -> str:
         program = f"import sys; sys.modules['lmdb'] = None\n{code}"
         command = [sys.executable, "-W", "error", "-c", program, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

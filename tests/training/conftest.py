@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 Run = subprocess.CompletedProcess[str]
 HERE = Path(__file__).parent
@@ -41,7 +42,7 @@ def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
         environment.pop("PJRT_DEVICE", None)
         # Importing torch_xla sets PJRT_DEVICE, so that a fork of what has imported it would not be without.
         command = [sys.executable, *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
     return run
 

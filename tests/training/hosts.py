@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from patience import PATIENCE
 from ranks import COMMON, TRAIN, before_step
 
 from tpucache import CachedDataset
@@ -50,7 +51,6 @@ PREDICT = (
     "predict {folder}/{run} {cache} -o {folder}/predictions.csv --trust tiny_models:layer_norm --backend xla "
     "--cores {cores}"
 )
-_PATIENCE = 60.0
 
 _thread = threading.local()
 _feeders = itertools.count()
@@ -83,7 +83,7 @@ class Exchange:
         return self._send([both], device, self._spec(spec.mesh, spec.partition_spec))
 
     def _wait(self, name: str) -> Any:
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while not (self.folder / name).exists():
             if time.monotonic() > end:
                 raise TpucacheError(f"the other host does not send {name}")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pytest
 from disk import disk
 from joblib.externals.loky import get_reusable_executor
+from patience import PATIENCE
 from PIL import Image
 
 from tpucache import Recipe, build_cache
@@ -50,6 +51,14 @@ def _encode(image: Image.Image, file_format: str = "JPEG", orientation: int | No
     target = io.BytesIO()
     image.save(target, file_format, **options)
     return target.getvalue()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_haste() -> Iterator[None]:
+    """Have a build compare all samples that it may compare with those of a finished cache, however slow the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpucache.warmup.listing._SECONDS", PATIENCE)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE, wait_for
 
 from tpucache.errors import SampleError, UnfinishedError
 from tpucache.recipe import Recipe
@@ -166,7 +167,7 @@ def test_a_time_limit_is_kept_while_shards_are_sealed(
 @pytest.mark.slow
 def test_a_time_limit_is_kept_while_the_source_is_listed(tmp_path: Path) -> None:
     with pytest.raises(UnfinishedError) as caught:
-        build_cache(Slow([], list_seconds=9), tmp_path / "cache", Recipe(size=8), jobs=1, time_limit=0.1)
+        build_cache(Slow([], list_seconds=PATIENCE), tmp_path / "cache", Recipe(size=8), jobs=1, time_limit=0.1)
     assert "while the source was listed" in str(caught.value)
     assert "longer time limit" in str(caught.value)
     assert not (tmp_path / "cache").exists()
@@ -179,7 +180,7 @@ def test_an_alarm_of_somebody_elses_is_put_back() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with Deadline.of(9).interrupting("nothing was done"):
             pass
-        time.sleep(0.2)
+        wait_for(lambda: rang)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from disk import SmallDisk
+from patience import PATIENCE
 
 from tpucache import BuildError, Recipe, build_cache
 from tpucache.cli import main
@@ -119,7 +120,11 @@ def test_a_file_that_may_not_grow_is_reported_and_without_the_limit_the_run_cont
     cache = tmp_path / "cache"
     options = ["warmup", str(source), str(cache), "--size", str(_SIZE), "--jobs", jobs]
     done = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(most), *options], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", _LIMITED, str(most), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

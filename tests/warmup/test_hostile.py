@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 
 from tpucache import CachedDataset, Manifest, Recipe, SampleError, build_cache, verify_cache
 from tpucache.warmup.records.presize import presize
@@ -25,7 +26,6 @@ _SCRIPT = Path(__file__).with_name("hostile.py")
 _MUTANTS = 500
 _SIZE = 32
 _RECIPE = Recipe(size=_SIZE)
-_PATIENCE = 120  # seconds: far more than a warmup takes that does not hang
 _MOST_MEMORY = 2 << 30
 
 # A small process between, so that the memory of the tests' own process counts for nothing.
@@ -40,7 +40,9 @@ sys.exit(status)
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "photos"
-    subprocess.run([sys.executable, str(_SCRIPT), str(folder), "--mutants", str(_MUTANTS)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, str(_SCRIPT), str(folder), "--mutants", str(_MUTANTS)], check=True, timeout=PATIENCE
+    )
     return folder
 
 
@@ -63,7 +65,7 @@ def _warm_up(source: Path, cache: Path, jobs: int) -> int:
     command = [sys.executable, "-c", _MEASURED, *warmup, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         try:
-            output, errors = process.communicate(timeout=_PATIENCE)
+            output, errors = process.communicate(timeout=PATIENCE)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

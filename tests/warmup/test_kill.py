@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import wait_for
 
 from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
@@ -26,57 +26,77 @@ pytestmark = pytest.mark.slow
 Digests = Callable[[Path], dict[str, str]]
 
 _SIZE = 96  # so that a shard of 1 MiB holds 37 images
-_KILLS = 2  # of runs with workers: one with its workers, one without them
 _FORKED_KILLS = 16  # of runs in one process; every fourth is killed three times in a row: 24 in all
 _FORKED_SAMPLES = 60  # in two blocks
 
-# Slow in the killed runs only, so that they spend their time on samples and not on starting.
+# A worker that is to be held says so when it has made so many samples, or when there is a receipt of a shard, and waits
+# until the gate is there: whoever kills it then kills it in the middle, however slow the machine is.
 _MODULE = """
-import multiprocessing, os, time
+import glob, multiprocessing, os, time
 import numpy as np
+made = 0
+step = lambda: None  # what a run in one process counts
+def is_held():
+    return made > int(os.environ["HELD_AFTER"]) or bool(glob.glob(os.environ["HELD_BY"]))
 def slowly(image, generator):
-    time.sleep(float(os.environ.get("SECONDS_A_SAMPLE", "0")))
+    global made
+    step()
     gate = os.environ.get("GATE")
     if gate and multiprocessing.parent_process():  # before the workers start, the run itself tries some
-        with open(gate + ".arrived", "a") as arrived:
-            arrived.write("x")
-        for _ in range(6000):  # so that nothing waits for ever when a test is stopped
-            if os.path.exists(gate):
-                break
-            time.sleep(0.01)
+        made += 1
+        if is_held() and not os.path.exists(gate):
+            with open(gate + ".arrived", "a") as arrived:
+                arrived.write(f"{os.getpid()}\\n")
+            for _ in range(24_000):  # so that nothing waits for ever when a test is stopped
+                if os.path.exists(gate):
+                    break
+                time.sleep(0.01)
     return np.ascontiguousarray(image[:, ::-1] ^ generator.integers(0, 8, dtype=np.uint8))
 """
 
-# Imports everything once; then each line asks for a warmup in a fork, in a process group of its own. It may kill itself
-# where it is about to give a file its name.
+# Imports everything once; then each line asks for a warmup in a fork. It kills itself at the step of a number: steps
+# are whatever it does to a file of its own or of its source, just before, and each sample. Or where it is about to give
+# a file its name. Prints the status, and how many steps there were.
 _FORKS = """
-import json, os, processes, signal, sys
+import json, mmap, os, processes, signal, sys
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
 from tpucache.store import files
-from tpucache.warmup import blocks
+from tpucache.warmup import blocks, listing
 from tpucache.warmup.run.tasks import keep_freed_memory
 import slow_by_test
 blocks.MIN_CHUNKS = 16
+listing._SECONDS = 1e9  # a slow machine would compare fewer samples, in fewer steps
 keep_freed_memory()  # which a fork need not do again
 processes.fork_alone()
 rename = files.rename_durably
+steps = mmap.mmap(-1, 8)  # shared with the forks
 for line in sys.stdin:
-    source, cache, variants, last = json.loads(line)
+    source, cache, variants, dies_at, last = json.loads(line)
+    def step():
+        number = int.from_bytes(steps[:], "little") + 1
+        steps[:] = number.to_bytes(8, "little")
+        if number == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def note(event, arguments):
+        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate") and arguments:
+            if str(arguments[0]).startswith((cache, source)):
+                step()
     def dying(source, target):
         if target.name == last:
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)
+    steps[:] = bytes(8)
     pid = os.fork()
     if not pid:
-        os.setpgid(0, 0)
+        slow_by_test.step = step
+        sys.addaudithook(note)
         files.rename_durably = dying
         recipe = Recipe(size=SIZE, variants=variants, augment="slow_by_test:slowly", shard_mb=1)
         build_cache(source, cache, recipe, jobs=1)
         os._exit(0)
-    os.setpgid(pid, pid)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(status, int.from_bytes(steps[:], "little"), flush=True)
 """
 
 
@@ -96,20 +116,21 @@ def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[bytes]]]:
-    """Return a function that starts a warmup of two workers in a session of its own; leaving it kills what is left."""
+    """Return a function that starts a warmup of two workers in a session of its own; leaving it kills what is left.
+
+    With a gate each worker is held there once it has made so many samples, or when files of a pattern are there.
+    """
 
     @contextlib.contextmanager
-    def start(cache: Path, seconds_a_sample: str = "0.006", gate: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    def start(
+        cache: Path, gate: Path | str = "", held_after: int = 1 << 30, held_by: Path | str = ""
+    ) -> Iterator[subprocess.Popen[bytes]]:
         options = f"--size {_SIZE} --variants 1 --augment slow_by_test:slowly --shard-mb 1 --jobs 2".split()
         found = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+        held = {"GATE": str(gate), "HELD_AFTER": str(held_after), "HELD_BY": str(held_by)}
         process = subprocess.Popen(
             [sys.executable, "-m", "tpucache", "warmup", str(source), str(cache), *options],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(found),
-                "SECONDS_A_SAMPLE": seconds_a_sample,
-                "GATE": gate,
-            },
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(found), **held},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -125,14 +146,21 @@ def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractCont
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests: Digests) -> tuple[Any, float]:
-    """What every killed run must come to, and the seconds it took."""
+def uninterrupted(warmup: Any, tmp_path_factory: pytest.TempPathFactory, digests: Digests) -> Any:
+    """What every killed run must come to."""
     cache = tmp_path_factory.mktemp("uninterrupted") / "cache"
-    began = time.monotonic()
     with warmup(cache) as process:
         assert process.wait() == 0
     assert len(list(cache.glob("*.lmdb"))) == 10
-    return digests(cache), time.monotonic() - began
+    return digests(cache)
+
+
+def _held(process: subprocess.Popen[bytes], gate: Path) -> list[int]:
+    """Wait until both workers of a run are held at its gate; return their process numbers."""
+    arrived = Path(f"{gate}.arrived")
+    wait_for(lambda: process.poll() is not None or (arrived.exists() and len(arrived.read_text().splitlines()) == 2))
+    assert process.poll() is None, "the run ended before it could be killed"
+    return [int(line) for line in arrived.read_text().splitlines()]
 
 
 def _finish(source: Path, cache: Path) -> int:
@@ -143,23 +171,21 @@ def _finish(source: Path, cache: Path) -> int:
     return reports[0] if reports else 150  # a finished cache reports nothing
 
 
-@pytest.mark.parametrize("moment", range(_KILLS))
+@pytest.mark.parametrize(("made", "is_alone"), [(3, True), (40, False)])
 def test_a_killed_run_finishes_with_the_same_bytes(
-    moment: int, source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
+    made: int, is_alone: bool, source: Path, warmup: Any, uninterrupted: Any, tmp_path: Path, digests: Digests
 ) -> None:
-    expected, seconds = uninterrupted
-    cache = tmp_path / "cache"
-    with warmup(cache) as process:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds * random.Random(moment).uniform(moment, moment + 1) / _KILLS)
-        if moment % 2:
-            with contextlib.suppress(ProcessLookupError):  # it may just have finished
-                os.killpg(process.pid, signal.SIGKILL)
+    cache, gate = tmp_path / "cache", tmp_path / "gate"
+    with warmup(cache, gate, held_after=made) as process:
+        _held(process, gate)
+        if is_alone:
+            process.kill()
+            gate.touch()  # its workers live on while the next run begins
         else:
-            process.kill()  # its workers live on while the next run begins
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         _finish(source, cache)
-    assert digests(cache) == expected
+    assert digests(cache) == uninterrupted
 
 
 class Forks:
@@ -169,24 +195,26 @@ class Forks:
         self._process, self._source = process, source
 
     def run(
-        self,
-        cache: Path,
-        variants: int,
-        kill_after: float | None = None,
-        source: Path | None = None,
-        dies_naming: str = "",
-    ) -> int:
-        """Warm up, perhaps kill the process group after so many seconds, and return the status."""
+        self, cache: Path, variants: int, dies_at: int = 0, source: Path | None = None, dies_naming: str = ""
+    ) -> tuple[int, int]:
+        """Warm up, perhaps up to the step of a number, and return the status and the number of steps."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(source or self._source), str(cache), variants, dies_naming]) + "\n")
+        words = [str(source or self._source), str(cache), variants, dies_at, dies_naming]
+        self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
-        pid = int(self._process.stdout.readline())
-        if kill_after is not None:
-            time.sleep(kill_after)
-            with contextlib.suppress(ProcessLookupError):  # it may just have finished
-                os.killpg(pid, signal.SIGKILL)
-        return int(self._process.stdout.readline())
+        status, steps = map(int, self._process.stdout.readline().split())
+        return status, steps
+
+    def finish(self, cache: Path, variants: int, source: Path | None = None) -> int:
+        """Warm up to the end, and return the number of steps."""
+        status, steps = self.run(cache, variants, source=source)
+        assert status == 0
+        return steps
+
+    def kill(self, cache: Path, variants: int, dies_at: int, source: Path | None = None) -> None:
+        """Warm up to a step at which the run is killed."""
+        assert self.run(cache, variants, max(1, dies_at), source)[0] == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +230,6 @@ def forks(modules: Path, fewer: Path) -> Iterator[Forks]:
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(found),
-            "SECONDS_A_SAMPLE": "0.001",
             "OPENBLAS_NUM_THREADS": "1",
         },
         stdin=subprocess.PIPE,
@@ -216,33 +243,36 @@ def forks(modules: Path, fewer: Path) -> Iterator[Forks]:
 
 
 @pytest.fixture(scope="module")
-def forked(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, float]]:
-    """By its number of variants, a cache of one go, the next an addition to a copy of it; and the seconds it took."""
+def forked(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, int]]:
+    """By its number of variants, a cache of one go, the next an addition to a copy of it; and the steps it took."""
     folder = tmp_path_factory.mktemp("forked")
     caches = {}
     for variants in (1, 2):
         cache = folder / f"{variants}"
         if variants > 1:
             shutil.copytree(folder / f"{variants - 1}", cache)
-        began = time.monotonic()
-        assert forks.run(cache, variants) == 0
-        caches[variants] = cache, time.monotonic() - began
+        caches[variants] = cache, forks.finish(cache, variants)
     return caches
 
 
 @pytest.mark.parametrize("moment", range(_FORKED_KILLS))
 def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_bytes(
-    moment: int, forks: Forks, forked: dict[int, tuple[Path, float]], tmp_path: Path, digests: Digests
+    moment: int, forks: Forks, forked: dict[int, tuple[Path, int]], tmp_path: Path, digests: Digests
 ) -> None:
     cache, variants, chance = tmp_path / "cache", 1 + moment % 2, random.Random(moment)
-    expected, seconds = forked[variants]
+    expected, steps = forked[variants]
+    assert steps > 2 * _FORKED_SAMPLES
     if variants > 1:
         shutil.copytree(forked[1][0], cache)
-    for _ in range(3 if moment % 4 == 3 else 1):
-        assert forks.run(cache, variants, seconds * chance.uniform(moment, moment + 1) / _FORKED_KILLS) in (0, -9)
+    for time in range(3 if moment % 4 == 3 else 1):
+        dies_at = int(steps * chance.uniform(moment, moment + 1) / _FORKED_KILLS)
+        if time:  # less is left to do, so that this one may finish it
+            assert forks.run(cache, variants, dies_at)[0] in (0, -signal.SIGKILL)
+        else:
+            forks.kill(cache, variants, dies_at)
         if variants > 1:
             assert verify_cache(cache) == []
-    assert forks.run(cache, variants) == 0
+    forks.finish(cache, variants)
     assert digests(cache) == digests(expected)
 
 
@@ -250,11 +280,9 @@ def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_byte
 def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
     part: float, forks: Forks, tmp_path: Path, digests: Digests
 ) -> None:
-    began = time.monotonic()
-    assert forks.run(tmp_path / "whole", 0) == 0
-    seconds = time.monotonic() - began
-    assert forks.run(tmp_path / "cache", 0, seconds * part) in (0, -9)
-    assert forks.run(tmp_path / "cache", 0) == 0
+    steps = forks.finish(tmp_path / "whole", 0)
+    forks.kill(tmp_path / "cache", 0, int(steps * part))
+    forks.finish(tmp_path / "cache", 0)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
@@ -263,23 +291,20 @@ def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
     kind: str, forks: Forks, fewer: Path, tmp_path: Path, digests: Digests
 ) -> None:
     archive = Path(shutil.make_archive(str(tmp_path / "photos"), kind, fewer / "cat"))
-    began = time.monotonic()
-    assert forks.run(tmp_path / "whole", 1, source=archive) == 0
-    seconds = time.monotonic() - began
+    steps = forks.finish(tmp_path / "whole", 1, archive)
     for part in (0.3, 0.6):
-        assert forks.run(tmp_path / "cache", 1, seconds * part, archive) in (0, -9)
-    assert forks.run(tmp_path / "cache", 1, source=archive) == 0
+        forks.kill(tmp_path / "cache", 1, int(steps * part), archive)
+    forks.finish(tmp_path / "cache", 1, archive)
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
 def test_a_run_killed_after_a_shard_does_not_build_it_again(
-    source: Path, warmup: Any, uninterrupted: tuple[Any, float], tmp_path: Path, digests: Digests
+    source: Path, warmup: Any, uninterrupted: Any, tmp_path: Path, digests: Digests
 ) -> None:
-    cache = tmp_path / "cache"
-    # So slow that there are samples left when the first shard is there, however busy the machine is.
-    with warmup(cache, seconds_a_sample="0.05") as process:
-        while process.poll() is None and not list(cache.glob(".warmup/shard-*.npz")):
-            time.sleep(0.005)
+    cache, receipts_of = tmp_path / "cache", tmp_path / "cache" / ".warmup" / "shard-*.npz"
+    # Workers make no other sample once there is a receipt of a shard.
+    with warmup(cache, tmp_path / "gate", held_by=receipts_of) as process:
+        wait_for(lambda: process.poll() is not None or list(cache.glob(".warmup/shard-*.npz")))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert not (cache / "manifest.json").exists()
@@ -289,32 +314,33 @@ def test_a_run_killed_after_a_shard_does_not_build_it_again(
     assert len(existing) == len(receipts) > 0
     assert 0 < _finish(source, cache) < 150
     assert {path: path.stat().st_ino for path in existing} == existing
-    assert digests(cache) == uninterrupted[0]
+    assert digests(cache) == uninterrupted
 
 
 @pytest.mark.parametrize("name", ["plan.json", "index.npy", "samples.npz", "manifest.json"])
 def test_a_run_killed_while_it_names_a_file_leaves_nothing_behind_once_finished(
-    name: str, forks: Forks, forked: dict[int, tuple[Path, float]], tmp_path: Path, digests: Digests
+    name: str, forks: Forks, forked: dict[int, tuple[Path, int]], tmp_path: Path, digests: Digests
 ) -> None:
-    assert forks.run(tmp_path / "cache", 1, dies_naming=name) == -signal.SIGKILL
+    assert forks.run(tmp_path / "cache", 1, dies_naming=name)[0] == -signal.SIGKILL
     assert not (tmp_path / "cache" / "manifest.json").exists()
-    assert forks.run(tmp_path / "cache", 1) == 0
+    forks.finish(tmp_path / "cache", 1)
     assert digests(tmp_path / "cache") == digests(forked[1][0])
 
 
-def test_workers_of_a_killed_run_begin_no_other_sample(source: Path, warmup: Any, tmp_path: Path) -> None:
+def test_workers_of_a_killed_run_end_in_the_middle_of_a_sample(source: Path, warmup: Any, tmp_path: Path) -> None:
     """Else they may write into a cache that is begun anew in the same place, or that another run finishes."""
-    gate, arrived = tmp_path / "gate", tmp_path / "gate.arrived"
-    with warmup(tmp_path / "cache", seconds_a_sample="0", gate=str(gate)) as process:
-        # Each of both workers waits at its first augmentation when the run is killed.
-        for _ in range(6000):
-            if process.poll() is not None or (arrived.exists() and len(arrived.read_text()) == 2):
-                break
-            time.sleep(0.01)
+    gate = tmp_path / "gate"
+    with warmup(tmp_path / "cache", gate, held_after=0) as process:
+        workers = _held(process, gate)  # each at its first augmentation, and the gate stays closed
         process.kill()
         process.wait()
-        time.sleep(0.1)  # workers look for their run twenty times a second
-        gate.touch()
-        time.sleep(1.5)  # a worker that continues shows at once
-        assert arrived.read_text() == "xx"
+        wait_for(lambda: not any(map(_is_running, workers)))
         assert not list((tmp_path / "cache").glob("*.lmdb"))
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process runs: one that has ended, and that nobody has waited for, has no command line."""
+    try:
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    except OSError:
+        return False

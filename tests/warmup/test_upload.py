@@ -14,6 +14,8 @@ import fsspec
 import pytest
 import torch
 from disk import SmallDisk
+from patience import PATIENCE
+from stops import Stopped, stop_after
 from stores import KEYS, serve_s3
 
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
@@ -107,20 +109,6 @@ def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(
         build_cache(photos, store, recipe, jobs=1, local=local, keep_local=keep)
         there = held(store)
         assert {name: there[name] for name in files_of(expected)} == files_of(expected)
-
-
-class Stopped(Exception):
-    """What ends a build in these tests."""
-
-
-def stop_after(samples: int) -> Callable[[BuildProgress], None]:
-    """Return what ends a build after so many samples."""
-
-    def look(progress: BuildProgress) -> None:
-        if progress.samples > samples:
-            raise Stopped
-
-    return look
 
 
 @pytest.mark.slow
@@ -240,16 +228,21 @@ def test_a_build_is_followed_from_another_process(
 
     def wait(_: object) -> None:
         is_begun.set()
-        is_followed.wait(30)
+        is_followed.wait(PATIENCE)
 
     building = threading.Thread(
         target=build_cache, args=(source, cache, _RECIPE), kwargs={"jobs": 1, "on_progress": wait}
     )
     building.start()
-    assert is_begun.wait(30)
-    threading.Timer(0.2, is_followed.set).start()
-    manifest = upload.follow_build(cache, store, sent.append)
-    building.join(60)
+    assert is_begun.wait(PATIENCE)
+
+    def note(name: str) -> None:
+        sent.append(name)
+        is_followed.set()  # what was kept before is sent while the build stands still
+
+    manifest = upload.follow_build(cache, store, note)
+    building.join(PATIENCE)
+    assert sent
     assert manifest.samples == _MANY
     assert held(store) == files_of(built)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 from tpucache.loading.reading import memory
 from tpucache.loading.reading.memory import MemoryBudget
@@ -113,7 +114,7 @@ def test_a_forked_process_keeps_no_more_than_was_kept_before_and_its_own_budget_
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     # Records kept, bytes granted, bytes that are free and not promised.

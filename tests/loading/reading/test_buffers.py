@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from tpucache.errors import UsageError
 from tpucache.loading.reading import buffers as buffers_module
@@ -58,7 +59,7 @@ def test_rows_are_views_of_the_arrays():
 def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
     pool = BufferPool(FIELDS, 2)
     fields = pool.lend(pool.take(), 2)
-    meeting = threading.Barrier(2)
+    meeting, met = threading.Barrier(2), threading.local()
 
     def pause(frame: FrameType, event: str, _: Any) -> Any:
         """Let both threads reach each line of the pool before either runs it."""
@@ -66,7 +67,9 @@ def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
             return None
         if event == "line":
             with contextlib.suppress(threading.BrokenBarrierError):  # the other thread has nothing to do
-                meeting.wait(0.2)
+                # Both come to their first line for certain; later one may wait for the other's lock.
+                meeting.wait(0.2 if hasattr(met, "once") else PATIENCE)
+            met.once = True
         return pause
 
     def free(array: list[Any]) -> None:

@@ -302,6 +302,7 @@ from tpucache.loading.reading import memory as budget
 
 processes.fork_alone()
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")  # torch, where there is one core
 budget.available_memory = lambda: int(sys.argv[3]) - sum(claim.used for claim in budget.BUDGET._claims.values())
 dataset = CachedDataset(sys.argv[1], in_memory={"auto": "auto", "True": True}[sys.argv[2]])
 expected = [images.clone() for images, _ in DataLoader(dataset, 50)]

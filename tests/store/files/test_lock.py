@@ -25,7 +25,7 @@ reader, rows = ShardReader(directory, manifest.shards), Cache(directory, manifes
 with reader._lock:
     process = os.fork()
     if not process:
-        signal.alarm(10)
+        signal.alarm(240)
         os._exit(int(len(reader.read(rows[0])) != rows[0]["length"]))
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 """

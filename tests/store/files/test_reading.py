@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache.store import files
 
@@ -85,7 +86,7 @@ def test_no_command_waits_for_a_pipe(photos, cache, tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=PATIENCE,
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(found) == len(commands)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from patience import PATIENCE
+
 #: Given a file's name and the number of the request for it, from 1: what is done instead of answering, or nothing.
 Fault = Callable[[str, int], str | None]
 
@@ -53,7 +55,7 @@ class Server(ThreadingHTTPServer):
         self.is_down.set()
         self.shutdown()
         self.server_close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from patience import PATIENCE
 
 from tpucache.errors import UsageError
 from tpucache.store.remote import http
@@ -57,7 +58,7 @@ class Server:
         with contextlib.suppress(OSError):  # it is closed already
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
 
 
 @pytest.fixture
@@ -232,9 +233,9 @@ def test_a_connection_that_is_cut_is_an_error_after_what_came(serve: Serve, body
 def dripping(*beginning: bytes) -> Answer:
     def answer(request: str) -> Iterator[bytes]:
         yield from beginning
-        for _ in range(500):
+        for _ in range(2000):  # until nobody reads it any more
             yield b"x"
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     return answer
 
@@ -245,10 +246,8 @@ def test_an_answer_that_drips_is_given_up(
     serve: Serve, beginning: Sequence[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.1)
-    began = time.monotonic()
     with pytest.raises(TimeoutError):
         part(serve(dripping(*beginning)))
-    assert time.monotonic() - began < 2
 
 
 @pytest.mark.slow
@@ -257,13 +256,17 @@ def test_an_answer_that_falls_silent_is_given_up(
     serve: Serve, beginning: Sequence[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "_SILENCE_SECONDS", 0.1)
+    is_given_up = threading.Event()
 
     def silent(request: str) -> Iterator[bytes]:
         yield from beginning
-        time.sleep(0.5)
+        is_given_up.wait(PATIENCE)
 
-    with pytest.raises(TimeoutError):
-        part(serve(silent))
+    try:
+        with pytest.raises(TimeoutError):
+            part(serve(silent))
+    finally:
+        is_given_up.set()
 
 
 def test_a_redirection_is_followed_and_tells_other_servers_no_password(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, StoreError
 
@@ -26,18 +26,18 @@ CONFIGURATION = """
 daemon off;
 {user}
 worker_processes 2;
-pid {folder}/pid;
+pid "{folder}/pid";
 error_log stderr;
 events {{ worker_connections 256; }}
 http {{
     log_format plain "$status $uri $http_range-";
-    access_log {folder}/log plain;
-    client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
-    uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+    access_log "{folder}/log" plain;
+    client_body_temp_path "{folder}/1"; proxy_temp_path "{folder}/2"; fastcgi_temp_path "{folder}/3";
+    uwsgi_temp_path "{folder}/4"; scgi_temp_path "{folder}/5";
     gzip on; gzip_types *; gzip_min_length 1;
     server {{
         listen 127.0.0.1:{port};
-        root {root};
+        root "{root}";
         location /moved/ {{ rewrite ^/moved/(.*)$ /$1 redirect; }}
     }}
 }}
@@ -64,14 +64,14 @@ def nginx(cache: Path, tmp_path: Path) -> Iterator[Nginx]:
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    user = "user root;" if getpass.getuser() == "root" else ""
+    user = "" if os.geteuid() else "user root;"
     text = CONFIGURATION.format(user=user, folder=folder, port=port, root=root)
     (folder / "nginx.conf").write_text(text)
     command = [str(_PROGRAM), "-p", str(folder), "-c", str(folder / "nginx.conf")]
     errors = folder / "errors"
     with errors.open("w") as file, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file) as process:
         try:
-            until = time.monotonic() + 30
+            until = time.monotonic() + PATIENCE
             while True:
                 try:
                     socket.create_connection(("127.0.0.1", port), timeout=5).close()

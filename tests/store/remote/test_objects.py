@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 from servers import Server
 from stores import KEYS, serve_s3
 from torch.utils.data import DataLoader
@@ -150,7 +151,7 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
     )
     # Python 3.12 and newer warn of a fork beside threads, which is what this test is about.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE
 from servers import Server
 
 from tpucache import CachedDataset, CachedLoader
@@ -236,7 +237,7 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
     fetcher = dataset._open_reader.cache.reader.fetcher
     pieces = fetcher._pieces
     with fetcher._changed:  # the sample came by itself, its piece comes after it
-        assert fetcher._changed.wait_for(lambda: not (fetcher._wanted or fetcher._flights), timeout=30)
+        assert fetcher._changed.wait_for(lambda: not (fetcher._wanted or fetcher._flights), timeout=PATIENCE)
     (kept,) = fetcher._local.kept.tolist()
 
     def plan_of(*needed: int) -> Plan:
@@ -308,7 +309,7 @@ def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cac
         fetcher._wanted.append(0)
     began = threading.Thread(target=fetcher.fetch_first, args=(numbers, of, rows[:1]))
     began.start()
-    began.join(30)
+    began.join(PATIENCE)
     assert not began.is_alive()
     assert fetcher._local.has(numbers).all()
     with fetcher._changed:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, UsageError
 from tpucache.training.device import CpuDevice
@@ -152,18 +153,22 @@ def test_a_closed_loader_is_refused_and_not_waited_for(cache):
         next(iter(feeder))
 
 
-def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not():
+def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not(monkeypatch):
+    now, asked = [0.0], threading.Semaphore(0)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
     def slow():
         for batch in batches(4):
-            time.sleep(0.05)
+            asked.acquire(timeout=PATIENCE)  # the loop waits
+            now[0] += 0.05
             yield batch
 
     with Feeder(slow(), CpuDevice()) as feeder:
+        get = feeder._ready.get
+        monkeypatch.setattr(feeder._ready, "get", lambda: (asked.release(), get())[1])
         list(feeder)
-    assert feeder.waited_seconds >= 0.15
+    assert feeder.waited_seconds == pytest.approx(0.2)
     with Feeder(batches(4), CpuDevice()) as feeder:
-        while not feeder._ready.full():
-            time.sleep(0.001)
         for _ in feeder:
-            time.sleep(0.02)
-    assert feeder.waited_seconds < 0.05
+            now[0] += 0.02  # the loop computes
+    assert feeder.waited_seconds == 0

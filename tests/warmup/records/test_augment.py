@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from patience import PATIENCE
 
 from tpucache.warmup.plan import resolve
 from tpucache.warmup.records.augment import PRESETS, augment
@@ -61,7 +62,7 @@ def probe() -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if "ALBUMENTATIONS" not in name}
     script = f"SIDE = {_SIDE}\nPLACES = {_PLACES!r}\n{_PROBE}"
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from patience import PATIENCE
 
 from tpucache.errors import RecipeError
 from tpucache.warmup.plan import resolve
@@ -141,7 +142,7 @@ def test_torch_that_a_callable_imports_is_seeded_from_its_first_call_on(tmp_path
         "assert images[:3] == images[3:], images\n"
         "assert len(set(images)) == 3\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=PATIENCE)
 
 
 @pytest.mark.slow

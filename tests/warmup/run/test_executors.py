@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from joblib.externals.loky import process_executor
+from patience import PATIENCE
 
 from tpucache.errors import BuildError
 from tpucache.warmup.run import executors
@@ -95,7 +96,7 @@ def test_workers_end_soon_after_their_parent_was_killed(tmp_path: Path) -> None:
     )
     # Into a file: a worker that was given no task does not look for its parent, and would keep a pipe open.
     with (tmp_path / "pids").open("w") as pids:
-        done = subprocess.run([sys.executable, "-c", code], stdout=pids, check=False, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], stdout=pids, check=False, timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL
     workers = [Path(f"/proc/{pid}/cmdline") for pid in (tmp_path / "pids").read_text().split()]
     assert workers

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 from PIL import Image
 
 from tpucache.errors import BuildError, SampleError
@@ -328,5 +329,5 @@ keep_freed_memory()
 faults()
 print(faults())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert int(done.stdout) < 1000  # of 14,112 pages; Python itself fetches some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import logging
 import sys
@@ -87,7 +88,10 @@ class TorchDevice:
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
         """Trace with torch's own profiler, into `trace.json` for Perfetto or chrome://tracing."""
-        with torch.profiler.profile() as profiler:
+        # There is one cycle. Where events are not kept over several, torch 2.10 and 2.11 warn that there is one, too.
+        known = inspect.signature(torch.profiler.profile).parameters
+        keeps: dict[str, Any] = {"acc_events": True} if "acc_events" in known else {}
+        with torch.profiler.profile(**keeps) as profiler:
             yield
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / "trace.json"))

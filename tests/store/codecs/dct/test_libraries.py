@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE
 
 from tpucache import DamageError, DependencyError
 from tpucache.store.codecs import encode, unpack_rows
@@ -193,6 +194,6 @@ def test_each_thread_has_a_context_that_is_freed_with_it() -> None:
         assert len(made) == 1 + turn
         assert freed == made[1:]
     with ThreadPoolExecutor(2) as threads:
-        meeting = Barrier(2, timeout=30)
+        meeting = Barrier(2, timeout=PATIENCE)
         addresses = list(threads.map(lambda _: (contexts.own.address, meeting.wait())[0], range(2)))
     assert len({contexts.own.address, *addresses}) == 3
