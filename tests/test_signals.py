@@ -28,6 +28,10 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 PROGRAM = Path(__file__).parent / "interrupting.py"
 
 
+#: One for each time that the work went on to its end: what it ends with says nothing, as a signal has come.
+unnoticed: list[bool] = []
+
+
 @pytest.fixture(autouse=True)
 def default_handlers() -> Iterator[None]:
     """Handlers as a program has them that sets none; they and the hook are put back, and no thread is left."""
@@ -35,11 +39,13 @@ def default_handlers() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     hook = sys.unraisablehook
+    unnoticed.clear()
     yield
     left = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.unraisablehook
     for each, handler in before.items():
         signal.signal(each, handler)
     assert left == (signal.default_int_handler, signal.SIG_DFL, hook)
+    assert not unnoticed
 
 
 def send(number: int = signal.SIGINT) -> None:
@@ -51,6 +57,7 @@ def go_on() -> None:
     until = time.monotonic() + BOUND
     while time.monotonic() < until:
         time.sleep(0.001)
+    unnoticed.append(True)
 
 
 def inspect(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> int:
