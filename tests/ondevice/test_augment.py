@@ -118,10 +118,11 @@ def test_draws_are_spread_as_their_settings_say():
     assert areas.max() <= 0.334
     assert draws[:, 5].mean() == pytest.approx(1, abs=0.02)
     cuts = draw(AugmentSettings(cutmix=1.0), 0, 0, 4000)[:, 13:17]
-    heights, widths = cuts[:, 1] - cuts[:, 0], cuts[:, 3] - cuts[:, 2]
-    assert heights == pytest.approx(widths, abs=1e-6)
-    areas = heights * widths  # Beta(1, 1) is uniform
-    assert np.histogram(areas, 5, (0, 1))[0] / 4000 == pytest.approx([0.2] * 5, abs=0.03)
+    areas = (cuts[:, 1] - cuts[:, 0]) * (cuts[:, 3] - cuts[:, 2])
+    # torchvision and timm cut boxes around a uniform centre at the border, too: they measure 0.692 and 0.686.
+    assert 1 - areas.mean() == pytest.approx(0.69, abs=0.015)
+    inside = [(cuts[:, 0] <= at) & (at < cuts[:, 1]) & (cuts[:, 2] <= at) & (at < cuts[:, 3]) for at in (0.01, 0.5)]
+    assert [share.mean() for share in inside] == pytest.approx([0.13, 0.5], abs=0.04)
     turns = {tuple(row) for row in draw(AugmentSettings(rotate=True), 0, 0, 100)[:, :3].tolist()}
     assert turns == {(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)}
 

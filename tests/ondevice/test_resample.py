@@ -60,8 +60,12 @@ def cropped(image, row, nearest=False):
 
 def blurred(image, row):
     for _ in range(2):
-        distance = np.arange(len(image))[:, None] - np.arange(len(image))
-        weights = np.floor(np.exp(-0.5 * (distance / row[BLUR]) ** 2) * 256 + 0.5) / 256
+        last = len(image) - 1
+        weights = np.zeros((len(image), len(image)))
+        for place in range(-last, 2 * last + 1):  # the image and its reflections on both sides
+            source = abs(place) if place <= last else 2 * last - place
+            weights[:, source] += np.exp(-0.5 * ((np.arange(len(image)) - place) / row[BLUR]) ** 2)
+        weights = np.floor(weights / weights.max(1, keepdims=True) * 256 + 0.5) / 256
         image = (weights / weights.sum(1, keepdims=True) @ image).T
     return image
 
@@ -152,6 +156,19 @@ def test_a_blur_is_a_gaussian_whose_weights_add_up_to_one(images):
     even = torch.full_like(images, 200)
     assert aug.images(even, draws).numpy() == pytest.approx(np.full((BATCH, 3, HEIGHT, WIDTH), 200.0), abs=1e-3)
     assert torch.equal(aug.masks(MASKS, draws), MASKS)
+
+
+def test_a_blur_is_that_of_a_kernel_over_the_reflected_image(images):
+    """As torchvision's gaussian_blur computes it, with a kernel wide enough to hold the Gaussian."""
+    aug, draws = augment(AugmentSettings(blur=1.2)), draws_of(AugmentSettings(blur=1.2))
+    found = aug.images(images, draws)
+    reach = 5
+    for row, deviation in enumerate(draws[:, BLUR].tolist()):
+        kernel = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / deviation) ** 2)
+        kernel = torch.outer(kernel, kernel) / kernel.sum() ** 2
+        planes = torch.nn.functional.pad(images[row].permute(2, 0, 1)[:, None].float(), [reach] * 4, mode="reflect")
+        expected = torch.nn.functional.conv2d(planes, kernel[None, None])[:, 0]
+        torch.testing.assert_close(found[row], expected, atol=1.5, rtol=0)  # weights have steps of 1/256
 
 
 def test_products_are_the_same_when_a_device_rounds_their_operands_to_bfloat16(images, monkeypatch):

@@ -80,7 +80,7 @@ def _draw_view(
         alpha = settings.cutmix if cuts else settings.mixup
         share = rng.beta(alpha, alpha, batch_size)
         if cuts:
-            draws[:, CUT] = _boxes(np.sqrt(1 - share), np.sqrt(1 - share), uniform[:, 13:15])
+            draws[:, CUT] = _boxes_around(uniform[:, 13:15], np.sqrt(1 - share))
         else:
             draws[:, SHARE] = share
     uniform = _stream(source, view, _SECOND).random_sample((batch_size, 6 + 2 * _CROP_TRIES))
@@ -118,6 +118,15 @@ def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
     """Return top, bottom, left and right of boxes with these sides at random places in the unit square."""
     top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
     return np.stack([top, top + heights, left, left + widths], 1)
+
+
+def _boxes_around(centres: Array, sides: Array) -> Array:
+    """Return top, bottom, left and right of squares with these sides around centres, cut at the unit square's border.
+
+    So the share that a cut takes is at most that of Beta, as in the paper's own code (Yun et al., arXiv:1905.04899).
+    """
+    low, high = (np.clip(centres + half[:, None], 0, 1) for half in (-sides / 2, sides / 2))
+    return np.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], 1)
 
 
 def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:

@@ -60,10 +60,22 @@ def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Arr
 
 
 def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
-    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their middle; sides have n `places`."""
-    distance = places[:, None] - places
-    weights = library.functions.exp(-0.5 * (distance / deviations.reshape(-1, 1, 1)) ** 2)
-    return (library.functions.floor(weights * _CROP_STEPS + 0.5) / _CROP_STEPS)[:, None]
+    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their largest; sides have n `places`.
+
+    Beyond its border an image is its own reflection, without the border's pixel again, as torchvision pads it.
+    """
+    functions, last = library.functions, len(places) - 1
+    rows, columns = places[:, None], places
+    scale = deviations.reshape(-1, 1, 1)
+
+    def gaussian(distance: Array) -> Array:
+        return functions.exp(-0.5 * (distance / scale) ** 2)
+
+    before = gaussian(rows + columns) * library.cast(columns > 0, "float32")
+    behind = gaussian(2 * last - rows - columns) * library.cast(columns < last, "float32")
+    weights = gaussian(rows - columns) + before + behind
+    weights = weights / functions.amax(weights, -1, keepdims=True)  # at most 1: bfloat16 holds such steps exactly
+    return (functions.floor(weights * _CROP_STEPS + 0.5) / _CROP_STEPS)[:, None]
 
 
 def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:

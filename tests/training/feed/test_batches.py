@@ -67,3 +67,21 @@ def test_the_last_epochs_draw_no_mixing_and_all_else_as_before(cache: Path) -> N
         assert (draws[:, CUT] == draws[0, CUT]).all()
         others = [column for column in range(draws.shape[1]) if column not in (SHARE, *range(CUT.start, CUT.stop))]
         np.testing.assert_array_equal(before(step)[:, others], draws[:, others])
+
+
+def test_a_batch_in_parts_shows_the_pictures_of_the_whole_one(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    augment = AugmentSettings(flip=True, crop=True, shift=2, hue=0.1)
+    whole = TrainSettings(epochs=2, batch_size=48, augment=augment)
+    split = dataclasses.replace(whole, accumulate=3)
+    at_once, by_part = drawer(whole, dataset), drawer(split, dataset)
+    assert at_once is not None
+    assert by_part is not None
+    shown = [
+        torch.cat([images for images, _ in itertools.islice(parts(settings, dataset, epochs=2), count)])
+        for settings, count in ((whole, 4), (split, 12))
+    ]
+    assert torch.equal(*shown)
+    for step in range(4):
+        drawn = np.concatenate([by_part(3 * step + part) for part in range(3)])
+        np.testing.assert_array_equal(drawn, at_once(step))

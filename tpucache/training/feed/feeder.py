@@ -153,22 +153,24 @@ def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Ex
 def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Processes = ALONE) -> Draw | None:
     """Return the function that draws the random numbers for each part of a batch; None for records without an image.
 
-    They are drawn for the whole part, so that a sample's are the same in any number of processes.
+    They are drawn for the whole batch, so that a sample's are the same in any number of processes and parts.
     """
     if IMAGE not in train_set.names:
         return None
     image = train_set.names.index(IMAGE)
-    size, own = settings.part_size, processes.share(settings.part_size)
-    parts_an_epoch = max(1, settings.steps_per_epoch(len(train_set))) * settings.accumulate
+    part, own = settings.part_size, processes.share(settings.part_size)
+    steps_an_epoch = max(1, settings.steps_per_epoch(len(train_set)))
     sides: dict[int | None, tuple[int, int]] = {}
 
     def draw_part(number: int) -> npt.NDArray[np.float32]:
-        epoch = number // parts_an_epoch
+        step, place = divmod(number, settings.accumulate)
+        epoch = step // steps_an_epoch
         wanted = settings.sizes.at(epoch)
         if wanted not in sides:
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
         # Without mixing the numbers are others and the graph is the same.
-        return draw(settings.augment_at(epoch), settings.seed, number, size, sides[wanted])[own]
+        drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch_size, sides[wanted])
+        return drawn[place * part : (place + 1) * part][own]
 
     return draw_part
