@@ -107,7 +107,6 @@ def unmarked(folder: Path) -> list[object]:
 
 
 ALL = [
-    no_blue,
     black,
     opaque,
     one_class,
@@ -158,7 +157,7 @@ def test_every_command_reads_what_the_others_wrote(
     command("report", cache, "--findings", "-o", out / "findings.html")
     command("bench", cache, "--batch-size", min(4, samples))
     assert command("compare", cache, cache, may_refuse=True) in (0, 1)
-    short = ["--backend", "eager", "--model", "cnn", "--epochs", 1, "--batch-size", 4]
+    short = ["--backend", "eager", "--model", "cnn", "--epochs", 1, "--batch-size", min(4, samples)]
     run, table = runs / "run", out / "predictions.csv"
     validated = [*short, "--valid", cache]
     has_nothing_to_tell_apart = make in (one_class, one_sample)
@@ -194,7 +193,5 @@ def test_a_constant_channel_is_divided_by_one(tmp_path: Path, command: Command) 
     command("train", cache, "--run", run, *short)
     best = torch.load(run / "best.pt", weights_only=True)
     assert best["std"][2] == 1
-    torch.save({**best, "std": [*best["std"][:2], 0.0]}, run / "best.pt")  # as earlier versions wrote it
-    assert load_best(run)["std"] == best["std"]
     command("train", cache, "--run", tmp_path / "again", *short, "--weights", run)
     assert load_best(tmp_path / "again")["std"] == best["std"]

@@ -69,12 +69,11 @@ def checkpoint(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a `last.pt` or a `best.pt` holds.
 
     Both commits computed in float32 or bfloat16 and recorded the latter as `bf16`. e3a34f9 recorded no digests of the
-    data, and took NaN for the best value. dfb4455 recorded a constant channel's deviation as 0, and divided by 1.
+    data, and took NaN for the best value.
     """
     settings, stand = content["settings"], content.get("stand")
     precision = "bf16" if settings.get("bf16") else "float32"
     found = {"digests": {}, **content, "settings": {"precision": precision, **settings}}
-    found["std"] = [spread or 1.0 for spread in content["std"]]
     if isinstance(stand, dict) and isinstance(best := stand.get("best"), float) and math.isnan(best):
         found["stand"] = {**stand, "best": None}
     return found

@@ -142,8 +142,8 @@ def _check_metadata(item: JsonObject) -> None:
         raise FormatError(
             f"{item.where}: 'mean' and 'std' are not of {channels} channels, but {len(mean)} and {len(std)}"
         )
-    if not all(map(math.isfinite, mean)) or not all(0 <= spread < math.inf for spread in std):
-        raise FormatError(f"{item.where}: 'mean' and 'std' are not finite, with no 'std' below 0")
+    if not all(map(math.isfinite, mean)) or not all(0 < spread < math.inf for spread in std):
+        raise FormatError(f"{item.where}: 'mean' and 'std' are not finite, with every 'std' above 0")
     if "digests" in item.content and not fits(item.content["digests"], dict[str, str | None]):
         raise FormatError(f"{item.where}: 'digests' are no texts by name")
     for column in item.objects("columns", _MAX_COLUMNS) if "columns" in item.content else ():

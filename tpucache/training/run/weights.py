@@ -57,8 +57,7 @@ def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> 
     is_open = settings.normalise == "auto" and settings.mean is None and settings.std is None
     if is_open and path.name == BEST_NAME and isinstance(content, Mapping):
         mean, std = (_numbers(content.get(name), channels) for name in ("mean", "std"))
-        if mean and std and min(std) >= 0:
-            std = tuple(spread or 1.0 for spread in std)  # of a constant channel, earlier versions kept 0
+        if mean and std and min(std) > 0:
             settings = replace(settings, normalise="cache", mean=mean, std=std)
     return InitialWeights(settings, weights)
 
