@@ -94,6 +94,7 @@ def warmup(options: argparse.Namespace) -> int:
             target=options.target,
             labels=labels,
             classes=classes,
+            missing_label=options.missing_label,
             pad=options.pad,
             truncate=options.truncate,
             engine=executor,
@@ -188,6 +189,7 @@ def relabel(options: argparse.Namespace) -> int:
         chosen: dict[str, Any] = {
             "labels": options.labels,
             "classes": options.classes,
+            "missing_label": options.missing_label,
             "corrections": options.corrections,
         }
         chosen["soft"] = soft
@@ -318,7 +320,7 @@ def add(commands: Any) -> None:
         "--corrections", action="store_true", help="the table has rows of some samples: all others keep their labels"
     )
     add_folds(command, table)
-    add_options(command, BuildOptions, only=["labels", "classes"], parsers={"classes": names})
+    add_options(command, BuildOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
     add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, verify, "cache/train")
@@ -382,6 +384,7 @@ def run_dry(
         jobs=options.jobs,
         labels=labels,
         classes=classes,
+        missing_label=options.missing_label,
         retry=options.retry,
         retry_all=options.retry_all,
         pad=options.pad,

@@ -72,6 +72,7 @@ def build_cache(
     target: Target = BuildOptions.target,
     labels: LabelKind = BuildOptions.labels,
     classes: str | Path | Sequence[str] | None = BuildOptions.classes,
+    missing_label: Sequence[str] = BuildOptions.missing_label,
     pad: int | None = BuildOptions.pad,
     truncate: bool = BuildOptions.truncate,
     engine: Executor | None = None,
@@ -88,7 +89,8 @@ def build_cache(
     again where their content, the libraries or `max_pixels` changed since, and with `retry_all` in any case: they keep
     their numbers, and those that fail again stay skipped. `time_limit` is in seconds. `target`
     "kaggle" keeps within what Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes.
-    `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them. `pad`
+    `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them.
+    `missing_label` are texts of values that are no label; by default -1 where labels are class numbers. `pad`
     and `truncate` give sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs`
     local processes. `announce` is called with an estimate before the work starts, `on_progress` with what is done.
     A `source` may be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
@@ -111,7 +113,7 @@ def build_cache(
         check_source(source, cache)
     source = to_source(source)
     BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
-    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes))
+    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes), missing_label)
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe))

@@ -60,6 +60,12 @@ class BuildOptions:
         "the classes in their order: a text file with one name on each line, or a cache that has them",
         metavar="FILE|CACHE",
     )
+    missing_label: tuple[str, ...] = option(
+        (),
+        "a value that is no label, such as -1 or NA; can be repeated. If not given: -1 where labels are class numbers, "
+        "and always empty cells, None and NaN",
+        metavar="VALUE",
+    )
     like: str | Path | None = option(
         None,
         "the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",

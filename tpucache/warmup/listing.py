@@ -187,7 +187,8 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
     part = pad_source(part, asked.get("pad"), asked.get("truncate", False))
     if earlier_tables(manifest):  # its labels are no longer those of the source
         return part
-    return label_source(part, read.get("asked", "auto"), manifest.classes if "classes" in asked else ())
+    classes = manifest.classes if "classes" in asked else ()
+    return label_source(part, read.get("asked", "auto"), classes, asked.get("missing_label", ()))
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

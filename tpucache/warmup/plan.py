@@ -48,7 +48,8 @@ from tpucache.warmup.listing import (
 )
 from tpucache.warmup.records.arrays import ARRAY_CODECS, image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
-from tpucache.warmup.records.encode import MOST_CLASSES, LabelRule, class_range
+from tpucache.warmup.records.encode import LabelRule
+from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
 from tpucache.warmup.versions import version_differences, versions
 

@@ -29,7 +29,7 @@ from tpucache.warmup.run.plan_file import is_adding_to
 from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
-from tpucache.warmup.sources.source import unique
+from tpucache.warmup.sources.source import Label, unique
 from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
 from tpucache.warmup.tables import label_column, label_facts, write_table
 
@@ -50,6 +50,7 @@ def relabel_cache(
     *,
     labels: LabelKind = "auto",
     classes: str | Path | Sequence[str] | None = None,
+    missing_label: Sequence[str] = (),
     corrections: bool = False,
     soft: SoftOptions | None = None,
 ) -> Manifest:
@@ -67,10 +68,10 @@ def relabel_cache(
     nothing else changes but what `train` learns: a sample that has a row is learned as these, and counts by its weight.
     One without a row keeps what it was learned as, at first its label. New labels put an end to soft ones.
 
-    `options`, `labels` and `classes` are those of a build. No record is read or written, and at any moment the cache
-    has either its old labels or the new ones. Raises UsageError for options that do not fit, SourceError for a table
-    that does not, BuildError when the cache cannot be written or a warmup of it is not finished, and what opening a
-    cache raises.
+    `options`, `labels`, `classes` and `missing_label` are those of a build. No record is read or written, and at any
+    moment the cache has either its old labels or the new ones. Raises UsageError for options that do not fit,
+    SourceError for a table that does not, BuildError when the cache cannot be written or a warmup of it is not
+    finished, and what opening a cache raises.
     """
     cache, options = Path(cache).absolute(), options or TableOptions()
     if options.mask_col is not None or options.root is not None:
@@ -92,7 +93,7 @@ def relabel_cache(
         elif corrections:
             columns, changes = _corrected(opened, content, options)
         else:
-            columns, changes = _new_columns(opened, content, options, labels, names)
+            columns, changes = _new_columns(opened, content, options, labels, names, missing_label)
         return _write(opened, columns, changes)
 
 
@@ -141,7 +142,7 @@ def _held(cache: Path) -> Iterator[Cache]:
 
 
 def _new_columns(
-    cache: Cache, table: Table, options: TableOptions, kind: LabelKind, names: tuple[str, ...]
+    cache: Cache, table: Table, options: TableOptions, kind: LabelKind, names: tuple[str, ...], missing: Sequence[str]
 ) -> tuple[dict[str, Column], dict[str, Any]]:
     """Return all columns of the samples table, and what changes in the manifest with them."""
     samples, manifest = cache.samples, cache.manifest
@@ -149,9 +150,9 @@ def _new_columns(
     columns: dict[str, Column] = dict(samples)
     changes: dict[str, Any] = {}
     if options.label_cols:
-        found, classes = read_labels(table, options.label_cols, options.label_sep)
-        where = [f"line {line}" for line in table.lines] if names or kind != "auto" else ()
-        found, classes = read_labels_as(found, classes, kind, names, where)
+        found, classes = _table_labels(table, options)
+        where = [f"line {line}" for line in table.lines]
+        found, classes = read_labels_as(found, classes, kind, names, where, missing)
         used = [found[row] for row in rows.tolist()]
         if None in used:
             line = table.lines[int(rows[used.index(None)])]
@@ -176,6 +177,14 @@ def _new_columns(
         else:
             columns[name] = Strings.pack([column[row] for row in rows.tolist()])
     return columns, changes
+
+
+def _table_labels(table: Table, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:
+    """Return the labels of all rows, and their classes. Raises SourceError for one that cannot be read."""
+    read = read_labels(table, options.label_cols, options.label_sep)
+    for fault in read.faults.values():
+        raise SourceError(f"{table.path}, {fault}")
+    return read.labels, read.classes
 
 
 def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
@@ -239,7 +248,7 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
     plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
     table = dataclasses.replace(table, columns=plain)
     rows = _find_rows(cache, table, options, need_all=False)
-    found, names = read_labels(table, options.label_cols, options.label_sep)
+    found, names = _table_labels(table, options)
     labels, classes = samples.labels.copy(), manifest.classes
     if unknown := [name for name in names if name not in classes]:
         raise SourceError(
@@ -255,6 +264,7 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
             labels[at] = 0
             labels[at, places] = value
         elif isinstance(value, tuple) and not classes and len(value) == labels.shape[-1]:
+            labels = labels.astype(np.float64)
             labels[at] = value
         else:
             line = table.lines[int(rows[at])]

@@ -36,10 +36,10 @@ from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
-from tpucache.warmup.records.encode import MOST_CLASSES, class_range
 from tpucache.warmup.records.frequencies import summarise_frequencies
 from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
+from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 from tpucache.warmup.versions import versions
 
@@ -214,7 +214,7 @@ def sample_columns(
 def label_column(
     labels: Sequence[Any], paths: Sequence[str], classes: tuple[str, ...]
 ) -> tuple[Array, tuple[str, ...], tuple[int, ...]]:
-    """Return labels as class numbers (n,) or float32 (n, m), the classes, and the samples of each class.
+    """Return labels as class numbers (n,), marks float32 (n, m) or values float64 (n, m), and classes and their counts.
 
     Raises SourceError for labels of several kinds, and for numbers that are no class.
     """
@@ -225,8 +225,8 @@ def label_column(
         other = next(path for path, label in zip(paths, labels, strict=True) if type(label) is not type(labels[0]))
         raise SourceError(f"samples have labels of several kinds, or none: {paths[0]!r} and {other!r} differ")
     if not isinstance(labels[0], int):
-        column = np.array(labels, np.float32)
-        marked = bool(classes) and len(classes) == column.shape[1]
+        marked = bool(classes) and len(classes) == len(labels[0])
+        column = np.array(labels, np.float32 if marked else np.float64)
         counts = tuple((column > 0).sum(axis=0).tolist()) if marked else ()
         return column, classes if marked else (), counts
     if min(labels) < 0 or max(labels) >= (len(classes) or MOST_CLASSES):

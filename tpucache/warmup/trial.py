@@ -122,6 +122,7 @@ def dry_run(
     jobs: int | None = None,
     labels: LabelKind = BuildOptions.labels,
     classes: str | Path | Sequence[str] | None = BuildOptions.classes,
+    missing_label: Sequence[str] = BuildOptions.missing_label,
     retry: bool = BuildOptions.retry,
     retry_all: bool = BuildOptions.retry_all,
     pad: int | None = BuildOptions.pad,
@@ -135,7 +136,7 @@ def dry_run(
     if isinstance(source, (str, Path)):
         check_source(source, cache)
         source = open_source(source)
-    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes))
+    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes), missing_label)
     listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source_name(source)} has no samples")

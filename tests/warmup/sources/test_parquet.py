@@ -60,11 +60,14 @@ def _shard(path, numbers):
 
 @pytest.mark.parametrize("label", [-7, 2**62, 2**40])
 @pytest.mark.parametrize("features", [None, {"label": CLASS}])
-def test_a_number_that_is_no_class_is_refused_before_anything_is_built(label, features, tmp_path):
+def test_a_number_that_is_no_class_is_refused_before_anything_is_built_or_skipped(label, features, tmp_path):
     path = _write(tmp_path / "a.parquet", {"image": _images(range(3)), "label": [0, label, 1]}, features)
-    with pytest.raises(SourceError, match=rf"a\.parquet#1' has the label {label}: .*class"):
-        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
-    assert not (tmp_path / "cache").exists()
+    with pytest.raises(SourceError, match=rf"a\.parquet#1': has the label {label}: .*class"):
+        build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
+    assert not [*tmp_path.glob("cache/*.lmdb")]
+    manifest = build_cache(path, tmp_path / "skipped", Recipe(size=8), jobs=1, on_error="skip")
+    assert manifest.samples == 2
+    assert [skip.path for skip in manifest.skipped] == ["a.parquet#1"]
 
 
 @pytest.mark.slow

@@ -87,15 +87,24 @@ def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them
     assert _labels(listing) == [(1.0, 1.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 1.0)]
 
 
-@pytest.mark.parametrize("cell", ["nan", "inf", "-inf", "1e999"])
-def test_a_label_that_is_no_finite_number_is_refused_with_its_line(tmp_path: Path, cell: str) -> None:
-    with pytest.raises(SourceError, match=rf"line 3, column 'y': '{cell}' is no number"):
-        _list(tmp_path, f"path,y\n1.jpg,0.5\n2.jpg,{cell}\n", label_cols=("y",))
+@pytest.mark.parametrize("cell", ["inf", "-inf", "1e999"])
+def test_a_label_that_is_no_finite_number_is_a_fault_of_its_sample_with_its_line(tmp_path: Path, cell: str) -> None:
+    listing = _list(tmp_path, f"path,y\n1.jpg,0.5\n2.jpg,{cell}\n", label_cols=("y",))
+    assert [sample.label for sample in listing.samples] == [(0.5,), None]
+    assert f"line 3, column 'y': '{cell}' is no number" in listing.samples[1].fault
 
 
-def test_text_among_several_columns_of_numbers_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"line 4, column 'b': 'x' is no number"):
-        _list(tmp_path, 'path,a,b\n"1\n1.jpg",1,2\n2.jpg,0,x\n', label_cols=("a", "b"))
+@pytest.mark.parametrize("cell", ["nan", "NA", "", "None", "<NA>", " n/a "])
+def test_words_that_say_there_is_none_are_no_label_among_numbers(tmp_path: Path, cell: str) -> None:
+    listing = _list(tmp_path, f"path,y\n1.jpg,10\n2.jpg,{cell}\n3.jpg,9\n", label_cols=("y",))
+    assert [sample.label for sample in listing.samples] == [1, None, 0]
+    assert listing.classes == ("9", "10")
+
+
+def test_text_among_several_columns_of_numbers_is_a_fault_of_its_sample_with_its_line(tmp_path: Path) -> None:
+    listing = _list(tmp_path, 'path,a,b\n"1\n1.jpg",1,2\n2.jpg,0,x\n', label_cols=("a", "b"))
+    assert [sample.label for sample in listing.samples] == [(1.0, 2.0), None]
+    assert "line 4, column 'b': 'x' is no number" in listing.samples[1].fault
 
 
 def test_a_label_column_without_any_label_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tpucache.store.fields import Field, part_layouts
 from tpucache.store.format import Part
 from tpucache.warmup.records.arrays import Counts, Facts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
+from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
 
@@ -106,18 +107,6 @@ NO_LABEL_REASON: Final = (
     "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
     "samples out with --on-error skip"
 )
-#: Classes that have no names, at most: each gets one in the manifest.
-MOST_CLASSES: Final = 1 << 22
-
-
-def class_range(classes: int) -> str:
-    """Return which numbers are classes, of so many or of an unknown number (0) of them."""
-    if classes:
-        return f"the {classes:,} classes are 0 to {classes - 1:,}"
-    return (
-        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or say --labels "
-        "numbers where these are values"
-    )
 
 
 @dataclass(frozen=True)

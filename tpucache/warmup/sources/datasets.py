@@ -102,6 +102,12 @@ class DatasetSource:
             raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
         return _labelled(value, sample.path)
 
+    def read_label(self, sample: Sample) -> Label:
+        """Return an item's label alone. Raises SampleError as `load` does."""
+        if self._copy is not None:
+            return self._copy.label(int(sample.path), sample.path)
+        return self.load(sample).label
+
     def _items(self, stream: Any) -> Iterator[Item | SampleError]:
         """Yield the items of a stream, or why one cannot be kept. Raises SourceError where the stream fails."""
         done = 0

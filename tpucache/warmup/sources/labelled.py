@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, NamedTuple, get_args
+
+import numpy as np
 
 from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.progress import Progress
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.reading import (
+    UNLABELLED,
+    LabelFault,
+    Reading,
+    find_reading,
+    is_missing,
+    is_one_hot,
+    named,
+    shown,
+)
 from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, source_name
 
-_NAMED: Final = 8
+#: Samples whose labels are looked at, evenly over all, where only the samples state them.
+_LOOKED_AT: Final = 64
+
+_log: Final = logging.getLogger("tpucache")
 
 
-def label_source(source: Source, kind: LabelKind, classes: Sequence[str] = ()) -> Source:
-    """Return a source whose labels are of a kind, or as they come for "auto", with these classes if any are given.
+def label_source(
+    source: Source, kind: LabelKind, classes: Sequence[str] = (), missing: Sequence[str] | None = None
+) -> Source:
+    """Return a source whose labels are of a kind, with these classes if any are given, and none where they are missing.
 
     Raises UsageError.
     """
     check_kind(kind, classes)
-    return source if kind == "auto" and not classes else LabelledSource(source, kind, classes)
+    return LabelledSource(source, kind, classes, None if not missing else tuple(text.strip() for text in missing))
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
@@ -84,36 +104,116 @@ def _read_names(path: Path) -> tuple[str, ...]:
 
 
 def read_labels_as(
-    labels: Sequence[Label], own: Sequence[str], kind: LabelKind, classes: Sequence[str], paths: Sequence[str]
+    labels: Sequence[Label],
+    own: Sequence[str],
+    kind: LabelKind,
+    classes: Sequence[str],
+    paths: Sequence[str],
+    missing: Sequence[str] | None = None,
 ) -> tuple[list[Label], tuple[str, ...]]:
     """Return labels as a kind, and their classes; `own` are the classes as they come, `classes` those wanted, if any.
 
-    A class that no label has is no error. Raises SampleError for a label that cannot be of this kind, SourceError for
-    a class that is not wanted.
+    A class that no label has is no error. Raises SampleError for a label that cannot be of this kind, and for a class
+    that is not wanted.
     """
-    if kind == "auto" and classes and any(isinstance(label, tuple) and len(label) == 1 for label in labels):
+    asked = None if not missing else tuple(missing)
+    read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
+    for fault in read.faults:
+        raise SampleError(paths[fault] if paths else f"row {fault + 1}", read.faults[fault])
+    return read.labels, read.classes
+
+
+class _Read(NamedTuple):
+    labels: list[Label]
+    classes: tuple[str, ...]
+    faults: dict[int, str]
+
+
+def _read_all(
+    values: Sequence[Any],
+    own: tuple[str, ...],
+    kind: LabelKind,
+    classes: tuple[str, ...],
+    missing: tuple[str, ...] | None,
+    *,
+    where: str,
+    may_index: bool,
+) -> _Read:
+    """Return labels, their classes, and why some cannot be read, by their position."""
+    values, own = _without_missing(values, own, missing)
+    if kind == "auto" and classes and any(isinstance(value, tuple) and len(value) == 1 for value in values):
         kind = "classes"
-    known = tuple(own)
-    if kind == "classes" and any(isinstance(label, tuple) for label in labels):
-        known = _value_names(labels) or known
-    if kind != "auto":
-        labels = [read_label(label, kind, own, known, path) for label, path in zip(labels, paths, strict=True)]
-    known = () if kind == "numbers" else known
-    if not classes:
-        return list(labels), known
-    convert = _Conversion(known, classes)
-    return [convert(label, path) for label, path in zip(labels, paths, strict=True)], tuple(classes)
+    reading = find_reading(values, kind, own, missing, where=where, is_all=True, may_index=may_index)
+    known = classes_of(reading)
+    convert = _Conversion(known, classes) if classes else None
+    labels: list[Label] = []
+    faults: dict[int, str] = {}
+    for at, value in enumerate(values):
+        label: Label = None
+        try:
+            label = reading.read(value)
+            label = convert(label) if convert else label
+        except LabelFault as fault:
+            label, faults[at] = None, str(fault)
+        labels.append(label)
+    lost = sum(value is not None for value in values) - sum(label is not None for label in labels) - len(faults)
+    if lost and missing is None and reading.form != "none":
+        _log.warning(
+            "%s: %d samples have the label -1 or NaN, which is no label: --missing-label states another", where, lost
+        )
+    if kind == "auto" and reading.form == "marks" and is_one_hot(labels):
+        _log.warning(
+            "%s: each sample has a 1 for exactly one of %d classes, and they are read as several labels at once: give "
+            "--labels classes where one class is meant, --labels numbers for values", where, len(known),
+        )  # fmt: skip
+    return _Read(labels, classes or known, faults)
+
+
+def classes_of(reading: Reading) -> tuple[str, ...]:
+    """Return the classes that labels of a reading are numbers of."""
+    if reading.form in ("number", "numbers"):
+        return ()
+    if reading.form == "class" and not reading.names and reading.length:
+        return tuple(map(str, range(reading.length)))
+    return reading.names
+
+
+def _without_missing(
+    values: Sequence[Any], own: tuple[str, ...], missing: tuple[str, ...] | None
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+    """Return labels and classes without the classes whose names are missing texts.
+
+    Where all others are numbers then, these are in the order of numbers.
+    """
+    gone = {number for number, name in enumerate(own) if missing and name.strip() in missing}
+    if not gone or not all(value is None or isinstance(value, int) for value in values):
+        return values, own
+    left = [name for number, name in enumerate(own) if number not in gone]
+    texts = [
+        None if value is None or value in gone else own[value] if 0 <= value < len(own) else value for value in values
+    ]
+    if are_names(left):
+        return [left.index(text) if isinstance(text, str) else text for text in texts], tuple(left)
+    numbers = {text: to_number(text) for text in left}
+    if not all(isinstance(number, int) for number in numbers.values()):
+        return [(float(numbers[text] or 0),) if isinstance(text, str) else text for text in texts], ()
+    names = sorted(left, key=lambda text: numbers[text] or 0)
+    return [names.index(text) if isinstance(text, str) else text for text in texts], tuple(names)
 
 
 class LabelledSource:
-    """The samples of another source. One whose label cannot be of this kind, or of these classes, does not load.
+    """The samples of another source, with labels of one kind. One whose label cannot be of it does not load.
 
-    `list` is called before the source is sent to workers: it finds what the numbers of labels in the samples mean.
+    What labels are is decided by all of them where the listing has them. Where only the samples state them, it is
+    decided by some, evenly over all samples; of texts, by all samples. `list` is called before the source is sent to
+    workers.
     """
 
-    def __init__(self, source: Source, kind: LabelKind, classes: Sequence[str] = ()) -> None:
-        self._source, self._kind, self._classes = source, kind, tuple(classes)
-        self._own: tuple[str, ...] = ()
+    def __init__(
+        self, source: Source, kind: LabelKind, classes: Sequence[str] = (), missing: tuple[str, ...] | None = None
+    ) -> None:
+        self._source, self._kind, self._classes, self._missing = source, kind, tuple(classes), missing
+        self._reading: Reading | None = None
 
     def __repr__(self) -> str:
         return source_name(self._source)
@@ -121,24 +221,90 @@ class LabelledSource:
     def list(self) -> Listing:
         """Return the other source's listing, with labels and classes of this kind. Raises SourceError."""
         listing = self._source.list()
-        self._own = listing.classes
-        labels = [sample.label for sample in listing.samples]
-        paths = [sample.path for sample in listing.samples]
-        labels, classes = read_labels_as(labels, listing.classes, self._kind, self._classes, paths)
+        asked = {**listing.asked, "classes": "given"} if self._classes else dict(listing.asked)
+        if self._missing:
+            asked["missing_label"] = [*self._missing]
+        if all(sample.label is None for sample in listing.samples):
+            self._reading = self._look(listing)
+            return dataclasses.replace(listing, classes=self._classes or classes_of(self._reading), asked=asked)
+        self._reading = None
+        values = [sample.label for sample in listing.samples]
+        read = _read_all(
+            values, listing.classes, self._kind, self._classes, self._missing, where=repr(self), may_index=True
+        )
         samples = [
-            sample if sample.label == label else dataclasses.replace(sample, label=label)
-            for sample, label in zip(listing.samples, labels, strict=True)
-        ]
-        asked = {**listing.asked, "classes": "given"} if self._classes else listing.asked
-        return dataclasses.replace(listing, samples=samples, classes=classes, asked=asked)
+            sample if sample.label == label and type(sample.label) is type(label) and at not in read.faults
+            else dataclasses.replace(sample, label=label, fault=sample.fault or read.faults.get(at, ""))
+            for at, (sample, label) in enumerate(zip(listing.samples, read.labels, strict=True))
+        ]  # fmt: skip
+        return dataclasses.replace(listing, samples=samples, classes=read.classes, asked=asked)
 
     def load(self, sample: Sample) -> Item:
         """Return the other source's item, with a label of this kind. Raises SampleError."""
         item = self._source.load(sample)
-        label = read_label(item.label, self._kind, (), (), sample.path)
-        if self._classes and self._own:
-            label = _Conversion(self._own, self._classes)(label, sample.path)
+        reading = self._reading
+        if reading is None:
+            return item
+        if reading.form == "none":
+            return item if item.label is None else self._unexpected(item, sample)
+        try:
+            label = reading.read(item.label)
+            if label is not None and self._classes:
+                label = _Conversion(classes_of(reading), self._classes)(label)
+        except LabelFault as fault:
+            raise SampleError(sample.path, str(fault)) from None
+        if label is None and item.label is not None:
+            raise SampleError(
+                sample.path,
+                f"has the label {shown(item.label)}, which is no label, as class numbers begin at 0 and by "
+                "--missing-label: give it one, or leave such samples out with --on-error skip",
+            )
         return dataclasses.replace(item, label=label)
+
+    def _unexpected(self, item: Item, sample: Sample) -> Item:
+        if is_missing(item.label, (), self._missing) or (self._missing is None and item.label == UNLABELLED):
+            return dataclasses.replace(item, label=None)
+        raise SourceError(
+            f"{sample.path!r} has the label {shown(item.label)}, and the {_LOOKED_AT} samples that were looked at have "
+            "none: say with --labels what labels are"
+        )
+
+    def _look(self, listing: Listing) -> Reading:
+        """Return how labels are read that only the samples state. Raises SourceError."""
+        samples, where = listing.samples, repr(self)
+        chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), _LOOKED_AT).round().astype(int).tolist()})
+        is_all = len(chosen) >= len(samples)
+        values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
+        names = listing.classes or (self._classes if any(map(_has_text, values)) else ())
+        needs_all = not names and (any(map(_has_text, values)) or self._has_lists(values))
+        if needs_all and not is_all and self._kind != "numbers":
+            _log.warning("%s: the labels are texts or lists, and all samples are read for their classes", where)
+            values, is_all = self._labels_of(samples), True
+        kind = self._kind if self._kind != "auto" or any(value is not None for value in values) else "auto"
+        reading = find_reading(values, kind, names, self._missing, where=where, is_all=False, may_index=True)
+        if reading.form == "none" and self._kind == "classes":
+            return Reading("class", names, missing=self._missing, kind=kind)
+        return reading
+
+    def _has_lists(self, values: Sequence[Any]) -> bool:
+        return self._kind == "multilabel" and len({len(value) for value in values if isinstance(value, tuple)}) > 1
+
+    def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
+        source: Any = self._source
+        while not hasattr(source, "read_label") and hasattr(source, "source"):
+            source = source.source  # of another source's items, which have the same labels
+        read = getattr(source, "read_label", None) or (lambda sample: self._source.load(sample).label)
+        values: list[Any] = []
+        with Progress(len(samples), "read labels", "samples", is_brief=True) as progress:
+            for sample in samples:
+                with contextlib.suppress(SampleError):
+                    values.append(read(sample))
+                progress.advance(1)
+        return values
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, tuple) and any(isinstance(part, str) for part in value))
 
 
 class _Conversion:
@@ -149,78 +315,27 @@ class _Conversion:
         places = {name: number for number, name in enumerate(classes)}
         self._places = [places.get(name) for name in known]
 
-    def __call__(self, label: Label, path: str) -> Label:
+    def __call__(self, label: Label) -> Label:
+        """Return a label of the wanted classes. Raises LabelFault for one that is none of them."""
         if label is None:
             return None
         if isinstance(label, int):
-            return self._place(label, path) if self._known else label
+            return self._place(label) if self._known else label
         if len(label) != len(self._known):
-            raise SampleError(path, f"has the label {label}, which is none of the classes {_named(self._classes)}")
+            raise LabelFault(f"has the label {shown(label)}, which is none of the classes {named(self._classes)}")
         marks = [0.0] * len(self._classes)
         for number, mark in enumerate(label):
             if mark:
-                marks[self._place(number, path)] = mark
+                marks[self._place(number)] = mark
         return tuple(marks)
 
-    def _place(self, number: int, path: str) -> int:
+    def _place(self, number: int) -> int:
         if not 0 <= number < len(self._places):
-            raise SampleError(path, f"has the label {number}: the classes are 0 to {len(self._places) - 1}")
+            raise LabelFault(f"has the label {number}: the classes are 0 to {len(self._places) - 1}")
         place = self._places[number]
         if place is None:
-            raise SourceError(
-                f"{path!r} has the class {self._known[number]!r}, which is none of the {len(self._classes):,} given: "
-                f"{_named(self._classes)}. Add it to them, or leave its samples out"
+            raise LabelFault(
+                f"has the class {self._known[number]!r}, which is none of the {len(self._classes):,} given: "
+                f"{named(self._classes)}. Add it to them, or leave its samples out"
             )
         return place
-
-
-def _named(classes: Sequence[str]) -> str:
-    more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
-    return ", ".join(map(repr, classes[:_NAMED])) + more
-
-
-def read_label(label: Label, kind: LabelKind, names: Sequence[str], classes: Sequence[str], path: str) -> Label:
-    """Return a label as a kind; its number is among `names`, and is to be among `classes`. Raises SampleError."""
-    readers: dict[LabelKind, Callable[[], Label]] = {
-        "auto": lambda: label,
-        "classes": lambda: _class_number(label, classes, path),
-        "numbers": lambda: _numbers(label, names, path),
-        "multilabel": lambda: _marks(label, path),
-    }
-    return None if label is None else readers[kind]()
-
-
-def _value_names(labels: Sequence[Label]) -> tuple[str, ...]:
-    """Return the names of the classes that single numbers are, in the order of these."""
-    values = sorted({label[0] for label in labels if isinstance(label, tuple) and len(label) == 1})
-    return tuple(map(_name, values))
-
-
-def _name(value: float) -> str:
-    return str(int(value)) if value.is_integer() else repr(value)
-
-
-def _class_number(label: Label, classes: Sequence[str], path: str) -> Label:
-    if isinstance(label, int):
-        return label
-    if isinstance(label, tuple) and len(label) == 1:
-        if classes:
-            return classes.index(_name(label[0]))
-        if label[0].is_integer():
-            return int(label[0])
-    raise SampleError(path, f"has the label {label}: a class is one whole number or name a sample")
-
-
-def _numbers(label: Label, names: Sequence[str], path: str) -> Label:
-    if not isinstance(label, int):
-        return label
-    value = to_number(names[label]) if names else label
-    if value is None:
-        raise SampleError(path, f"has the label {names[label]!r}, which is no number")
-    return (float(value),)
-
-
-def _marks(label: Label, path: str) -> Label:
-    if isinstance(label, tuple) and len(label) > 1 and set(label) <= {0.0, 1.0}:
-        return label
-    raise SampleError(path, f"has the label {label}: several labels a sample are a 0 or 1 for each class")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,43 +15,69 @@ from tpucache.warmup.sources.cells import Table, are_names, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
 
-def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Return each row's label, None where it has an empty cell, and the classes' names.
+class TableLabels(NamedTuple):
+    """Each row's label, None where it has none, the classes' names, and by row why a label cannot be read."""
+
+    labels: Sequence[Label]
+    classes: tuple[str, ...]
+    faults: Mapping[int, str]
+
+
+def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> TableLabels:
+    """Return the labels of a table's rows.
 
     One column of whole numbers is classes in the order of their numbers, one of other numbers values to regress, one of
     anything else, such as 007, classes in the order of their names. Several columns are a vector: of classes when all
     are 0 or 1, else of values. With a separator, one column of several names is a vector of classes, all 0 in an empty
-    cell. Raises SourceError for a column without labels, or one of numbers that holds something else.
+    cell. Raises SourceError for a column without labels.
     """
     if not columns:
-        return [None] * len(table.lines), ()
+        return TableLabels([None] * len(table.lines), (), {})
     for name in columns:
         if not any(cell.strip() for cell in table.column(name)):
             raise SourceError(f"{table.path} has no label in any row of column {name!r}")
     if separator is not None:
-        return split_names(table.column(columns[0]), separator)
+        return TableLabels(*split_names(table.column(columns[0]), separator), {})
+    faults: dict[int, str] = {}
     if len(columns) == 1:
-        return _single(table, columns[0])
-    return _vectors(table, columns)
+        labels, classes = labels_of_texts(table.column(columns[0]), f"{table.path}, column {columns[0]!r}")
+        if not classes:
+            _numbers(table, columns[0], faults)
+        return TableLabels([None if row in faults else label for row, label in enumerate(labels)], classes, faults)
+    return TableLabels(*_vectors(table, columns, faults), faults)
 
 
-def _single(table: Table, name: str) -> tuple[Sequence[Label], tuple[str, ...]]:
-    cells = table.column(name)
+def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
+    """Return the label of each text, None for an empty one, and the names of the classes, as `read_labels` has them.
+
+    Where all others are numbers, texts such as NA and nan are no label.
+    """
     distinct = {cell for cell in set(cells) if cell.strip()}
+    words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
+    others = distinct - words
+    if words and others and all(to_number(cell) is not None for cell in others):
+        distinct = others
+        _log.warning("%s: %s among numbers is no label", where, ", ".join(map(repr, sorted(words))))
+    elif words:
+        shown = ", ".join(map(repr, sorted(words)))
+        _log.warning("%s: %s is a class: give --missing-label where it means that there is no label", where, shown)
     if are_names(distinct):
         names = sorted(distinct)
+        if (numbers := sum(to_number(name) is not None for name in names)) and 2 * numbers >= len(names):
+            odd = next((name for name in names if to_number(name) is None), names[0])
+            _log.warning("%s: %r is no number, so that all labels are names of classes", where, odd)
         by_name = {cell: number for number, cell in enumerate(names)}
         return [by_name.get(cell) for cell in cells], tuple(names)
-    values = _numbers(table, name)
-    known = {value for value in values if value is not None}
-    if not all(isinstance(value, int) for value in known):
-        return [None if value is None else (float(value),) for value in values], ()
-    classes = {value: number for number, value in enumerate(sorted(known))}
-    return [None if value is None else classes[value] for value in values], tuple(map(str, classes))
+    values = {cell: to_number(cell) for cell in distinct}
+    if not all(isinstance(value, int) for value in values.values()):
+        return [None if (value := values.get(cell)) is None else (float(value),) for cell in cells], ()
+    whole = sorted({value for value in values.values() if value is not None})
+    classes = {value: number for number, value in enumerate(whole)}
+    return [None if (value := values.get(cell)) is None else classes[value] for cell in cells], tuple(map(str, classes))
 
 
-def _vectors(table: Table, names: Sequence[str]) -> tuple[Sequence[Label], tuple[str, ...]]:
-    columns = [_numbers(table, name) for name in names]
+def _vectors(table: Table, names: Sequence[str], faults: dict[int, str]) -> tuple[Sequence[Label], tuple[str, ...]]:
+    columns = [_numbers(table, name, faults) for name in names]
     known = {value for value in itertools.chain(*columns) if value is not None}
     labels: list[Label] = []
     for row in zip(*columns, strict=True):
@@ -66,34 +93,68 @@ def split_names(cells: Sequence[str], separator: str) -> tuple[Sequence[Label], 
     return [tuple(float(name in row) for name in classes) for row in rows], classes
 
 
-def _numbers(table: Table, name: str) -> list[int | float | None]:
-    """Return a label column's numbers, None where a cell is empty. Raises SourceError for what is no finite number."""
+def _numbers(table: Table, name: str, faults: dict[int, str]) -> list[int | float | None]:
+    """Return a label column's numbers, None where a cell is empty or says that there is none, or is a fault.
+
+    Raises SourceError for a column of which no cell is a number.
+    """
     cells = table.column(name)
-    numbers = {cell: to_number(cell) for cell in set(cells)}
-    for cell, value in numbers.items():
-        if cell.strip() and (value is None or not math.isfinite(value)):
-            row = cells.index(cell)
-            raise table.wrong(row, name, f"{cell!r} is no number: leave the cell empty where there is no label")
+    numbers: dict[str, int | float | None] = {}
+    wrong = set[str]()
+    for cell in set(cells):
+        numbers[cell] = value = to_number(cell)
+        if value is None or not math.isfinite(value):
+            numbers[cell] = None
+            wrong |= {cell} if cell.strip() and cell.strip().lower() not in MISSING_WORDS else set()
+    reason = "is no number: leave the cell empty where there is no label"
+    if wrong and all(value is None for value in numbers.values()):
+        row = next(row for row, cell in enumerate(cells) if cell in wrong)
+        raise table.wrong(row, name, f"{cells[row]!r} {reason}")
+    if wrong:
+        for row, cell in enumerate(cells):
+            if cell in wrong:
+                faults.setdefault(row, f"line {table.lines[row]}, column {name!r}: {cell!r:.60} {reason}")
     return [numbers[cell] for cell in cells]
 
 
 #: What a label is called, the first of these that there is.
 LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls")
+_TRUTH: Final = ("False", "True")
+#: What says in a column of numbers that there is none: what pandas reads so, in small letters.
+MISSING_WORDS: Final = frozenset(
+    ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
+)
+
+_log: Final = logging.getLogger("tpucache")
 
 
-def labels_of_values(values: Sequence[Any], where: str) -> tuple[list[Label], tuple[str, ...]]:
+def labels_of_values(
+    values: Sequence[Any], where: str, classes: Sequence[str] = ()
+) -> tuple[list[Label], tuple[str, ...]]:
     """Return each sample's label, None where it has none, and the names of the classes.
 
-    Whole numbers are class numbers as they are, texts are classes in the order of their names, other numbers are values
-    to regress, and lists of numbers are vectors. Raises SourceError, with `where`, for values of several kinds.
+    With `classes`, which the source states, numbers and texts are these, and lists of them a 0 or 1 for each. Without,
+    whole numbers are class numbers as they are, texts what they are in a table, truth values the classes False and
+    True, other numbers values to regress, lists of numbers vectors, and lists of texts a 0 or 1 for each class. Raises
+    SourceError, with `where`, for values of several kinds.
     """
+    values = [None if _is_nothing(value) else value for value in values]
     known = [value for value in values if value is not None]
+    lists = [value for value in known if isinstance(value, (list, tuple))]
+    if lists and (classes or any(isinstance(part, str) for value in lists for part in value)):
+        return _marks(values, classes, where)
+    if classes:
+        places = {name: number for number, name in enumerate(classes)}
+        labels = [places.get(value, value) if isinstance(value, str) else value for value in values]
+        wrong = next((label for label in labels if isinstance(label, str)), None)
+        if wrong is not None:
+            raise SourceError(f"{where}: the label {wrong!r:.60} is none of the {len(classes)} classes")
+        return [_plain_number(label) for label in labels], tuple(classes)
     if all(isinstance(value, str) for value in known):
-        names = tuple(sorted(set(known)))
-        numbers = {name: number for number, name in enumerate(names)}
-        return [None if value is None else numbers[value] for value in values], names
+        return labels_of_texts(["" if value is None else value for value in values], where)
     if all(isinstance(value, int) for value in known):
-        return [None if value is None else int(value) for value in values], ()
+        are_truths = known and all(isinstance(value, bool) for value in known)
+        return [None if value is None else int(value) for value in values], _TRUTH if are_truths else ()
     if all(_is_number(value) for value in known):
         return [None if value is None else (float(value),) for value in values], ()
     if all(isinstance(value, (list, tuple)) and all(map(_is_number, value)) for value in known):
@@ -107,6 +168,7 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
 
     A sample that lacks one of the values has no label. Raises SourceError, with `where`, for what is no number.
     """
+    columns = {name: [None if _is_nothing(value) else value for value in values] for name, values in columns.items()}
     for name, values in columns.items():
         wrong = next((value for value in values if value is not None and not _is_number(value)), None)
         if wrong is not None:
@@ -117,15 +179,42 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
     return labels, tuple(columns) if marks else ()
 
 
-def marks_of_numbers(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return a 0 or 1 for each class, of lists of class numbers. Raises SourceError for other numbers."""
+def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
+    """Return a 0 or 1 for each class, of lists of class numbers or names. Raises SourceError for others.
+
+    A class number of -1 is none. Without `classes`, these are all texts in the order of their names.
+    """
+    texts = {part for value in values if isinstance(value, (list, tuple)) for part in value if isinstance(part, str)}
+    names = tuple(classes) or tuple(sorted(texts))
+    places: dict[Any, int] = {name: number for number, name in enumerate(names)}
+    if classes:
+        places |= {number: number for number in range(len(names))}
     labels: list[Label] = []
     for value in values:
-        numbers = set(value or ())
-        if not all(isinstance(number, int) and 0 <= number < len(classes) for number in numbers):
-            raise SourceError(f"{where}: {value!r} are no numbers of the {len(classes)} classes")
-        labels.append(None if value is None else tuple(float(number in numbers) for number in range(len(classes))))
-    return labels, tuple(classes)
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise SourceError(f"{where}: {value!r:.60} is no list of classes, as other labels are")
+        found = {places.get(part) for part in value or () if part is not None and (part != -1 or not classes)}
+        if None in found:
+            raise SourceError(f"{where}: {value!r} are no numbers of the {len(names)} classes")
+        labels.append(None if value is None else tuple(float(number in found) for number in range(len(names))))
+    return labels, names
+
+
+def _plain_number(value: Any) -> Label:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return tuple(map(float, value))
+    return int(value) if isinstance(value, int) or float(value).is_integer() else (float(value),)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Return whether a value is that of a cell without any."""
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
 
 
 def columns_of_values(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:

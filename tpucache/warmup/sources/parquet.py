@@ -24,7 +24,6 @@ from tpucache.warmup.sources.labels import (
     columns_of_values,
     labels_of_columns,
     labels_of_values,
-    marks_of_numbers,
     split_names,
 )
 from tpucache.warmup.sources.source import (
@@ -160,10 +159,7 @@ def _labels(
     found = values[names[0]]
     if separator is not None:
         return split_names([value or "" for value in found], separator)
-    if roles.classes and any(isinstance(value, list) for value in found):
-        return marks_of_numbers(found, roles.classes, where)
-    labels, classes = labels_of_values(found, where)
-    return labels, roles.classes or classes
+    return labels_of_values(found, where, roles.classes)
 
 
 def _folds(values: Sequence[Any], where: str) -> Array:

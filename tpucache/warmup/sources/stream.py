@@ -14,9 +14,9 @@ import shutil
 import struct
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -25,10 +25,14 @@ from tpucache.progress import Progress
 from tpucache.store.files import OpenFile
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.kept import kept_listings, sources_folder
-from tpucache.warmup.sources.source import Item
+from tpucache.warmup.sources.source import Item, Label
 
 _ITEMS, _STARTS = "items", "starts.npy"
 _LENGTH: Final = struct.Struct("<I")
+#: Bytes that are read of an item for its label, where they are enough.
+_FIRST: Final = 4096
+
+T = TypeVar("T")
 
 
 class Copy:
@@ -67,10 +71,20 @@ class Copy:
 
     def load(self, number: int, path: str) -> Item:
         """Return an item. Raises SampleError for one that cannot be kept, SourceError where the copy is gone."""
+        return self._read(number, lambda read, size: _decoded(read(0, size), path))
+
+    def label(self, number: int, path: str) -> Label:
+        """Return the label of an item alone. Raises as `load` does."""
+        return self._read(number, lambda read, _: _label(_head(read(0, _FIRST), read, path)))
+
+    def _read(self, number: int, decode: Callable[[Callable[[int, int], bytes], int], T]) -> T:
+        """Return what is decoded of an item, of which bytes are read from a place in it, given its size."""
         try:
             file, starts = _opened(self._folder, (self._folder / _STARTS).stat().st_mtime_ns)
             start, stop = starts[number : number + 2].tolist()
-            return _decoded(os.pread(file.number, stop - start, start), path)
+            return decode(
+                lambda at, size: os.pread(file.number, min(size, stop - start - at), start + at), stop - start
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SourceError(
                 f"the copy of {self._name} in {self._folder} cannot be read ({error}): run this again"
@@ -123,14 +137,24 @@ def _encoded(item: Item | SampleError) -> Iterator[bytes]:
     yield from parts
 
 
-def _decoded(data: bytes, path: str) -> Item:
-    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-    head = parse_json(data[_LENGTH.size : end])
+def _head(first: bytes, read: Callable[[int, int], bytes], path: str) -> Any:
+    """Return what is said of an item before its fields, given its first bytes. Raises SampleError for an error."""
+    end = _LENGTH.size + _LENGTH.unpack_from(first)[0]
+    head = parse_json((first if len(first) >= end else read(0, end))[_LENGTH.size : end])
     if "error" in head:
         raise SampleError(path, head["error"])
+    return head
+
+
+def _label(head: Any) -> Label:
+    return tuple(head["label"]) if isinstance(head["label"], list) else head["label"]
+
+
+def _decoded(data: bytes, path: str) -> Item:
+    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    head = _head(data, lambda at, size: data[at : at + size], path)
     fields: dict[str, Any] = {}
     for name, size, *kind in head["fields"]:
         part, end = data[end : end + size], end + size
         fields[name] = np.frombuffer(part, kind[0]).reshape(kind[1]).copy() if kind else part
-    label = tuple(head["label"]) if isinstance(head["label"], list) else head["label"]
-    return Item(fields, label, head["columns"])
+    return Item(fields, _label(head), head["columns"])

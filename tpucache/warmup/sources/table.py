@@ -119,14 +119,14 @@ class TableSource:
         `read_labels` describes the labels. Raises SourceError for a table that does not hold what it should.
         """
         table, files = _read(self._path, self._options)
-        labels, classes = read_labels(table, self._options.label_cols, self._options.label_sep)
+        labels, classes, faults = read_labels(table, self._options.label_cols, self._options.label_sep)
         found = None if self._archive is None else self._archive.list()
         samples = []
         for (name, number), label in zip(files.rows.items(), labels, strict=True):
             members = () if found is None else _members(found, files.names(number))
             size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
             size += files.run_bytes(number)
-            samples.append(Sample(number, name, label, size, members))
+            samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
         return Listing(samples, classes, kept_columns(table, self._options))
 
     def load(self, sample: Sample) -> Item:

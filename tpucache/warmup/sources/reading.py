@@ -1,0 +1,273 @@
+"""What the labels of a source mean: decided from many of them, and then applied to each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from tpucache.errors import SourceError
+from tpucache.warmup.build_options import LabelKind
+from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.source import Label
+
+Form = Literal["none", "class", "number", "numbers", "marks", "indices"]
+
+#: The class number of a sample without a label, as Hugging Face and TensorFlow Datasets have it.
+UNLABELLED: Final = -1
+
+
+#: Classes that have no names, at most: each gets one in the manifest.
+MOST_CLASSES: Final = 1 << 22
+
+
+def class_range(classes: int) -> str:
+    """Return which numbers are classes, of so many or of an unknown number (0) of them."""
+    if classes:
+        return f"the {classes:,} classes are 0 to {classes - 1:,}"
+    return (
+        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or say --labels "
+        "numbers where these are values"
+    )
+
+
+class LabelFault(Exception):
+    """A label that cannot be read; the text is the rest of a sentence that begins with the sample's path."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the labels of a source are read.
+
+    `form` is what one is: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or numbers of
+    classes to mark (`indices`). `names` are what class numbers and texts mean in the source, () where numbers are the
+    classes themselves. `length` is that of a vector, `missing` are texts of values that are no label, None for the
+    default: -1 where class numbers are meant.
+    """
+
+    form: Form
+    names: tuple[str, ...] = ()
+    length: int = 0
+    missing: tuple[str, ...] | None = None
+    by_value: bool = False
+    kind: LabelKind = "auto"
+
+    def is_missing(self, value: Any) -> bool:
+        """Return whether a value is no label."""
+        if self.missing is None and self.form in ("class", "indices") and not self.by_value:
+            return _single(value) == UNLABELLED
+        return is_missing(value, self.names if self.form in ("class", "indices") else (), self.missing)
+
+    def read(self, value: Any) -> Label:
+        """Return a label of this form, None for none. Raises LabelFault."""
+        if value is None or self.form == "none" or self.is_missing(value):
+            return None
+        if self.form == "class":
+            return self._class(value)
+        if self.form in ("number", "numbers"):
+            return self._numbers(value)
+        return self._marks(value)
+
+    def _class(self, value: Any) -> int:
+        if isinstance(value, str):
+            if value in self.names:
+                return self.names.index(value)
+            raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
+        number = _single(value)
+        if number is None:
+            if _are_marks([value]) and sum(value) == 1:
+                return int(value.index(1.0))
+            raise LabelFault(f"has the label {shown(value)}: a class is one whole number or name a sample")
+        if self.by_value:
+            text = _text(number)
+            if text in self.names:
+                return self.names.index(text)
+            raise LabelFault(f"has the label {text}, which is none of the classes {named(self.names)}")
+        if not _is_whole(number):
+            raise LabelFault(
+                f"has the label {shown(value)}, and those that were looked at are whole numbers: a class is one whole "
+                "number or name a sample. Give --labels numbers where they are values"
+            )
+        if not 0 <= number < (len(self.names) or MOST_CLASSES):
+            raise LabelFault(f"has the label {int(number)!r:.40}: {class_range(len(self.names))}")
+        return int(number)
+
+    def _numbers(self, value: Any) -> Label:
+        if isinstance(value, int) and not isinstance(value, bool) and self.names:
+            value = self.names[value] if 0 <= value < len(self.names) else value
+        if isinstance(value, str):
+            number = to_number(value)
+            if number is None or not math.isfinite(number):
+                raise LabelFault(f"has the label {value!r:.60}, which is no number")
+            return (float(number),)
+        values = tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
+        if not all(map(math.isfinite, values)):
+            raise LabelFault(f"has the label {shown(value)}, which is no finite number")
+        if len(values) != self.length:
+            raise LabelFault(f"has a label of {len(values)} numbers, and most samples have {self.length}")
+        return values
+
+    def _marks(self, value: Any) -> Label:
+        several = "several labels a sample are a 0 or 1 for each class"
+        if not isinstance(value, tuple):
+            raise LabelFault(f"has the label {shown(value)}: {several}")
+        if self.form == "marks":
+            if len(value) == self.length and _are_marks([value]):
+                return value
+            raise LabelFault(f"has the label {shown(value)}: {several}, {self.length} in all")
+        places = {name: number for number, name in enumerate(self.names)}
+        found = {places.get(part) if isinstance(part, str) else _position(part, len(self.names)) for part in value}
+        if None in found:
+            raise LabelFault(f"has the labels {shown(value)}, not all of which are classes: {named(self.names)}")
+        return tuple(float(number in found) for number in range(len(self.names)))
+
+
+def find_reading(
+    values: Sequence[Any],
+    kind: LabelKind,
+    names: tuple[str, ...],
+    missing: tuple[str, ...] | None,
+    *,
+    where: str,
+    is_all: bool,
+    may_index: bool,
+) -> Reading:
+    """Return how labels are read, given those of all samples (`is_all`) or of many.
+
+    `names` are the classes that the source states. `may_index` is whether lists of whole numbers may be those of
+    classes. Raises SourceError for labels that may mean several things, with the options that decide.
+    """
+    known = [value for value in values if value is not None and not is_missing(value, names, missing)]
+    if not known:
+        return Reading("none", names, missing=missing, kind=kind)
+    texts = [value for value in known if isinstance(value, str)]
+    lists = [value for value in known if isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))]
+    if any(isinstance(part, str) for value in lists for part in value):
+        if len(lists) < len(known):
+            raise SourceError(f"{where}: some labels are lists of texts and others are not: {shown(known[0])}")
+        parts = sorted({part for value in lists for part in value if isinstance(part, str)})
+        return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
+    if texts and kind != "numbers":
+        return Reading("class", names or _names_of(known), missing=missing, by_value=not names, kind=kind)
+    if not lists or kind == "classes":
+        return _single_reading(known, kind, names, missing, is_all)
+    return _list_reading(known, kind, names, missing, where, may_index)
+
+
+def _single_reading(
+    known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, is_all: bool
+) -> Reading:
+    numbers = [number for value in known if (number := _single(value)) is not None]
+    are_whole = all(map(_is_whole, numbers))
+    has_floats = any(isinstance(value, tuple) for value in known) and len(numbers) == len(known)
+    if kind == "multilabel":
+        return Reading("marks", names, len(names), missing, kind=kind)
+    if kind == "numbers" or (kind == "auto" and not are_whole):
+        return Reading("number", names, 1, missing, kind=kind)
+    if has_floats and is_all and not names:
+        values = sorted({float(number) for number in numbers})
+        return Reading("class", tuple(map(_text, values)), missing=missing, by_value=True, kind=kind)
+    return Reading("class", names, missing=missing, kind=kind)
+
+
+def _list_reading(
+    known: Sequence[Any],
+    kind: LabelKind,
+    names: tuple[str, ...],
+    missing: tuple[str, ...] | None,
+    where: str,
+    may_index: bool,
+) -> Reading:
+    lengths = Counter(len(value) if isinstance(value, tuple) else 1 for value in known)
+    length, count = lengths.most_common(1)[0]
+    alike = [value for value in known if isinstance(value, tuple) and len(value) == length]
+    are_marks = length > 1 and _are_marks(alike)
+    can_index = may_index and all(
+        isinstance(value, tuple) and all(_position(part, MOST_CLASSES) is not None for part in value) for value in known
+    )
+    if kind == "numbers":
+        return Reading("numbers", (), length, missing, kind=kind)
+    if kind == "multilabel" and not are_marks and can_index and len(names) != length:
+        most = max((int(part) for value in known for part in value), default=-1)
+        return Reading("indices", names or tuple(map(str, range(most + 1))), missing=missing, kind=kind)
+    if kind == "auto" and 2 * count <= len(known):
+        raise SourceError(
+            f"{where}: labels are lists of {', '.join(map(str, sorted(lengths)))} numbers: give --labels multilabel "
+            "where they are the numbers of classes, or lists of one length"
+        )
+    if kind == "multilabel" or are_marks:
+        own = names if len(names) == length else tuple(map(str, range(length)))
+        return Reading("marks", own, length, missing, kind=kind)
+    return Reading("numbers", (), length, missing, kind=kind)
+
+
+def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None) -> bool:
+    """Return whether a value, or the name of its class, or a number of a vector, is one of the missing texts."""
+    if isinstance(value, float) and math.isnan(value):
+        return True
+    if isinstance(value, tuple):
+        are_numbers = all(isinstance(part, (int, float)) for part in value)
+        return bool(value) and are_numbers and any(is_missing(part, (), missing) for part in value)
+    if not missing:
+        return False
+    if isinstance(value, str):
+        return value.strip() in missing
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value].strip() in missing
+    numbers = {to_number(text) for text in missing}
+    return value in numbers
+
+
+def is_one_hot(labels: Sequence[Label]) -> bool:
+    """Return whether each of several vectors of marks has exactly one of them, and not always the same."""
+    known = [label for label in labels if isinstance(label, tuple)]
+    return len(set(known)) > 1 and _are_marks(known) and all(sum(label) == 1 for label in known)
+
+
+def _names_of(values: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of classes of texts and numbers, in their order: as numbers where all of them are."""
+    texts = {value if isinstance(value, str) else _text(_single(value) or 0) for value in values}
+    return tuple(sorted(texts)) if are_names(texts) else tuple(sorted(texts, key=lambda text: to_number(text) or 0))
+
+
+def _single(value: Any) -> int | float | None:
+    """Return the number that a value is, or a vector of one; None for any other."""
+    if isinstance(value, tuple):
+        value = value[0] if len(value) == 1 else None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _are_marks(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, tuple) and len(value) > 1 and set(value) <= {0.0, 1.0} for value in values)
+
+
+def _position(value: Any, classes: int) -> int | None:
+    """Return the class that a number is, None for any other."""
+    return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
+
+
+def _is_whole(value: float) -> bool:
+    return isinstance(value, int) or value.is_integer()
+
+
+def _text(value: float) -> str:
+    return str(int(value)) if _is_whole(value) else repr(value)
+
+
+def shown(value: Any) -> str:
+    """Return a label as text for messages."""
+    if isinstance(value, tuple) and len(value) == 1:
+        value = value[0]
+    return f"{value!r:.80}"
+
+
+_NAMED: Final = 8
+
+
+def named(classes: Sequence[str]) -> str:
+    """Return the first few of many classes as text."""
+    more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
+    return ", ".join(map(repr, itertools.islice(classes, _NAMED))) + more
