@@ -104,7 +104,7 @@ class Reading:
                 raise LabelFault(f"has the label {value!r:.60}, which is no number")
             return (float(number),)
         values = tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
-        if not all(map(math.isfinite, values)):
+        if any(map(math.isinf, values)):  # of several values, some may be unknown
             raise LabelFault(f"has the label {shown(value)}, which is no finite number")
         if len(values) != self.length:
             raise LabelFault(f"has a label of {len(values)} numbers, and most samples have {self.length}")
@@ -209,8 +209,11 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
     if isinstance(value, float) and math.isnan(value):
         return True
     if isinstance(value, tuple):
-        are_numbers = all(isinstance(part, (int, float)) for part in value)
-        return bool(value) and are_numbers and any(is_missing(part, (), missing) for part in value)
+        if not value or not all(isinstance(part, (int, float)) for part in value):
+            return False
+        if all(is_missing(part, (), missing) for part in value):
+            return True
+        return bool(missing) and any(not math.isnan(part) and is_missing(part, (), missing) for part in value)
     if not missing:
         return False
     if isinstance(value, str):
