@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -15,6 +15,7 @@ from tpucache.store.fields import Field, part_layouts
 from tpucache.store.format import Part
 from tpucache.warmup.records.arrays import Counts, Facts, clean_and_count, count_annotations, image_fields
 from tpucache.warmup.records.augment import AugmentationError, augment_fields
+from tpucache.warmup.sources.labelled import NO_LABEL_REASON
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
@@ -100,13 +101,6 @@ class SampleEncoder:
         others = image_fields([each.name for each in self.fields])[1:]
         is_meant = field.codec == self.recipe.codec and field.name not in others
         return self.recipe.quality if is_meant else None
-
-
-#: Why a sample cannot be used that has no label among others that have one.
-NO_LABEL_REASON: Final = (
-    "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
-    "samples out with --on-error skip"
-)
 
 
 @dataclass(frozen=True)

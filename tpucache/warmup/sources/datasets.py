@@ -22,11 +22,11 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.folder import FolderSource, read_file
+from tpucache.warmup.sources.labels import labels_of_values
 from tpucache.warmup.sources.source import (
     Array,
     Item,
     Items,
-    Label,
     Listing,
     Sample,
     Source,
@@ -88,7 +88,13 @@ class DatasetSource:
         else:
             names = _numbers(self._dataset, self._name) or map(str, range(len(dataset)))
         samples = [Sample(number, name) for number, name in enumerate(names)]
-        return Listing(samples, _texts(dataset, "classes", self._name) or _feature_names(dataset))
+        classes = _texts(dataset, "classes", self._name) or _feature_names(dataset)
+        if self._copy is not None or (values := _label_column(dataset)) is None:
+            return Listing(samples, classes)
+        labels, classes = labels_of_values(values, self._name, classes)
+        return Listing(
+            [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)], classes
+        )
 
     def load(self, sample: Sample) -> Item:
         """Return an item's content. Raises SampleError when the dataset fails at it, or gives what cannot be kept."""
@@ -102,7 +108,7 @@ class DatasetSource:
             raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
         return _labelled(value, sample.path)
 
-    def read_label(self, sample: Sample) -> Label:
+    def read_label(self, sample: Sample) -> Any:
         """Return an item's label alone. Raises SampleError as `load` does."""
         if self._copy is not None:
             return self._copy.label(int(sample.path), sample.path)
@@ -213,7 +219,22 @@ def _feature_names(dataset: Any) -> tuple[str, ...]:
     if not isinstance(features, Mapping):
         return ()
     label = next((features[name] for name in LABELS if name in features), None)
-    return tuple(getattr(label, "names", None) or ())
+    inner = getattr(label, "feature", None) or (label[0] if isinstance(label, list) and len(label) == 1 else label)
+    return tuple(getattr(inner, "names", None) or ())
+
+
+def _label_column(dataset: Any) -> list[Any] | None:
+    """Return all labels of a dataset of Hugging Face whose items are not transformed; None for any other."""
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping) or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
+        return None
+    if getattr(dataset, "format", {}).get("type") == "custom":
+        return None
+    name = next((name for name in LABELS if name in features), None)
+    if name is None:
+        return None
+    found: list[Any] = dataset.select_columns([name]).with_format(None)[:][name]
+    return found
 
 
 def _is_callable(source: str | Path) -> bool:
@@ -336,10 +357,12 @@ def _scalar(array: Array) -> int | float:
     return float(array) if array.dtype.kind == "f" else int(array)
 
 
-def to_label(value: Any, key: str, path: str) -> Label:
-    """Return a label: a class number, numbers, or None. Raises SampleError for anything else."""
-    if value is None:
-        return None
+def to_label(value: Any, key: str, path: str) -> Any:
+    """Return a label: a class number or name, numbers, names, or None. Raises SampleError for anything else."""
+    if value is None or isinstance(value, str):
+        return value if value is None or value.strip() else None
+    if isinstance(value, (list, tuple)) and value and all(isinstance(part, str) for part in value):
+        return tuple(value)
     array = _array(value, key, path)
     if array.ndim > 1:
         raise SampleError(path, f"{key!r} has the shape {array.shape}: give a number, or one dimension of them")

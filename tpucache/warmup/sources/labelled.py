@@ -30,6 +30,11 @@ from tpucache.warmup.sources.reading import (
 )
 from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, source_name
 
+#: Why a sample cannot be used that has no label among others that have one.
+NO_LABEL_REASON: Final = (
+    "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
+    "samples out with --on-error skip"
+)
 #: Samples whose labels are looked at, evenly over all, where only the samples state them.
 _LOOKED_AT: Final = 64
 
@@ -161,12 +166,16 @@ def _read_all(
         _log.warning(
             "%s: %d samples have the label -1 or NaN, which is no label: --missing-label states another", where, lost
         )
-    if kind == "auto" and reading.form == "marks" and is_one_hot(labels):
-        _log.warning(
-            "%s: each sample has a 1 for exactly one of %d classes, and they are read as several labels at once: give "
-            "--labels classes where one class is meant, --labels numbers for values", where, len(known),
-        )  # fmt: skip
+    _tell_of_one_hot(where, reading, labels)
     return _Read(labels, classes or known, faults)
+
+
+def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> None:
+    if reading.kind == "auto" and reading.form == "marks" and is_one_hot(labels):
+        _log.warning(
+            "%s: samples have a 1 for exactly one of %d classes, and are read as having several labels at once: give "
+            "--labels classes where one class is meant, --labels numbers for values", where, len(reading.names),
+        )  # fmt: skip
 
 
 def classes_of(reading: Reading) -> tuple[str, ...]:
@@ -253,7 +262,9 @@ class LabelledSource:
                 label = _Conversion(classes_of(reading), self._classes)(label)
         except LabelFault as fault:
             raise SampleError(sample.path, str(fault)) from None
-        if label is None and item.label is not None:
+        if label is None and item.label is None:
+            raise SampleError(sample.path, NO_LABEL_REASON)
+        if label is None:
             raise SampleError(
                 sample.path,
                 f"has the label {shown(item.label)}, which is no label, as class numbers begin at 0 and by "
@@ -282,6 +293,7 @@ class LabelledSource:
             values, is_all = self._labels_of(samples), True
         kind = self._kind if self._kind != "auto" or any(value is not None for value in values) else "auto"
         reading = find_reading(values, kind, names, self._missing, where=where, is_all=False, may_index=True)
+        _tell_of_one_hot(where, reading, values)
         if reading.form == "none" and self._kind == "classes":
             return Reading("class", names, missing=self._missing, kind=kind)
         return reading

@@ -190,7 +190,7 @@ def _list_reading(
     )
     if kind == "numbers":
         return Reading("numbers", (), length, missing, kind=kind)
-    if kind == "multilabel" and not are_marks and can_index and len(names) != length:
+    if kind == "multilabel" and not are_marks and can_index and (len(lengths) > 1 or length < 2):
         most = max((int(part) for value in known for part in value), default=-1)
         return Reading("indices", names or tuple(map(str, range(most + 1))), missing=missing, kind=kind)
     if kind == "auto" and 2 * count <= len(known):
@@ -206,22 +206,24 @@ def _list_reading(
 
 def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None) -> bool:
     """Return whether a value, or the name of its class, or a number of a vector, is one of the missing texts."""
+    if isinstance(value, tuple):
+        return _is_missing_vector(value, missing)
     if isinstance(value, float) and math.isnan(value):
         return True
-    if isinstance(value, tuple):
-        if not value or not all(isinstance(part, (int, float)) for part in value):
-            return False
-        if all(is_missing(part, (), missing) for part in value):
-            return True
-        return bool(missing) and any(not math.isnan(part) and is_missing(part, (), missing) for part in value)
     if not missing:
         return False
-    if isinstance(value, str):
-        return value.strip() in missing
     if isinstance(value, int) and 0 <= value < len(names):
-        return names[value].strip() in missing
-    numbers = {to_number(text) for text in missing}
-    return value in numbers
+        value = names[value]
+    return value.strip() in missing if isinstance(value, str) else value in {to_number(text) for text in missing}
+
+
+def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
+    """Return whether numbers are missing: all of them, or one that is a missing text. NaN alone is an unknown value."""
+    if not value or not all(isinstance(part, (int, float)) for part in value):
+        return False
+    found = [is_missing(part, (), missing) for part in value]
+    stated = [is_it for part, is_it in zip(value, found, strict=True) if not math.isnan(part)]
+    return all(found) or any(stated)
 
 
 def is_one_hot(labels: Sequence[Label]) -> bool:

@@ -91,13 +91,14 @@ class Item:
     top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
     arrays of any other name, kept as they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
     image as displayed or as stored, which the recipe's `coordinates` states. `label` and `columns` are what is known
-    only once the sample is read. `mask_runs` are the mask in place of a field: rows of class, first pixel and length,
+    only once the sample is read; a label may also be a class's name, or a tuple of them.
+    `mask_runs` are the mask in place of a field: rows of class, first pixel and length,
     int64 (n, 3), down the columns of the image. `boxes_size` is the (width, height) of the image that the boxes are of,
     where the source states it.
     """
 
     fields: Mapping[str, bytes | Array]
-    label: Label = None
+    label: Any = None
     columns: Mapping[str, str | int | float] = field(default_factory=dict)
     mask_runs: Array | None = None
     boxes_size: tuple[int, int] | None = None

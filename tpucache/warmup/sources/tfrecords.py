@@ -21,7 +21,6 @@ from tpucache.store.files import open_file
 from tpucache.warmup.sources.source import (
     Array,
     Item,
-    Label,
     Listing,
     Sample,
     SourceKind,
@@ -41,6 +40,8 @@ _HEADER: Final = 12
 _FRAME: Final = 16
 
 _MOST_WALKED: Final = 64
+#: Records that are looked at, spread over all, for what several label features are.
+_LOOKED_AT: Final = 64
 #: The bounds of files by path, size and time of change, the latest last.
 _walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
 _lock: Final = threading.Lock()  # a Dask worker has several threads
@@ -60,7 +61,7 @@ class TFRecordSource:
     def list(self) -> Listing:
         """Return all records as samples, called `file#record`.
 
-        Several label features are classes of their names where the first record has a whole number, 0 or 1, in each.
+        Several label features are classes of their names where records, spread over all, have 0 or 1 in each.
 
         Raises SourceError naming file and offset for a file that is broken or cut off, DependencyError.
         """
@@ -86,11 +87,11 @@ class TFRecordSource:
     def _classes(self, samples: Sequence[Sample]) -> tuple[str, ...]:
         if len(self._options.label_cols) < 2:
             return ()
-        for sample in samples:
+        found = []
+        for sample in samples[:: max(1, len(samples) // _LOOKED_AT)]:
             with contextlib.suppress(SampleError):
-                marks = are_marks(self._data(sample.path), sample.path, self._options.label_cols)
-                return self._options.label_cols if marks else ()
-        return ()
+                found.append(are_marks(self._data(sample.path), sample.path, self._options.label_cols))
+        return self._options.label_cols if found and all(found) else ()
 
     def _data(self, name: str) -> bytes:
         """Return the data of the record of that name, verified. Raises SampleError."""
@@ -245,7 +246,9 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
     The image is the feature called image, image_raw or image/encoded, else the only one that begins as an image does;
     its mask is the one called mask. The label is what `options` name; by default the first numeric feature called
-    class, label, target or image/class/label. One whole number is a class, others are a vector. In the schema of the TF
+    class, label, target or image/class/label, or else the first such text,
+    the name of a class.
+    One whole number is a class, others are a vector. In the schema of the TF
     Object Detection API, `image/object/bbox/…` are the boxes, with their class numbers, and nothing else below
     `image/object/` is kept. Of the other features, single values become columns (bytes as UTF-8 text), several numbers
     an array of int64 or float32, and empty ones nothing; their names are made plain, so that `image/class/text` becomes
@@ -286,10 +289,10 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
 
 def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
-    """Return whether features of an Example are one whole number each, 0 or 1. Raises SampleError."""
+    """Return whether features of an Example are 0 or 1 each, or are not there. Raises SampleError."""
     _, numbers = _features(data, path, _ANY)
     found = [numbers.get(name, np.empty(0)) for name in names]
-    return all(len(values) == 1 and values.dtype == np.int64 and values[0] in (0, 1) for values in found)
+    return all(not len(values) or (len(values) == 1 and values[0] in (0, 1)) for values in found)
 
 
 def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
@@ -341,15 +344,13 @@ def _text(value: bytes, name: str, path: str) -> str:
         ) from error
 
 
-def _label(texts: Mapping[str, Any], numbers: dict[str, Array], names: Sequence[str], path: str) -> Label:
-    """Take the label out of the numbers, and return it."""
+def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequence[str], path: str) -> Any:
+    """Take the label out of the numbers or texts, and return it."""
     if not names:
-        names = [name for name in _LABELS if name in numbers][:1]
+        names = [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
     for name in names:
         if name in texts:
-            raise SampleError(
-                path, f"feature {name!r} is text: the labels of TFRecords are numbers, name such a feature"
-            )
+            return _text_label(texts, names, path)
         if name not in numbers:
             raise SampleError(path, f"has no feature {name!r}: there are {', '.join([*texts, *numbers])}")
         if not len(numbers[name]):
@@ -361,6 +362,17 @@ def _label(texts: Mapping[str, Any], numbers: dict[str, Array], names: Sequence[
     if several is not None:
         raise SampleError(path, f"feature {several!r} has several values: of several label features each has one")
     return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
+
+
+def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) -> Any:
+    """Take a label that is text out of the texts, and return it: a class's name, or a tuple of several."""
+    if len(names) > 1:
+        raise SampleError(path, f"feature {names[0]!r} or another is text: several label features hold numbers")
+    values = texts.pop(names[0])
+    labels = tuple(_text(value, names[0], path) for value in values)
+    if not any(label.strip() for label in labels):
+        return None
+    return labels[0] if len(labels) == 1 else labels
 
 
 @functools.cache

@@ -1,0 +1,154 @@
+"""One data set, one meaning: the same labels from a .csv, parquet, Hugging Face's objects and datasets in Python."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache.errors import SampleError, SourceError
+from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
+from tpucache.warmup import build_cache
+from tpucache.warmup.sources import TableOptions, TableSource
+
+hub = pytest.importorskip("datasets")
+SMALL = Recipe(size=8)
+
+
+class Plain:
+    """Images with labels, as a dataset in Python has them."""
+
+    def __init__(self, labels: list[Any]) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"image": np.full((8, 8, 3), number, np.uint8), "label": self.labels[number]}
+
+
+def _read(source: Any, cache: Path, **options: Any) -> tuple[tuple[str, ...], Any, list[str]]:
+    """Return the classes, the labels and the skipped samples of a cache."""
+    manifest = build_cache(source, cache, SMALL, jobs=1, **options)
+    labels = Cache.open(cache).samples.labels
+    return manifest.classes, None if labels is None else labels.tolist(), [skip.path for skip in manifest.skipped]
+
+
+def _table(folder: Path, cells: list[str]) -> TableSource:
+    for number in range(len(cells)):
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / f"{number}.png")
+    rows = "".join(f'{number}.png,"{cell}"\n' for number, cell in enumerate(cells))
+    (folder / "table.csv").write_text(f"path,label\n{rows}")
+    return TableSource(folder / "table.csv", TableOptions(label_cols=("label",)))
+
+
+_NAMES = ["ant", "bee"]
+_FORMS: dict[str, tuple[list[Any], Any, tuple[str, ...], Any]] = {
+    "classes": ([0, 1, 1, 0], hub.ClassLabel(names=_NAMES), ("ant", "bee"), [0, 1, 1, 0]),
+    "lists of classes": (
+        [[0], [0, 1], [], [1]],
+        hub.Sequence(hub.ClassLabel(names=_NAMES)),
+        ("ant", "bee"),
+        [[1, 0], [1, 1], [0, 0], [0, 1]],
+    ),
+    "texts": (["bee", "ant", "bee", "cat"], hub.Value("string"), ("ant", "bee", "cat"), [1, 0, 1, 2]),
+    "lists of texts": (
+        [["a"], ["b", "a"], [], ["b"]],
+        hub.Sequence(hub.Value("string")),
+        ("a", "b"),
+        [[1, 0], [1, 1], [0, 0], [0, 1]],
+    ),
+    "texts of numbers": (["10", "9", "10", "9"], hub.Value("string"), ("9", "10"), [1, 0, 1, 0]),
+    "whole floats": ([0.0, 1.0, 1.0, 0.0], hub.Value("float32"), ("0", "1"), [0, 1, 1, 0]),
+    "floats": ([0.5, 1.0, 2.0, 3.0], hub.Value("float64"), (), [[0.5], [1.0], [2.0], [3.0]]),
+    "truth values": ([True, False, True, True], hub.Value("bool"), ("False", "True"), [1, 0, 1, 1]),
+    "whole numbers": ([0, 2, 1, 1], hub.Value("int64"), ("0", "1", "2"), [0, 2, 1, 1]),
+    "marks": ([[0, 1], [1, 1], [0, 0], [1, 0]], hub.Sequence(hub.Value("int64")), ("0", "1"), None),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_data_set_of_hugging_face_means_the_same_as_an_object_and_as_parquet(form: str, tmp_path: Path) -> None:
+    values, feature, classes, labels = _FORMS[form]
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(4)]
+    features = hub.Features({"image": hub.Image(), "label": feature})
+    rows = hub.Dataset.from_dict({"image": images, "label": values}, features=features)
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    expected = (classes, values if labels is None else labels, [])
+    assert _read(rows, tmp_path / "object") == expected
+    assert _read(tmp_path / "rows.parquet", tmp_path / "parquet") == expected
+
+
+@pytest.mark.parametrize(
+    "form", ["texts", "texts of numbers", "whole floats", "floats", "truth values", "whole numbers"]
+)
+def test_a_table_and_a_dataset_in_python_mean_the_same(form: str, tmp_path: Path) -> None:
+    values, _, classes, labels = _FORMS[form]
+    assert _read(_table(tmp_path, [str(value) for value in values]), tmp_path / "table") == (classes, labels, [])
+    if form != "truth values":  # of which an item's label is the number
+        assert _read(Plain(values), tmp_path / "python") == (classes, labels, [])
+
+
+@pytest.mark.parametrize("first", [None, -1, float("nan")])
+def test_a_first_sample_without_a_label_does_not_decide_for_the_others(first: Any, tmp_path: Path) -> None:
+    labels = [first, *[0, 1] * 6]
+    with pytest.raises(SampleError, match="'0'"):
+        build_cache(Plain(labels), tmp_path / "fail", SMALL, jobs=1)
+    assert _read(Plain(labels), tmp_path / "skip", on_error="skip") == (("0", "1"), [0, 1] * 6, ["0"])
+
+
+def test_a_first_list_of_another_length_does_not_decide_for_the_others(tmp_path: Path) -> None:
+    labels = [[0.5], *[[0.5, 1.5]] * 5]
+    assert _read(Plain(labels), tmp_path / "skip", on_error="skip") == ((), [[0.5, 1.5]] * 5, ["0"])
+
+
+def test_a_label_beyond_those_looked_at_is_refused_and_never_left_out(tmp_path: Path) -> None:
+    labels: list[Any] = [None] * 200
+    labels[1] = 3  # between two that are looked at
+    with pytest.raises(SourceError, match="say with --labels"):
+        build_cache(Plain(labels), tmp_path / "cache", SMALL, jobs=1, on_error="skip")
+
+
+def test_missing_labels_are_those_that_are_stated(tmp_path: Path) -> None:
+    table = _table(tmp_path, ["10", "unknown", "9", "10"])
+    stated = {"missing_label": ["unknown"], "on_error": "skip"}
+    assert _read(table, tmp_path / "table", **stated) == (("9", "10"), [1, 0, 1], ["1.png"])
+    assert _read(Plain([0, 255, 1]), tmp_path / "python", missing_label=["255"], on_error="skip")[1:] == ([0, 1], ["1"])
+
+
+def test_a_word_that_may_mean_no_label_is_a_class_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        assert _table(tmp_path, ["cat", "NA"]).list().classes == ("NA", "cat")
+    assert "'NA' is a class: give --missing-label" in caplog.text
+
+
+def test_one_hot_vectors_are_told_of_and_read_as_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = Plain([[1, 0, 0], [0, 0, 1], [0, 1, 0]])
+    assert _read(source, tmp_path / "one", labels="classes")[1] == [0, 2, 1]
+    assert _read(source, tmp_path / "numbers", labels="numbers")[0] == ()
+    assert "--labels classes" not in caplog.text
+    with caplog.at_level(logging.WARNING, "tpucache"):
+        found = _read(source, tmp_path / "several")
+    assert "give --labels classes where one class is meant" in caplog.text
+    assert found[:2] == (("0", "1", "2"), [[1, 0, 0], [0, 0, 1], [0, 1, 0]])
+
+
+def test_lists_of_class_numbers_are_refused_with_the_option_that_reads_them(tmp_path: Path) -> None:
+    source = Plain([[0, 2], [1], [0, 1, 2], []])
+    with pytest.raises(SourceError, match="--labels multilabel"):
+        build_cache(source, tmp_path / "cache", SMALL, jobs=1)
+    expected = [[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0]]
+    assert _read(source, tmp_path / "several", labels="multilabel")[:2] == (("0", "1", "2"), expected)
+
+
+def test_values_keep_the_precision_of_float64(tmp_path: Path) -> None:
+    values = [1.7e9 + number + 0.5 for number in range(4)]
+    assert _read(Plain(values), tmp_path / "cache")[1] == [[value] for value in values]
