@@ -86,6 +86,7 @@ def test_a_value_above_one_makes_numbers_of_all_as_in_a_table(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
+    [("none", "no feature 'none': there are"), ("empty", "is empty")],
 )
 def test_a_label_that_cannot_be_used_is_an_error(tmp_path, name, reason):
     path = _write(tmp_path / "a.tfrec", [{**_ranzcr(1), "empty": []}])
