@@ -144,6 +144,24 @@ def can_populate() -> bool:
     return populate(ctypes.addressof(ctypes.c_ubyte.from_buffer(page)), mmap.PAGESIZE)
 
 
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def map_file(descriptor: int, size: int) -> int:
+    """Return the address of a shared, read-only map of an open file; 0 where there is none."""
+    start: int | None = libc.mmap(
+        None, ctypes.c_size_t(size), mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0)
+    )
+    return 0 if start == _FAILED or start is None else start
+
+
+def file_system(descriptor: int) -> int:
+    """Return the type of the file system of an open file, `f_type` of `man 2 statfs`; 0 where that cannot be learnt."""
+    found = (ctypes.c_long * 64)()  # more than any system's struct statfs
+    fstatfs = getattr(libc, "fstatfs", None)
+    return int(found[0]) & 0xFFFFFFFF if fstatfs is not None and fstatfs(descriptor, found) == 0 else 0
+
+
 def free_part(descriptor: int, start: int, stop: int) -> bool:
     """Free what some bytes of a file take of the disk, which read as zeros then; return whether that is possible."""
     if stop <= start:

@@ -209,6 +209,7 @@ def consume_and_fail(loader: CachedLoader) -> None:
         raise RuntimeError("mine")
 
 
+@pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_shard_cut_short_or_gone_is_named(cache, tmp_path, damage):
     copy = shutil.copytree(cache, tmp_path / "copy")

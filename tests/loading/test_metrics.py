@@ -25,6 +25,7 @@ def cache(photos, tmp_path_factory):
     return directory
 
 
+@pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize(("in_memory", "first", "second"), [(False, "file", "file"), (True, "file", "memory")])
 def test_records_and_bytes_are_counted_by_where_they_were(cache, in_memory, first, second):
     loader = CachedLoader(CachedDataset(cache, in_memory=in_memory), 20, shuffle=True)
@@ -92,6 +93,7 @@ def test_quantiles_are_of_the_latest_waits(monkeypatch):
     assert found["records"]["memory"] == found["samples"] == 4 * 1074
 
 
+@pytest.mark.usefixtures("no_leases")
 def test_the_text_is_that_of_prometheus(cache):
     loader = CachedLoader(CachedDataset(cache), 16)
     for _ in loader:

@@ -75,6 +75,7 @@ class ShardReader:
         self._sizes = np.array([entry.bytes for entry in self._shards], np.uint64)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._proven: set[int] = set()  # shards of which a record was compared with its checksum since they were opened
+        self._distrusted: set[int] = set()  # shards of which each record is compared
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,9 +132,10 @@ class ShardReader:
         """Read the record of each index row into its buffers, one `preadv` each, in the order of the rows.
 
         Every row's buffers together take exactly the row's length. The first record of a shard that is read since it
-        was opened is compared with its checksum, which tells whether the file is another's of the same size; not where
-        rows are parts of records (`are_whole` is False). `read` may read them in a faster way: it is given the rows'
-        file descriptors, int64 (n,), and the rows, and returns how many it read before the first that it could not.
+        was opened is compared with its checksum, which tells whether the file is another's of the same size, and each
+        record of a shard that is distrusted; not where rows are parts of records (`are_whole` is False). `read` may
+        read them in a faster way: it is given the rows' file descriptors, int64 (n,), and the rows, and returns how
+        many it read before the first that it could not.
 
         Raises DamageError when a shard is missing, cut short or unreadable, FormatError when a row points at a shard
         that is not there, StoreError when too many files are open.
@@ -146,7 +148,7 @@ class ShardReader:
             done = 0 if read is None else read(descriptors, places)
             if done < len(rows):
                 self._read_each(places[done:], views[done:], descriptors[done:])
-        if are_whole and not self._proven.issuperset(shards):
+        if are_whole and (self._distrusted or not self._proven.issuperset(shards)):
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
@@ -159,7 +161,8 @@ class ShardReader:
         if len(set(shards)) > _MAX_OPEN:
             return 0
         with self._opened(rows) as (descriptors, places):
-            return read(descriptors, places) if self._proven.issuperset(shards) else 0
+            is_proven = self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
+            return read(descriptors, places) if is_proven else 0
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
         """Open the files that records are in; give each record's descriptor, int64 (n,), and where it is in the file.
@@ -186,11 +189,24 @@ class ShardReader:
             raise DamageError(f"Shard {self._shards[shard].name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare a record of each shard that was opened lately with its checksum. Raises DamageError."""
-        for shard in set(shards) - self._proven:
-            at = shards.index(shard)
+        """Compare a record of each shard that was opened lately with its checksum; of distrusted shards, all records.
+
+        Raises DamageError.
+        """
+        distrusted = self._distrusted.intersection(shards)
+        places = [at for at, shard in enumerate(shards) if shard in distrusted] if distrusted else []
+        new = set(shards) - self._proven
+        for at in (*places, *map(shards.index, new - distrusted)):
             self.check(rows[at], functools.reduce(lambda crc, view: zlib.crc32(view, crc), views[at], 0))
-            self._proven.add(shard)
+        self._proven.update(new - distrusted)
+
+    def distrust(self, shard: int) -> None:
+        """Compare each record of a shard with its checksum from now on, because somebody may write into its file."""
+        self._distrusted.add(shard)
+
+    def path(self, shard: int) -> Path:
+        """Return where a shard's file is."""
+        return self._directory / self._shards[shard].name
 
     def check(self, row: Rows, crc32: int) -> None:
         """Compare the checksum of a record's bytes with that of its index row. Raises DamageError."""

@@ -17,7 +17,6 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
 from tpucache.loading.reading import maps as maps_module
-from tpucache.loading.reading.memory import MemoryBudget
 from tpucache.store.reader import ShardReader
 
 SEALS = fcntl.F_ADD_SEALS if hasattr(fcntl, "F_ADD_SEALS") else 1033
@@ -43,7 +42,8 @@ def mapped(dataset: CachedDataset) -> int:
     return int(np.count_nonzero(dataset._reader._maps._bases > 0))
 
 
-def test_a_file_on_a_writable_mount_is_not_mapped(cache: Path) -> None:
+@pytest.mark.usefixtures("no_leases")
+def test_a_file_on_a_writable_mount_that_gives_no_leases_is_not_mapped(cache: Path) -> None:
     dataset = CachedDataset(cache)
     list(CachedLoader(dataset, 50))
     assert mapped(dataset) == 0
@@ -76,8 +76,8 @@ def test_on_a_read_only_mount_batches_come_out_of_maps(cache: Path, variant, in_
             for at in (0, len(images) - 1):
                 assert labels[at] == dataset.labels[40 * number + at]
     assert mapped(dataset) == len(dataset._selection.shards)
-    assert not dataset._reader._maps.block(0).flags.writeable
-    assert dataset.reading == ("map", 150 * 16 * 16 * 3 * len(dataset._selection.variants))
+    assert not dataset._reader._maps.block()[0].flags.writeable
+    assert dataset.reading == ("map", 0)
     assert dataset._reader._memory.granted == 0
 
 
@@ -109,16 +109,6 @@ def test_a_memory_file_is_safe_once_it_is_sealed(seals: int) -> None:
         assert maps_module.cannot_shrink(number) is bool(seals)
     finally:
         os.close(number)
-
-
-@pytest.mark.usefixtures("read_only")
-def test_what_does_not_fit_into_the_budget_is_not_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = MemoryBudget()
-    monkeypatch.setattr(budget, "take", lambda *_, **__: False)
-    monkeypatch.setattr(maps_module, "BUDGET", budget)
-    dataset = CachedDataset(cache, in_memory=False)
-    assert len(list(CachedLoader(dataset, 50))) == 3
-    assert mapped(dataset) == 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
-from tpucache.loading.reading import maps as maps_module
 from tpucache.loading.reading import memory as budget_module
 from tpucache.loading.reading import memory as memory_module
 from tpucache.loading.reading import reader as reader_module
@@ -31,10 +30,10 @@ ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 
 
 @pytest.fixture
-def free(monkeypatch) -> Callable[[int], None]:
+def free(monkeypatch, no_leases) -> Callable[[int], None]:
     """A budget of one's own, of a machine with so many bytes free."""
     budget, bytes_free = MemoryBudget(), [1 << 40]
-    for module in (memory_module, maps_module, reader_module):
+    for module in (memory_module, reader_module):
         monkeypatch.setattr(module, "BUDGET", budget)
 
     def available() -> int:
@@ -244,6 +243,7 @@ def test_a_system_that_gives_no_memory_is_an_error_only_where_it_was_asked_for(c
     assert len(list(CachedLoader(CachedDataset(cache), 50))) == 3
 
 
+@pytest.mark.usefixtures("no_leases")
 def test_a_loader_keeps_what_it_reads_and_single_samples_are_not_kept(cache, monkeypatch):
     dataset = CachedDataset(cache)
     read = count_read(monkeypatch)

@@ -29,6 +29,7 @@ def kept(dataset: CachedDataset) -> int:
     return int(np.count_nonzero(reader._memory.addresses(np.arange(reader.cache.manifest.records))))
 
 
+@pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize("variant", [0, "epoch"])
 def test_the_first_epoch_comes_out_of_memory(cache: Path, variant, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = CachedDataset(cache, variant)
@@ -41,6 +42,7 @@ def test_the_first_epoch_comes_out_of_memory(cache: Path, variant, monkeypatch: 
     assert torch.equal(found, torch.cat([images for images, _ in other]))
 
 
+@pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize(
     ("name", "value"), [("_LEAST_PREPARED", 1 << 30), ("PREPARE_SECONDS", 0), ("_MOST_PREPARED", 20 * 16 * 16 * 3)]
 )
@@ -85,6 +87,7 @@ def test_a_second_loader_reads_nothing_again(cache: Path, monkeypatch: pytest.Mo
     CachedLoader(dataset, 20)
 
 
+@pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize("way", ["keep", "map"])
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_what_is_missing_or_damaged_is_found_when_it_is_read_and_not_by_making_a_loader(

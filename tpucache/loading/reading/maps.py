@@ -2,7 +2,7 @@
 
 Copying records out of a map is as fast as out of memory of one's own, without a second copy of them. But reading a page
 that a file no longer has ends the process. So a shard is mapped only where that cannot happen: on a file system that is
-mounted read-only, or as a sealed memory file. All others are read with `pread`.
+mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). All others are read with `pread`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import time
 import weakref
 import zlib
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError
-from tpucache.loading.reading.memory import BUDGET
-from tpucache.native import Addresses, can_populate, libc, populate
+from tpucache.loading.reading.leases import LeasedMap, Reason, RefusedError, Use, look_if_needed, refusal
+from tpucache.machine import available_memory
+from tpucache.native import Addresses, can_populate, libc, map_file, populate
 from tpucache.store.files import ThreadLock
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.reader import ShardReader
@@ -36,8 +38,8 @@ _F_SEAL_SHRINK: Final = 2
 _PIECE_BITS: Final = 21  # 2 MiB of a map, read and entered in the page table at once: a third of the cost of one record
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
+_SHARE: Final = 2  # pages of maps that are larger than half of the free memory are expected to be replaced by others
 PREPARE_SECONDS: Final = 0.5  # two threads enter 7 GB of pages in this time, or copy 2 GB into memory that is there
-_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def cannot_shrink(number: int) -> bool:
@@ -48,59 +50,88 @@ def cannot_shrink(number: int) -> bool:
     return system.is_read_only(number)
 
 
-class ShardMaps:
-    """Maps of a cache's shards, each made when a record of it is first asked for, within the process's budget.
+#: How a shard is mapped, or why it is not; "no_maps" where the kernel cannot read pages of maps ahead, "being_fetched"
+#: where it comes over a network.
+How = Literal["read_only", "lease", "no_maps", "being_fetched"] | Reason
+MAPPED: Final = ("read_only", "lease")
 
-    The pages of a record are read before they are touched, so that one that cannot be read is an error. Where its
-    neighbours are in the page cache, too, they are entered in the page table together. Threads may share one. A pickled
-    copy begins empty.
+
+class ShardMaps:
+    """Maps of a cache's shards, each made when a record of it is first asked for.
+
+    Maps take none of the memory that the budget gives: what they show is the page cache. The pages of a record are read
+    before they are touched, so that one that cannot be read is an error. Where its neighbours are in the page cache,
+    too, they are entered in the page table together. Threads may share one. A pickled or forked copy begins empty.
+
+    Addresses and blocks are good as long as the use in which they were asked for: `with maps.use(): ...`.
     """
 
     def __init__(self, reader: ShardReader, records: int) -> None:
         """Map nothing yet; there are `records` in the index."""
         self._reader = reader
         self._bases = np.zeros(len(reader.shards), np.int64)  # addresses of the maps
-        self._present = np.zeros(records, np.bool_)  # records whose pages were read
+        self._present = np.zeros(records, np.bool_)  # records whose pages were read, and are expected to stay
         pieces = [(entry.bytes + _PIECE - 1) >> _PIECE_BITS for entry in reader.shards]
         self._first_piece = np.cumsum([0, *pieces])  # each shard's, numbered over all of them
         self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read as a whole
+        self._stays = np.zeros(len(reader.shards), np.bool_)  # shards whose pages are expected to stay in memory
+        self._how: dict[int, How] = {}  # by shard
+        self._uses: dict[Use, None] = {}
         self._lock = ThreadLock()
+        self._bases_lock = ThreadLock()  # it is held for a moment alone
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardMaps, (self._reader, len(self._present))  # the copy in another process begins empty
 
+    def use(self) -> Use:
+        """Return what lets a thread read maps as long as it runs: no map ends meanwhile. Keep it short."""
+        return Use(self._uses)
+
     @property
-    def mapped(self) -> int:
-        """Bytes of the shards that are mapped."""
-        return sum(
-            entry.bytes for entry, base in zip(self._reader.shards, self._bases.tolist(), strict=True) if base > 0
-        )
+    def how(self) -> dict[How, int]:
+        """How many shards are mapped, by the way, and how many are not, by the reason; of those that were asked for."""
+        found = list(self._how.values())
+        return {each: found.count(each) for each in dict.fromkeys(found)}
 
     def is_present(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
         """Return which records lie in maps, and were read: bool (n,)."""
         present: npt.NDArray[np.bool_] = self._present[numbers]
         return present
 
-    def can_map(self, shard: int) -> bool:
-        """Return whether a shard may be mapped here. Raises DamageError when it cannot be opened."""
-        return self._reader.is_whole and can_populate() and cannot_shrink(self._reader.file(shard).number)
+    def how_to_map(self, shard: int) -> How:
+        """Return how a shard is or would be mapped, or why it is not. Raises DamageError when it cannot be opened."""
+        if shard in self._how:
+            return self._how[shard]
+        if not self._reader.is_whole:
+            return "being_fetched"
+        if not can_populate():
+            return "no_maps"
+        number = self._reader.file(shard).number
+        if cannot_shrink(number):
+            return "read_only"
+        return refusal(self._reader.path(shard), number) or "lease"
 
     def addresses(self, numbers: Numbers, rows: Rows) -> Addresses:
         """Return where the records of index rows lie in maps: int64 (n,), 0 for those that are not mapped.
 
         Raises DamageError for a row that points outside of its shard, and for pages that cannot be read.
         """
+        look_if_needed()
         shards = rows["shard"].astype(np.int64)
         bases = self._bases.take(shards, mode="clip")  # a shard that is not there is refused when it is opened
         if (bases == _UNKNOWN).any():
             unknown, first = np.unique(np.where(bases == _UNKNOWN, shards, -1), return_index=True)
             self._map(rows[first[unknown >= 0]])
             bases = self._bases[shards]
-        found: Addresses = np.where(bases > 0, bases + rows["offset"].astype(np.int64), 0)
+        offsets = rows["offset"].astype(np.int64)
+        found: Addresses = np.where(bases > 0, bases + offsets, 0)
         absent = np.flatnonzero((found > 0) & ~self._present[numbers])
         if len(absent):
             self._read_pages(found[absent], rows[absent])
-            self._present[numbers[absent]] = True
+            self._present[numbers[absent]] = self._stays[shards[absent]]
+            look_if_needed()  # a disk may have taken long
+            bases = self._bases[shards]
+            found = np.where(bases > 0, bases + offsets, 0)
         return found
 
     def prepare(self, rows: Rows, threads: int) -> None:
@@ -113,7 +144,8 @@ class ShardMaps:
 
         def read(piece: int) -> None:
             if time.monotonic() < end:
-                self._read_piece(piece)
+                with self.use():
+                    self._read_piece(piece)
 
         with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # it starts no thread before there is work
             for row in rows:
@@ -121,34 +153,87 @@ class ShardMaps:
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):
                     return
                 if self._bases[shard] == _UNKNOWN:
-                    self._map(row.reshape(1))
+                    with self.use():
+                        self._map(row.reshape(1))
                 first, stop = self._first_piece[shard : shard + 2].tolist()
                 missing = first + np.flatnonzero(~self._whole[first:stop])
                 deque(pool.map(read, missing.tolist()), 0)
 
-    def block(self, shard: int) -> npt.NDArray[np.uint8]:
-        """Return all bytes of a mapped shard, read-only; this object is to be kept as long as they are used."""
-        return _bytes_at(int(self._bases[shard]), self._reader.shards[shard].bytes)
+    def block(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """Return the memory from the first map to the end of the last, uint8 read-only, and its address.
+
+        What lies between maps is not to be touched.
+        """
+        bases = self._bases
+        mapped = np.flatnonzero(bases > 0)
+        sizes = np.array([self._reader.shards[shard].bytes for shard in mapped.tolist()], np.int64)
+        start = int(bases[mapped].min())
+        return _bytes_at(start, int((bases[mapped] + sizes).max()) - start), start
+
+    def stop_reading(self, shard: int) -> Iterable[Use]:
+        """Read a shard's map no more, in uses that begin from now on; return those that have begun.
+
+        Somebody is about to change the file, so each record of it is compared with its checksum from now on.
+        """
+        self._reader.distrust(shard)
+        with self._bases_lock:
+            self._how[shard] = "given_back"
+            self._bases[shard] = _NOT_MAPPED
+        return list(self._uses)
+
+    def forget_maps(self) -> None:
+        """Forget all leased maps: this is a forked process, which does not have them."""
+        for shard, how in list(self._how.items()):
+            if how == "lease":
+                self._bases[shard] = _UNKNOWN
+                del self._how[shard]
+        self._present[:] = False
+        self._whole[:] = False
+        self._uses.clear()
 
     def _map(self, rows: Rows) -> None:
-        """Map the shards of some records, one of each, if they may be mapped and the budget has room.
+        """Map the shards of some records, one of each, where that is safe.
 
-        The record is compared with its checksum before.
+        The record is compared with its checksum before any is read out of the map.
         """
-        reader = self._reader
-        sizes = {shard: reader.shards[shard].bytes for shard in rows["shard"].tolist() if self.can_map(shard)}
         with self._lock:
-            new = {shard: size for shard, size in sizes.items() if self._bases[shard] == _UNKNOWN}
-            has_room = BUDGET.take(self, sum(new.values()), is_used=False)  # looking costs as much as opening ten files
-            for row in rows[self._bases[rows["shard"]] == _UNKNOWN]:
+            rows = rows[self._bases[rows["shard"]] == _UNKNOWN]
+            if not len(rows):
+                return
+            mapped = sum(self._reader.shards[shard].bytes for shard in np.flatnonzero(self._bases > 0).tolist())
+            room = available_memory() // _SHARE - mapped  # looking costs as much as opening ten files
+            for row in rows:
                 shard = int(row["shard"])
-                is_wanted = shard in new and (has_room or BUDGET.take(self, new[shard], is_used=False))
-                base = _map_file(reader.file(shard).number, new[shard]) if is_wanted else 0
+                base, how = self._map_shard(shard)
                 if base:
-                    unmap = weakref.finalize(self, libc.munmap, ctypes.c_void_p(base), ctypes.c_size_t(new[shard]))
-                    unmap.atexit = False  # a thread may still copy then
+                    room -= self._reader.shards[shard].bytes
+                    self._stays[shard] = room >= 0
                     self._check(base, row.reshape(1))
-                self._bases[shard] = base or _NOT_MAPPED
+                with self._bases_lock:
+                    if self._how.get(shard) != "given_back":  # which may happen at once
+                        self._how[shard] = how
+                        self._bases[shard] = base or _NOT_MAPPED
+
+    def _map_shard(self, shard: int) -> tuple[int, How]:
+        """Return the address of a shard's map, 0 where it is not to be mapped, and how or why."""
+        how: How
+        if not self._reader.is_whole:
+            return 0, "being_fetched"
+        if not can_populate():
+            return 0, "no_maps"
+        file = self._reader.file(shard)
+        if not cannot_shrink(file.number):
+            try:
+                return LeasedMap(self._reader.path(shard), file.number, self, shard).base, "lease"
+            except RefusedError as error:
+                return 0, error.reason
+        size = self._reader.shards[shard].bytes
+        base = map_file(file.number, size)
+        if base:
+            unmap = weakref.finalize(self, libc.munmap, ctypes.c_void_p(base), ctypes.c_size_t(size))
+            unmap.atexit = False  # a thread may still copy then
+        how = "read_only" if base else "no_maps"
+        return base, how
 
     def _check(self, base: int, row: Rows) -> None:
         """Compare a record with its checksum: the file may be another's of the same size."""
@@ -170,7 +255,8 @@ class ShardMaps:
             self._read_piece(piece)
         is_read = self._whole[first] & self._whole[last] & (last - first < 2)
         for at in np.flatnonzero(~is_read).tolist():
-            self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
+            if self._bases[shards[at]] != _NOT_MAPPED:  # else it need not be read any more
+                self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
 
     def _read_piece(self, piece: int) -> None:
         """Read a piece of a map if some of its bytes, spread over it, are in the page cache."""
@@ -179,7 +265,7 @@ class ShardMaps:
         start = (piece - int(self._first_piece[shard])) << _PIECE_BITS
         length = min(_PIECE, reader.shards[shard].bytes - start)
         probes = range(start, start + length, max(1, length // _PROBES))
-        if self._whole[piece] or self._bases[shard] <= 0:
+        if self._whole[piece] or self._bases[shard] <= 0 or not self._stays[shard]:
             return
         if all(reader.is_in_memory(shard, place) for place in probes):
             self._populate(int(self._bases[shard]) + start, length, shard)
@@ -192,16 +278,13 @@ class ShardMaps:
             raise DamageError(f"Shard {name} cannot be read: the disk or the network returned an error")
 
 
+class _Memory:
+    """Memory at an address, as numpy takes it."""
+
+    def __init__(self, start: int, length: int) -> None:
+        self.__array_interface__ = {"data": (start, True), "shape": (length,), "typestr": "|u1", "version": 3}
+
+
 def _bytes_at(start: int, length: int) -> npt.NDArray[np.uint8]:
-    memory: Any = (ctypes.c_ubyte * length).from_address(start)
-    found: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
-    found.flags.writeable = False
+    found: npt.NDArray[np.uint8] = np.asarray(_Memory(start, length))
     return found
-
-
-def _map_file(number: int, size: int) -> int:
-    """Return the address of a shared, read-only map of an open file; 0 where there is none."""
-    start: int | None = libc.mmap(
-        None, ctypes.c_size_t(size), mmap.PROT_READ, mmap.MAP_SHARED, number, ctypes.c_long(0)
-    )
-    return 0 if start == _FAILED or start is None else start

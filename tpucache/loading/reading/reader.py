@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
-from tpucache.loading.reading.maps import PREPARE_SECONDS, ShardMaps
+from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
@@ -34,7 +34,7 @@ from tpucache.units import size_text
 class ReadingPlan(NamedTuple):
     """How records are read: kept in memory once they are read, from maps of the shards, or from files each time.
 
-    `planned_bytes` are those of the process's memory that they will take.
+    `planned_bytes` are those of the process's memory that they will take: none for maps, which show the page cache.
     """
 
     way: Literal["keep", "map", "stream"]
@@ -47,7 +47,7 @@ class ReadingPlan(NamedTuple):
         if self.way == "keep":
             return f"kept in memory, {size}"
         if self.way == "map":
-            return f"mapped, {size}"
+            return "mapped"
         return f"from files, {size} of them kept in memory" if self.planned_bytes else "from files"
 
 
@@ -170,8 +170,8 @@ class RecordReader:
         first = self.cache.manifest.shards.index(shards[0]) if shards else 0
         if self.in_memory is True:
             return ReadingPlan("keep", needed)
-        if self._is_plain and needed and self._maps.can_map(first) and needed <= BUDGET.room + self._maps.mapped:
-            return ReadingPlan("map", needed)
+        if self._is_plain and needed and self._maps.how_to_map(first) in MAPPED:
+            return ReadingPlan("map", 0)
         room = max(0, BUDGET.room) + self._memory.granted if self.in_memory else 0
         return ReadingPlan("keep" if 0 < needed <= room else "stream", min(needed, room))
 
@@ -222,8 +222,9 @@ class RecordReader:
                 reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
             # While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
             keep = keep and (self.in_memory is True or not reader.is_busy)
-        places = self._find(rows)
-        divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
+        with self._maps.use():
+            places = self._find(rows)
+            divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
         return self._ways(places)
 
     def _ways(self, places: _Places) -> WaysRead:
@@ -381,10 +382,11 @@ class RecordReader:
         `to_prove` are their numbers in the index where each is compared with its checksum when it is first read.
         """
         unmapped = mapped == 0
-        for shard in np.unique(found["shard"][~unmapped]).tolist():
-            chosen = np.flatnonzero(~unmapped & (found["shard"] == shard))
-            starts, lengths = (found[name][chosen].astype(np.int64) for name in ("offset", "length"))
-            _decode(layout, [each.of(chosen) for each in targets], self._maps.block(shard), starts, lengths)
+        chosen = np.flatnonzero(~unmapped)
+        if len(chosen):
+            block, start = self._maps.block()
+            lengths = found["length"][chosen].astype(np.int64)
+            _decode(layout, [each.of(chosen) for each in targets], block, mapped[chosen] - start, lengths)
         left = np.flatnonzero(unmapped)
         is_proven = to_prove is None or self._is_proven[to_prove].all()
         if len(left) and is_proven:

@@ -1,0 +1,309 @@
+"""Files mapped under a read lease, so that nobody can cut them short while their maps are read.
+
+Linux lets the owner of a file take a read lease of it. Whoever then truncates the file or opens it for writing waits
+until the lease is given back, or for /proc/sys/fs/lease-break-time seconds, 45 by default. One thread of the process
+asks the kernel a few times a second whether somebody waits for a file. If so, nothing new is read out of its map; once
+the copies that have begun are done, map, lease and descriptor end together, and the other program goes on. To unlink
+or rename a file takes no lease away and does not harm its map. See `man 2 fcntl`, "Leases".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from tpucache import system
+from tpucache.native import file_system, libc, map_file
+from tpucache.store.files import ThreadLock, open_regular
+
+#: Why a file is not mapped under a lease.
+Reason = Literal["other_owner", "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back"]
+
+#: The same in words.
+REASONS: Final[dict[Reason, str]] = {
+    "other_owner": "another user owns the files",
+    "open_for_writing": "a program has them open for writing",
+    "not_local": "their file system may be one that other machines change",
+    "too_many_files": "this process may open too few files",
+    "no_leases": "this system gives no read leases",
+    "given_back": "a program wanted to change them",
+}
+
+_EVERY: Final = 0.2  # seconds from one look at all leases to the next
+_SOON: Final = 0.005  # the same while a map is to end, once its last copy is done
+_FRESH: Final = 5.0  # seconds; leases that were not looked at for longer are looked at before their maps are read
+_LEAST_BREAK_SECONDS: Final = 4 * _FRESH  # from such a look until the copy of a batch ends, the kernel must wait
+_SHARE: Final = 2  # at most half of the files that the process may open
+#: File systems that no other machine can change, by `struct statfs.f_type`: `man 2 statfs`.
+_LOCAL: Final = {
+    0xEF53,  # ext2, ext3, ext4
+    0x58465342,  # XFS
+    0x9123683E,  # Btrfs
+    0xF2F52010,  # F2FS
+    0x01021994,  # tmpfs
+    0x794C7630,  # overlayfs
+}
+_BREAK_TIME: Final = Path("/proc/sys/fs/lease-break-time")
+_DONT_FORK: Final = 10  # MADV_DONTFORK
+
+
+class RefusedError(Exception):
+    """A file cannot be mapped under a lease; no user sees this."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(REASONS[reason])
+        self.reason = reason
+
+
+class Use:
+    """A stretch of time in which a thread may read maps: `with Use(uses): ...`, where `uses` has those that run."""
+
+    __slots__ = ("_uses", "is_over")
+
+    def __init__(self, uses: dict[Use, None]) -> None:
+        self._uses, self.is_over = uses, False
+
+    def __enter__(self) -> None:
+        self._uses[self] = None
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over = True
+        self._uses.pop(self, None)
+
+
+class MapOwner(Protocol):
+    """Who reads maps. Both methods may be called by any thread, and wait for no other."""
+
+    def stop_reading(self, shard: int) -> Iterable[Use]:
+        """Begin no further use of a shard's map; return the uses that have begun."""
+
+    def forget_maps(self) -> None:
+        """Forget all leased maps: this is a forked process, which does not have them."""
+
+
+class LeasedMap:
+    """A map of a whole file, the lease that guards it, and the descriptor that the lease belongs to.
+
+    It ends with its owner, or after somebody else wanted the file. A forked process has none of the three: it closes
+    the descriptor, which leaves the lease of its parent as it is, and maps files by itself.
+    """
+
+    def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
+        """Map the file at a path, which must be the one that the descriptor `original` is of. Raises RefusedError."""
+        if not _has_leases() or file_system(original) not in _LOCAL:
+            raise RefusedError("not_local" if _has_leases() else "no_leases")
+        if len(_WATCH.maps) >= _most_files() // _SHARE:
+            raise RefusedError("too_many_files")
+        self.owner, self.shard = weakref.ref(owner), shard
+        self.base = self.size = 0
+        self.is_taken = False
+        try:
+            # A descriptor of its own, since a lease belongs to what `open` made, which forked processes share.
+            self.number = open_regular(path)
+            _WATCH.add(self)
+            try:
+                self._take(os.fstat(original))
+            except BaseException:
+                self.end()
+                raise
+        except OSError as error:
+            raise RefusedError(_REASON_OF.get(error.errno or 0, "no_leases")) from error
+        # At the interpreter's end a thread may still copy; the kernel takes all back then.
+        weakref.finalize(owner, self.end).atexit = False
+
+    def _take(self, original: os.stat_result) -> None:
+        """Take the lease, and then map the file. Raises OSError, RefusedError."""
+        fcntl = system.fcntl
+        # The signal would end the process by default. SIGURG is ignored by default, and without an owner none is sent.
+        # The owner is set with the lease, so it is unset afterwards.
+        fcntl.fcntl(self.number, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(self.number, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(self.number, fcntl.F_SETOWN, 0)
+        found = os.fstat(self.number)
+        if (found.st_dev, found.st_ino, found.st_size) != (original.st_dev, original.st_ino, original.st_size):
+            raise RefusedError("given_back")  # replaced or cut meanwhile
+        self.size = found.st_size
+        self.base = map_file(self.number, self.size)
+        if not self.base:
+            raise RefusedError("no_leases")
+        if libc.madvise(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size), _DONT_FORK):
+            raise RefusedError("no_leases")
+        self.is_taken = True  # from now on the watching thread may end it
+        if not self.is_held():
+            raise RefusedError("given_back")
+
+    def is_held(self) -> bool:
+        """Return whether nobody wants to change the file."""
+        return bool(_quick_fcntl()(self.number, system.fcntl.F_GETLEASE) == system.fcntl.F_RDLCK)
+
+    def end(self) -> None:
+        """Unmap the file and give the lease back, unless that was done. Finalizers call this, so it takes no lock."""
+        if not _WATCH.remove(self):
+            return
+        if self.base:
+            libc.munmap(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size))
+        # Closing alone gives the lease back only if no other process, such as a forked one, has the descriptor, too.
+        with contextlib.suppress(OSError):  # of a lease that was not given
+            system.fcntl.fcntl(self.number, system.fcntl.F_SETLEASE, system.fcntl.F_UNLCK)
+        with contextlib.suppress(OSError):
+            os.close(self.number)
+
+
+_REASON_OF: Final[dict[int, Reason]] = {
+    errno.EACCES: "other_owner",
+    errno.EPERM: "other_owner",
+    errno.EAGAIN: "open_for_writing",
+    errno.EMFILE: "too_many_files",
+    errno.ENFILE: "too_many_files",
+}
+
+
+class _Watch:
+    """Looks at all leases of the process, in one thread that runs as long as there are any."""
+
+    def __init__(self) -> None:
+        self.maps: dict[LeasedMap, None] = {}
+        self.seen = 0.0  # when `time.monotonic` the last look at all leases began
+        self._ending: dict[LeasedMap, list[Use]] = {}  # maps that are not read any more but in these uses
+        self._thread: threading.Thread | None = None
+        self._is_paused = False
+        self._lock = ThreadLock()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put something into it at any time
+
+    def add(self, leased: LeasedMap) -> None:
+        """Watch a map from now on."""
+        self.maps[leased] = None
+        self._start()
+
+    def remove(self, leased: LeasedMap) -> bool:
+        """Watch a map no longer; return whether it was watched."""
+        was_watched = self.maps.pop(leased, self) is None
+        self._ending.pop(leased, None)
+        if was_watched and not self.maps:
+            self._wake.put(None)
+        return was_watched
+
+    def look(self) -> None:
+        """Have the owners of maps that somebody waits for read them no more. Threads may do so at once."""
+        now = time.monotonic()
+        for leased in list(self.maps):
+            if leased.is_taken and leased not in self._ending and not leased.is_held():
+                owner = leased.owner()
+                self._ending[leased] = [] if owner is None else list(owner.stop_reading(leased.shard))
+        self.seen = now
+
+    def pause(self) -> None:
+        """End the thread, so that a process that forks has one less."""
+        self._is_paused = True
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._wake.put(None)
+            thread.join()
+
+    def go_on(self) -> None:
+        """Start the thread again."""
+        self._is_paused = False
+        if self.maps:
+            self._start()
+
+    def forget(self) -> None:
+        """Close what a forked process has of its parent's maps. They are not mapped here."""
+        maps = list(self.maps)
+        self.__init__()  # type: ignore[misc]  # a fresh lock, and no thread
+        for leased in maps:
+            with contextlib.suppress(OSError):
+                os.close(leased.number)
+            owner = leased.owner()
+            if owner is not None:
+                owner.forget_maps()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_paused:
+                self.seen = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="tpucache-leases", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=_SOON if self._ending else _EVERY)
+            self.look()
+            for leased, uses in list(self._ending.items()):
+                if all(use.is_over for use in uses):
+                    leased.end()
+            with self._lock:
+                if self._is_paused or not self.maps:
+                    self._thread = None
+                    return
+
+
+_WATCH: Final = _Watch()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.go_on, after_in_child=_WATCH.forget)
+
+
+def look_if_needed() -> None:
+    """Look at all leases if nobody has for a while, such as a thread that does not get to run.
+
+    The kernel takes a lease away only so many seconds after somebody wanted it: until then, what was held is safe.
+    """
+    if time.monotonic() - _WATCH.seen > _FRESH:
+        _WATCH.look()
+
+
+def refusal(path: Path, original: int) -> Reason | None:
+    """Return why the file at a path, which `original` is open for reading, cannot be leased; None where it can be."""
+    nobody = _Nobody()
+    try:
+        LeasedMap(path, original, nobody, 0).end()
+    except RefusedError as error:
+        return error.reason
+    return None
+
+
+class _Nobody:
+    """The owner of a map that is never read."""
+
+    def stop_reading(self, shard: int) -> Iterable[Use]:
+        return ()
+
+    def forget_maps(self) -> None:
+        """Do nothing."""
+
+
+@functools.cache
+def _quick_fcntl() -> Callable[[int, int], int]:
+    """Return C's fcntl, called without releasing the interpreter's lock.
+
+    Where other threads compute, to get the lock back takes 5 ms: a thousand times in one look.
+    """
+    found: Callable[[int, int], int] = ctypes.PyDLL(None).fcntl
+    return found
+
+
+@functools.cache
+def _has_leases() -> bool:
+    """Return whether this system has leases, whose holders have time to end what they do."""
+    if libc is None or not hasattr(system.fcntl, "F_SETLEASE"):
+        return False
+    try:
+        return int(_BREAK_TIME.read_text()) >= _LEAST_BREAK_SECONDS
+    except (OSError, ValueError):
+        return False
+
+
+def _most_files() -> int:
+    return int(system.resource.getrlimit(system.resource.RLIMIT_NOFILE)[0])
