@@ -38,7 +38,7 @@ _LATEST: Final = 0.15  # seconds from the beginning of a round to its change
 CHANGES: Final = {
     "truncate": 'until truncate -s 4096 "$shard" 2>/dev/null; do sleep 0.01; done',
     "empty": ': > "$shard"',
-    "overwrite": 'dd if=/dev/urandom of="$shard" bs=64k count=8 seek=3 conv=notrunc status=none',
+    "overwrite": 'dd if=/dev/urandom of="$shard" bs=4k count=128 seek=3 conv=notrunc status=none',
     "dd": 'dd if="$whole" of="$shard" bs=64k status=none',
     "append": 'head -c 10000 /dev/urandom >> "$shard"',
     "unlink": 'rm "$shard"',

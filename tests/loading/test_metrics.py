@@ -87,7 +87,7 @@ def test_quantiles_are_of_the_latest_waits(monkeypatch):
     metrics = LoaderMetrics()
     for wait in [9.0] * 50 + [0.001 * number for number in range(1024)]:
         metrics.note(now - wait, 0, 4, WaysRead(memory=4))
-    found = metrics.to_dict(3, [])
+    found = metrics.to_dict(3, [], {})
     assert found["wait_p50"] == pytest.approx(0.512, abs=0.05)
     assert found["wait_p99"] == pytest.approx(1.013, abs=0.05)
     assert found["records"]["memory"] == found["samples"] == 4 * 1074

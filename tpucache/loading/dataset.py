@@ -199,6 +199,16 @@ class CachedDataset(Dataset[Item]):
         return self._reader is not None and self.reading.way == "keep"
 
     @property
+    def maps(self) -> Mapping[str, int]:
+        """How many shards this process has mapped, by the way, and how many it has not, by the reason.
+
+        Only those count of which something was read. The ways are "lease" and "read_only". Reasons are "other_owner",
+        "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched": see
+        `tpucache.loading.reading.maps.TEXTS`.
+        """
+        return {} if self._reader is None else dict[str, int](self._reader.maps)
+
+    @property
     def network(self) -> NetworkUse | None:
         """What this process has read of a cache at a URL so far; None for a cache in a folder."""
         return None if self._reader is None else self._reader.network

@@ -192,9 +192,10 @@ class BatchLoader(Generic[AnySamples]):
         of the last 1,024. `queue` says how many batches were `ready` when the last one was asked for, of `size`.
         `records` and `bytes` were read out of `memory`, a `map` or a `file`; `bytes` also over the `network`, as far as
         this process did, for which `network` has requests, failures and waiting, None for a cache in a folder. `hits`
-        is the share of records that were in memory or mapped.
+        is the share of records that were in memory or mapped. `maps` has the numbers of shards that are mapped, by the
+        way, and of those that are not, by the reason (see `CachedDataset.maps`).
         """
-        return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks)
+        return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the epoch of a state that was just loaded continues where the state says."""

@@ -42,8 +42,8 @@ class LoaderMetrics:
         if read is not None:
             self._read = WaysRead(*map(operator.add, self._read, read))
 
-    def to_dict(self, queue_size: int, networks: Sequence[NetworkUse]) -> dict[str, Any]:
-        """Return the figures so far; `networks` are what was read of each cache at a URL."""
+    def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
+        """Return the figures so far; `networks` are what was read of each cache at a URL, `maps` counts of shards."""
         read = self._read
         records = read.memory + read.map + read.file
         waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)
@@ -61,6 +61,7 @@ class LoaderMetrics:
                 "file": read.file_bytes,
                 "network": sum(use.bytes for use in networks),
             },
+            "maps": dict(maps),
             "hits": (read.memory + read.map) / records if records else 0.0,
             "network": {
                 "requests": sum(use.requests for use in networks),

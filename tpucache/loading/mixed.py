@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -110,6 +111,11 @@ class MixedSamples:
             for at, rows, own, turn in self._parts(indices)
         ]
         return WaysRead(*map(sum, zip(*ways, strict=True)))
+
+    @property
+    def maps(self) -> Counter[str]:
+        """How many shards are mapped, by the way, and how many are not, by the reason."""
+        return sum((Counter(dataset.maps) for dataset in self._datasets), Counter[str]())
 
     @property
     def networks(self) -> list[NetworkUse]:

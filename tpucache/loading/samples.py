@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -76,6 +76,11 @@ class Samples(Protocol):
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
         """Ask the kernel to have these samples in memory when they are read."""
+        ...
+
+    @property
+    def maps(self) -> Mapping[str, int]:
+        """How many shards are mapped, by the way, and how many are not, by the reason."""
         ...
 
     @property

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from tpucache.errors import TpucacheError
 from tpucache.loading.find import Search
+from tpucache.loading.reading.maps import TEXTS, ShardMaps
 from tpucache.machine import (
     Cores,
     Memory,
@@ -34,6 +35,7 @@ from tpucache.machine import (
     network_file_system,
 )
 from tpucache.redact import printable
+from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
 from tpucache.units import size_text
 from tpucache.version import __version__
@@ -189,13 +191,15 @@ _SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more t
 class Mount:
     """A folder: its file system, whether it can be written to, and the caches in it as (path, samples).
 
-    `network` is the type of a file system across a network, None for a disk.
+    `reading` says in words, of each of the caches, how its shards would be read here. `network` is the type of a file
+    system across a network, None for a disk.
     """
 
     space: Space
     writable: bool
     caches: tuple[tuple[str, int], ...]
     network: str | None = None
+    reading: tuple[str, ...] = ()
 
 
 def look_into(folder: str | Path) -> Mount | None:
@@ -204,13 +208,23 @@ def look_into(folder: str | Path) -> Mount | None:
     if space is None:
         return None
     caches = tuple(sorted(_caches(Path(folder))))
-    return Mount(space, os.access(folder, os.W_OK), caches, network_file_system(folder))
+    reading = tuple(_reading(path) for path, _ in caches)
+    return Mount(space, os.access(folder, os.W_OK), caches, network_file_system(folder), reading)
 
 
 def _caches(root: Path) -> Iterator[tuple[str, int]]:
     for found in Search([root], _SEARCH_SECONDS).caches():
         with contextlib.suppress(TpucacheError):  # others call a file manifest.json, too
             yield str(found.path), Manifest.load(found.path).samples
+
+
+def _reading(path: str) -> str:
+    """Return in words how the shards of a cache would be read, by its first one; "" where it cannot be opened."""
+    try:
+        cache = Cache.open(path)
+        return TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
+    except TpucacheError:
+        return ""
 
 
 #: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
@@ -552,7 +566,8 @@ def _mount_lines(facts: Facts) -> list[str]:
     lines = ["", "mounts"]
     for mount in facts.mounts:
         lines.append(f"  {printable(mount.space.path)}: {_mount_text(mount)}")
-        lines += [f"    cache {printable(path)}: {samples:,} samples" for path, samples in mount.caches]
+        for (path, samples), reading in zip(mount.caches, mount.reading, strict=True):
+            lines.append(f"    cache {printable(path)}: {samples:,} samples{reading and ', '}{reading}")
     return lines
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError
-from tpucache.loading.reading.leases import LeasedMap, Reason, RefusedError, Use, look_if_needed, refusal
+from tpucache.loading.reading.leases import REASONS, LeasedMap, Reason, RefusedError, Use, look_if_needed, refusal
 from tpucache.machine import available_memory
 from tpucache.native import Addresses, can_populate, libc, map_file, populate
 from tpucache.store.files import ThreadLock
@@ -54,6 +54,14 @@ def cannot_shrink(number: int) -> bool:
 #: where it comes over a network.
 How = Literal["read_only", "lease", "no_maps", "being_fetched"] | Reason
 MAPPED: Final = ("read_only", "lease")
+#: The same in words.
+TEXTS: Final[dict[How, str]] = {
+    "read_only": "mapped, as nobody can cut it short here",
+    "lease": "mapped under a read lease",
+    "no_maps": "read from files: this system cannot read maps ahead",
+    "being_fetched": "read from files: it comes over a network",
+    **{reason: f"read from files: {text}" for reason, text in REASONS.items()},
+}
 
 
 class ShardMaps:
