@@ -135,6 +135,7 @@ class ShardMaps:
         found: Addresses = np.where(bases > 0, bases + offsets, 0)
         absent = np.flatnonzero((found > 0) & ~self._present[numbers])
         if len(absent):
+            self._reader.hint(rows[absent])  # reading pages one by one would ask for what is around each of them
             self._read_pages(found[absent], rows[absent])
             self._present[numbers[absent]] = self._stays[shards[absent]]
             look_if_needed()  # a disk may have taken long
