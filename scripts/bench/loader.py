@@ -18,7 +18,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.bench.loader_ways import lock_microseconds, thread_scaling, way_ratios
+from scripts.bench.loader_ways import (
+    epoch_rows,
+    epoch_table,
+    lock_microseconds,
+    look_milliseconds,
+    thread_scaling,
+    way_ratios,
+)
 from scripts.bench.rounds import race, ratio, spread, spread_cell
 from scripts.bench.shared_files import write_huge
 from scripts.bench.table import add_race_options, as_markdown, as_text, parse_options, write_files
@@ -130,6 +137,13 @@ def main() -> None:
     """Run the benchmark as the command line asks."""
     options = _parse()
     options.work.mkdir(parents=True, exist_ok=True)
+    epochs = epoch_rows(options.cache, options.batch_size, options.threads, options.finish, options.rounds)
+    look = look_milliseconds(options.work)
+    table = epoch_table(epochs)
+    if options.first_epochs:
+        print(as_text(table), f"a look at 1,000 leases: {look:.2f} ms", sep="\n")
+        write_files(options, {"epochs": epochs, "look_milliseconds": look}, as_markdown(table))
+        return
     ways = way_ratios(options.cache, options.batch_size, options.threads, options.rounds)
     lock = lock_microseconds(options.cache, options.batch_size, options.rounds)
     scaling = thread_scaling(options.cache, options.batch_size)
@@ -138,6 +152,8 @@ def main() -> None:
     seconds, megabytes = open_huge(10 * MILLION, options.work)
     rates = cold_rates(options.cache, options.batch_size, options.rounds)
     figures = {
+        "epochs": epochs,
+        "look_milliseconds": look,
         "of_the_limit": ways,
         "lock_microseconds": lock,
         "scaling_of_16_threads": scaling,
@@ -152,14 +168,15 @@ def main() -> None:
         + ("" if "map" in ways else "; map: left out, mounting needs root"),
         f"a record holds the interpreter's lock for {lock:.2f} us at most",
         f"16 threads whose copies only wait: {scaling:.1f} times one",
+        f"a look at 1,000 leases, five times a second: {look:.2f} ms",
         f"first batch: {first:.3f} s",
         f"resident memory over {options.epochs} epochs: {drift:+.1f} MB",
         f"ten million records: opened in {seconds:.2f} s, {megabytes:.0f} MB more resident",
     ]
     left_out = "cold: left out, dropping the page cache needs root\n"
-    print(*lines, "", as_text(cold_rows(rates)) if rates else left_out, sep="\n", end="")
+    print(as_text(table), "", *lines, "", as_text(cold_rows(rates)) if rates else left_out, sep="\n", end="")
     cold = as_markdown(cold_rows(rates)) if rates else f"- {left_out}"
-    write_files(options, figures, "".join(f"- {line}\n" for line in lines) + "\n" + cold)
+    write_files(options, figures, as_markdown(table) + "\n" + "".join(f"- {line}\n" for line in lines) + "\n" + cold)
 
 
 def _parse() -> argparse.Namespace:
@@ -167,6 +184,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("cache", type=Path, help="a cache that warmup built")
     parser.add_argument("--batch-size", type=int, default=256, help="images a batch (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="that read (%(default)s)")
+    parser.add_argument(
+        "--finish", choices=("host", "device"), default="host", help="where epochs are decoded (%(default)s)"
+    )
+    parser.add_argument("--first-epochs", action="store_true", help="only epochs by the way of reading, and leases")
     parser.add_argument(
         "--epochs", type=int, default=200, help="epochs over which memory is watched, at least 6 (%(default)s)"
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from unittest import mock
 import numpy as np
 
 from tpucache import CachedDataset, CachedLoader
+from tpucache.loading.reading import leases
 from tpucache.loading.reading.reader import InMemory
 from tpucache.native import gather
 
@@ -74,6 +77,106 @@ def way_ratios(cache: Path, batch: int, threads: int, rounds: int) -> dict[str, 
         return {
             name: [statistics.median(epoch) for epoch in zip(*ratios, strict=True)] for name, ratios in found.items()
         }
+
+
+#: Reads epochs in a process of its own, whose private memory is then that of one way of reading.
+EPOCHS: Final = """
+import json, sys, time
+from pathlib import Path
+from tpucache import CachedDataset, CachedLoader
+from tpucache.loading.reading import leases, memory
+
+place, asked = sys.argv[1], json.loads(sys.argv[2])
+if not asked["leases"]:
+    leases._has_leases = lambda: False
+dataset = CachedDataset(place, in_memory=asked["in_memory"])
+if asked["budget"]:
+    size = int(asked["budget"] * len(dataset) * sum(field.nbytes for field in dataset.record_fields))
+    memory.available_memory = lambda: 2 * size - sum(each.used for each in memory.BUDGET._claims.values())
+    memory._RESERVE = 1 << 60
+loader = CachedLoader(dataset, asked["batch"], shuffle=True, threads=asked["threads"], finish=asked["finish"])
+rates = []
+for _ in range(asked["epochs"]):
+    start = time.perf_counter()
+    samples = sum(len(batch[0]) for batch in loader)
+    rates.append(samples / (time.perf_counter() - start))
+lines = Path("/proc/self/status").read_text().splitlines()
+(private,) = (int(line.split()[1]) / 1000 for line in lines if line.startswith("RssAnon"))
+print(json.dumps({"rates": rates, "private_mb": private, "maps": dataset.maps, "way": loader.dataset.reading.text}))
+"""
+SHOWN: Final = (1, 2, 3, 6)  # epochs
+THIRD: Final = 1 / 3  # of the records are what the budget has room for
+#: The rows of the table of epochs: whether leases are taken, in_memory, and the share of records in the budget.
+EPOCH_WAYS: Final[dict[str, tuple[bool, InMemory, float]]] = {
+    "default": (True, "auto", 0),
+    "in_memory=False": (True, False, 0),
+    "default, a third fits into the budget": (True, "auto", THIRD),
+    "without leases, default": (False, "auto", 0),
+    "without leases, in_memory=False": (False, False, 0),
+    "without leases, a third fits into the budget": (False, "auto", THIRD),
+}
+
+
+def epoch_rows(cache: Path, batch: int, threads: int, finish: str, rounds: int) -> list[dict[str, Any]]:
+    """Return for each way of reading the medians of the rates of the epochs and of the private memory at the end."""
+    with read_only(cache) as mount:
+        ways = {name: (cache, *way) for name, way in EPOCH_WAYS.items()}
+        if mount is not None:
+            ways["mounted read-only, default"] = (mount, True, "auto", 0)
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, (place, has_leases, in_memory, budget) in ways.items():
+                asked: dict[str, Any] = {"leases": has_leases, "in_memory": in_memory, "budget": budget, "batch": batch}
+                asked |= {"threads": threads, "finish": finish, "epochs": max(SHOWN)}
+                command = [sys.executable, "-c", EPOCHS, str(place), json.dumps(asked)]
+                found[name].append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+    return [
+        {
+            "name": name,
+            "way": turns[0]["way"],
+            "maps": turns[0]["maps"],
+            "rates": [statistics.median(epoch) for epoch in zip(*(turn["rates"] for turn in turns), strict=True)],
+            "private_mb": statistics.median(turn["private_mb"] for turn in turns),
+        }
+        for name, turns in found.items()
+    ]
+
+
+def epoch_table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table of epochs, its heading first."""
+    table = [["images/s by epoch", *map(str, SHOWN), "first of the sixth", "MB private"]]
+    for row in rows:
+        rates = [row["rates"][epoch - 1] for epoch in SHOWN]
+        cells = [f"{rate:,.0f}" for rate in rates]
+        table.append([row["name"], *cells, f"{rates[0] / rates[-1]:.2f}", f"{row['private_mb']:,.0f}"])
+    return table
+
+
+def look_milliseconds(folder: Path, files: int = 1000) -> float:
+    """Return how long one look at the leases of so many files takes, which happens five times a second."""
+
+    class Owner:
+        def stop_reading(self, shard: int) -> tuple[()]:
+            return ()
+
+        def forget_maps(self) -> None:
+            pass
+
+    owner, held = Owner(), []
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        for number in range(files):
+            path = Path(place, str(number))
+            path.write_bytes(bytes(4096))
+            with path.open("rb") as file:
+                held.append(leases.LeasedMap(path, file.fileno(), owner, number))
+        times = []
+        for _ in range(20):
+            start = time.perf_counter()
+            leases._WATCH.look()
+            times.append(time.perf_counter() - start)
+        for leased in held:
+            leased.end()
+    return statistics.median(times) * 1e3
 
 
 @contextlib.contextmanager

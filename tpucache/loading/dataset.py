@@ -206,7 +206,7 @@ class CachedDataset(Dataset[Item]):
         "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched": see
         `tpucache.loading.reading.maps.TEXTS`.
         """
-        return {} if self._reader is None else dict[str, int](self._reader.maps)
+        return {} if self._reader is None else self._reader.maps
 
     @property
     def network(self) -> NetworkUse | None:

@@ -96,9 +96,9 @@ class ShardMaps:
         return Use(self._uses)
 
     @property
-    def how(self) -> dict[How, int]:
+    def how(self) -> dict[str, int]:
         """How many shards are mapped, by the way, and how many are not, by the reason; of those that were asked for."""
-        found = list(self._how.values())
+        found: list[str] = list(self._how.values())
         return {each: found.count(each) for each in dict.fromkeys(found)}
 
     def is_present(self, numbers: Numbers) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
-from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, How, ShardMaps
+from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
@@ -152,7 +152,7 @@ class RecordReader:
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
-    def maps(self) -> dict[How, int]:
+    def maps(self) -> dict[str, int]:
         """How many shards are mapped, by the way, and how many are not, by the reason; of those that were asked for."""
         return self._maps.how
 
