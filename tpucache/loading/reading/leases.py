@@ -69,17 +69,21 @@ class RefusedError(Exception):
 class Use:
     """A stretch of time in which a thread may read maps: `with Use(uses): ...`, where `uses` has those that run."""
 
-    __slots__ = ("_uses", "is_over")
+    __slots__ = ("_uses",)
 
     def __init__(self, uses: dict[Use, None]) -> None:
-        self._uses, self.is_over = uses, False
+        self._uses = uses
 
     def __enter__(self) -> None:
         self._uses[self] = None
 
     def __exit__(self, *_: object) -> None:
-        self.is_over = True
         self._uses.pop(self, None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, of one that has begun."""
+        return self not in self._uses
 
 
 class MapOwner(Protocol):

@@ -71,7 +71,7 @@ class ShardMaps:
     before they are touched, so that one that cannot be read is an error. Where its neighbours are in the page cache,
     too, they are entered in the page table together. Threads may share one. A pickled or forked copy begins empty.
 
-    Addresses and blocks are good as long as the use in which they were asked for: `with maps.use(): ...`.
+    Addresses and blocks are good as long as the use in which they were asked for: `with Use(maps.uses): ...`.
     """
 
     def __init__(self, reader: ShardReader, records: int) -> None:
@@ -84,16 +84,14 @@ class ShardMaps:
         self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read as a whole
         self._stays = np.zeros(len(reader.shards), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
-        self._uses: dict[Use, None] = {}
+        self._may_map = True  # False once no shard is or can be mapped
+        #: `with Use(maps.uses)` lets a thread read maps: none ends meanwhile. Keep it short.
+        self.uses: dict[Use, None] = {}
         self._lock = ThreadLock()
         self._bases_lock = ThreadLock()  # it is held for a moment alone
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardMaps, (self._reader, len(self._present))  # the copy in another process begins empty
-
-    def use(self) -> Use:
-        """Return what lets a thread read maps as long as it runs: no map ends meanwhile. Keep it short."""
-        return Use(self._uses)
 
     @property
     def how(self) -> dict[str, int]:
@@ -124,6 +122,8 @@ class ShardMaps:
 
         Raises DamageError for a row that points outside of its shard, and for pages that cannot be read.
         """
+        if not self._may_map:
+            return np.zeros(len(rows), np.int64)
         look_if_needed()
         shards = rows["shard"].astype(np.int64)
         bases = self._bases.take(shards, mode="clip")  # a shard that is not there is refused when it is opened
@@ -153,7 +153,7 @@ class ShardMaps:
 
         def read(piece: int) -> None:
             if time.monotonic() < end:
-                with self.use():
+                with Use(self.uses):
                     self._read_piece(piece)
 
         with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # it starts no thread before there is work
@@ -162,7 +162,7 @@ class ShardMaps:
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):
                     return
                 if self._bases[shard] == _UNKNOWN:
-                    with self.use():
+                    with Use(self.uses):
                         self._map(row.reshape(1))
                 first, stop = self._first_piece[shard : shard + 2].tolist()
                 missing = first + np.flatnonzero(~self._whole[first:stop])
@@ -188,17 +188,18 @@ class ShardMaps:
         with self._bases_lock:
             self._how[shard] = "given_back"
             self._bases[shard] = _NOT_MAPPED
-        return list(self._uses)
+        return list(self.uses)
 
     def forget_maps(self) -> None:
         """Forget all leased maps: this is a forked process, which does not have them."""
         for shard, how in list(self._how.items()):
             if how == "lease":
                 self._bases[shard] = _UNKNOWN
+                self._may_map = True
                 del self._how[shard]
         self._present[:] = False
         self._whole[:] = False
-        self._uses.clear()
+        self.uses.clear()
 
     def _map(self, rows: Rows) -> None:
         """Map the shards of some records, one of each, where that is safe.
@@ -222,6 +223,7 @@ class ShardMaps:
                     if self._how.get(shard) != "given_back":  # which may happen at once
                         self._how[shard] = how
                         self._bases[shard] = base or _NOT_MAPPED
+            self._may_map = bool((self._bases != _NOT_MAPPED).any())
 
     def _map_shard(self, shard: int) -> tuple[int, How]:
         """Return the address of a shard's map, 0 where it is not to be mapped, and how or why."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
+from tpucache.loading.reading.leases import Use
 from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
@@ -227,7 +228,7 @@ class RecordReader:
                 reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
             # While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
             keep = keep and (self.in_memory is True or not reader.is_busy)
-        with self._maps.use():
+        with Use(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
         return self._ways(places)
