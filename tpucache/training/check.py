@@ -12,6 +12,7 @@ from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.tasks import find as tasks
+from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 
@@ -111,6 +112,8 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
         task.check(labels)
         found = task.count(labels)
         counts, size = found if counts is None else counts + found, size + labels.size
+    if is_learned and isinstance(task, Regression) and dataset.table.labels is not None:
+        check_precision(dataset.table.labels[dataset.positions])
     if is_learned and counts is not None:
         task.check_counts(counts, size)
 

@@ -83,6 +83,8 @@ def test_a_data_set_of_hugging_face_means_the_same_as_an_object_and_as_parquet(f
     expected = (classes, values if labels is None else labels, [])
     assert _read(rows, tmp_path / "object") == expected
     assert _read(tmp_path / "rows.parquet", tmp_path / "parquet") == expected
+    rows.save_to_disk(str(tmp_path / "saved"))
+    assert _read(tmp_path / "saved", tmp_path / "of-saved") == expected
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def _check_kind(_name: str, part: Any) -> SourceKind:
 _KINDS: Final = Table[SourceKind](
     "tpucache.sources",
     {
+        "saved": datasets.SAVED,
         "folder": folder.KIND,
         "table": table.KIND,
         "archive": archives.KIND,

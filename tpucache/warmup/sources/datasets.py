@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.errors import DependencyError, SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.folder import FolderSource, read_file
@@ -242,6 +242,35 @@ def _is_callable(source: str | Path) -> bool:
 
 
 KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda source, _: DatasetSource(str(source)))
+
+
+_SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
+
+
+def _is_saved(source: str | Path) -> bool:
+    """Return whether a path is a folder that save_to_disk of Hugging Face's datasets wrote."""
+    path = Path(source)
+    return (path / _SAVED_SPLITS).is_file() or all((path / name).is_file() for name in _SAVED)
+
+
+def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
+    """Return what such a folder holds, read as the object is. Raises DependencyError, SourceError for several splits."""
+    path = Path(source).absolute()
+    if (path / _SAVED_SPLITS).is_file():
+        splits = sorted(each.name for each in path.iterdir() if (each / _SAVED[0]).is_file())
+        commands = " and ".join(f"`warmup {path / split} CACHE/{split} …`" for split in splits)
+        raise SourceError(f"{path} holds the splits {', '.join(splits)}: warm up each of them, {commands}")
+    try:
+        from datasets import load_from_disk
+    except ImportError as error:
+        raise DependencyError("a folder of save_to_disk needs datasets: `pip install datasets`") from error
+    try:
+        return DatasetSource(load_from_disk(str(path)))
+    except Exception as error:  # of a library that raises anything
+        raise SourceError(f"{path} cannot be read as a dataset ({type(error).__name__}: {error})") from error
+
+
+SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets wrote", _is_saved, _open_saved)
 
 
 LABELS: Final = ("label", "target", "labels", "targets")

@@ -18,7 +18,7 @@ from tpucache.training.check import find_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.tasks.find import make_task
-from tpucache.training.learn.tasks.regression import Regression
+from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.loop import train
 from tpucache.training.prediction import predict
 from tpucache.training.predictor import Predictor
@@ -195,3 +195,11 @@ def test_the_model_that_python_gets_answers_in_the_unit_of_the_labels(prices):
     normalised = torch.zeros(1, 3, 16, 16)  # the mean of all images
     assert result.model(normalised)[0, 0].item() == pytest.approx(prices.labels[:, 0].mean().item(), rel=0.1)
     assert result.model.model is own
+
+
+def test_labels_that_float32_cannot_tell_apart_are_refused_and_others_are_not() -> None:
+    numbers = np.arange(50.0)[:, None]
+    with pytest.raises(UsageError, match=r"cannot tell the labels of column 1 apart.*Subtract 1700000000 "):
+        check_precision(np.concatenate([numbers, 1.7e9 + numbers], axis=1))
+    for fine in (numbers, numbers / 3, 1e5 + numbers, np.full((5, 1), 1.7e9 + 1), LABELS, numbers.astype(np.float32)):
+        check_precision(fine)

@@ -28,6 +28,8 @@ from tpucache.training.learn.tasks.task import (
 
 Array = npt.NDArray[Any]
 
+#: How much of their deviation labels may lose as float32.
+_MOST_LOST: Final = 0.01
 _SHOWN: Final = 80  # characters of a value in a message, at most
 
 
@@ -123,6 +125,21 @@ class Regression(SampleTask):
     def describe(self, values: Array, _names: Sequence[str]) -> str:
         """Return the values."""
         return SEPARATOR.join(map(str, values))
+
+
+def check_precision(values: Array) -> None:
+    """Raise UsageError where values (n, outputs) are lost as float32, as batches have them: each would look alike."""
+    numbers = values.astype(np.float64)
+    lost = np.abs(numbers - numbers.astype(np.float32)).max(0)
+    spread = numbers.std(0)
+    worst = int(np.argmax(lost - _MOST_LOST * spread))
+    if lost[worst] > _MOST_LOST * spread[worst] > 0:
+        column = numbers[:, worst]
+        raise UsageError(
+            f"float32, which models learn, cannot tell the labels of column {worst} apart: they reach from "
+            f"{column.min():.10g} to {column.max():.10g} with a deviation of {spread[worst]:.3g}, and are rounded by "
+            f"up to {lost[worst]:.3g}. Subtract {column.min():.10g} from them in a .csv, and relabel the cache with it"
+        )
 
 
 class InLabelUnits(nn.Module):
