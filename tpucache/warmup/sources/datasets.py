@@ -254,7 +254,7 @@ def _is_saved(source: str | Path) -> bool:
 
 
 def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
-    """Return what such a folder holds, read as the object is. Raises DependencyError, SourceError for several splits."""
+    """Return what such a folder holds, read as the object is. Raises DependencyError, and SourceError for splits."""
     path = Path(source).absolute()
     if (path / _SAVED_SPLITS).is_file():
         splits = sorted(each.name for each in path.iterdir() if (each / _SAVED[0]).is_file())
