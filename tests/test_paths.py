@@ -40,6 +40,7 @@ MODULES = (
 INNER = {
     *(
         "is_whole",
+        "list_images.empty",
         "find_lr.stop",
         "Manifest.save.aside",
         "RecordIndex",

@@ -364,3 +364,31 @@ def test_whatever_csv_can_write_is_read_back(tmp_path_factory: pytest.TempPathFa
     listing = TableSource(path).list()
     assert _column(listing, "text") == ["t" + text for _, text in rows]
     assert [sample.path for sample in listing.samples] == unique("p" + cell for cell, _ in rows)
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "labels"),
+    [
+        ("path,Label,age", {}, [0, 1]),
+        ("path,species", {}, [0, 1]),
+        ("path,age,label", {"keep": ("label",)}, None),
+        ("path,age,label", {"drop": ("lab*",)}, None),
+        ("path,label,class", {}, None),  # which of them?
+        ("path,labelled", {}, None),
+        ("label", {}, None),  # the paths themselves
+    ],
+)
+def test_the_only_column_that_is_called_so_is_the_label_and_that_is_said(
+    header: str, options: dict[str, Any], labels: list[int] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = header.split(",")
+    rows = [",".join([f"{letter}.png", *[letter] * (len(names) - 1)]) for letter in "ab"]
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
+    listing = TableSource(tmp_path / "t.csv", TableOptions(**options)).list()
+    assert [sample.label for sample in listing.samples] == (labels or [None, None])
+    assert ("labels are those of the column" in caplog.text) is (labels is not None)
+
+
+def test_a_column_of_labels_without_any_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("path,label\na.png,\nb.png,\n")
+    assert [sample.label for sample in TableSource(tmp_path / "t.csv").list().samples] == [None, None]

@@ -31,6 +31,8 @@ from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample
 
 #: What the column of paths is called, the first of these that there is; without one it is the first column.
 PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
+#: What a column of labels is called that is found by itself, where there is exactly one of these.
+LABEL_NAMES: Final = ("label", "target", "class", "species")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class TableOptions:
     """
 
     path_col: str | None = option(None, "paths of the images; path, file, image, id … if not given", metavar="NAME")
-    label_cols: tuple[str, ...] = option((), "labels; repeat it for several labels", metavar="NAME", flag="label-col")
+    label_cols: tuple[str, ...] = option(
+        (), "labels; repeat it for several (a column called label, target …)", metavar="NAME", flag="label-col"
+    )
     label_sep: str | None = option(None, "separator of several names in one label column", metavar="TEXT")
     suffix: str = option("", "text to add to each path", metavar=".jpg")
     root: str | Path | None = option(None, "folder of the paths; the table's own if not given", metavar="DIR")
@@ -118,8 +122,13 @@ class TableSource:
 
         `read_labels` describes the labels. Raises SourceError for a table that does not hold what it should.
         """
-        table, files = _read(self._path, self._options)
-        labels, classes, faults = read_labels(table, self._options.label_cols, self._options.label_sep)
+        table, files, options = _read(self._path, self._options)
+        if options != self._options:
+            _log.warning(
+                "%s: labels are those of column %r; --label-col names another, --keep %s makes it a column like others",
+                self._path, options.label_cols[0], options.label_cols[0],
+            )  # fmt: skip
+        labels, classes, faults = read_labels(table, options.label_cols, options.label_sep)
         found = None if self._archive is None else self._archive.list()
         samples = []
         for (name, number), label in zip(files.rows.items(), labels, strict=True):
@@ -127,7 +136,7 @@ class TableSource:
             size = self._bytes(files, number) if found is None else sum(member.bytes for member in members)
             size += files.run_bytes(number)
             samples.append(Sample(number, name, label, size, members, faults.get(number, "")))
-        return Listing(samples, classes, kept_columns(table, self._options))
+        return Listing(samples, classes, kept_columns(table, options))
 
     def load(self, sample: Sample) -> Item:
         """Return the bytes of a row's image, and of its mask. Raises SampleError when it lacks one or it is not read.
@@ -226,14 +235,31 @@ def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Fi
     return _read(path, options)[1]
 
 
-def _read(path: Path, options: TableOptions) -> tuple[Table, _Files]:
-    """Return a table with one row for each sample, and what loading needs to know of it."""
+def _read(path: Path, options: TableOptions) -> tuple[Table, _Files, TableOptions]:
+    """Return a table with one row for each sample, what loading needs to know of it, and what its columns mean."""
     table = read_table(path)
+    options = with_found_labels(table, options)
     if not options.rle_cols:
-        return table, _files(table, options)
+        return table, _files(table, options), options
     labels = [name for name in (*options.label_cols, options.fold_col) if name is not None]
     joined = join_rows(table, path_column(table, options), options.rle_cols, options.rle_class_col, labels)
-    return joined.table, dataclasses.replace(_files(joined.table, options), runs=joined)
+    return joined.table, dataclasses.replace(_files(joined.table, options), runs=joined), options
+
+
+def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
+    """Return options whose label column is the one of a table that is called so, where no other column has a meaning.
+
+    It is taken where it is the only one of `LABEL_NAMES`, has any text, and is not named by `keep` or `drop`. Masks
+    and run lengths are targets already.
+    """
+    if options.label_cols or options.mask_col or options.rle_cols or options.label_sep:
+        return options
+    others = (path_column(table, options), options.fold_col)
+    named = [name for name in table.names if name.lower() in LABEL_NAMES and name not in others]
+    found = [name for name in named if not options.is_dropped(name) and name not in options.keep]
+    if len(found) != 1 or not any(cell.strip() for cell in table.column(found[0])):
+        return options
+    return dataclasses.replace(options, label_cols=(found[0],))
 
 
 def path_column(table: Table, options: TableOptions) -> str:
