@@ -385,8 +385,8 @@ def test_the_only_column_that_is_called_so_is_the_label_and_that_is_said(
     rows = [",".join([f"{letter}.png", *[letter] * (len(names) - 1)]) for letter in "ab"]
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
     listing = TableSource(tmp_path / "t.csv", TableOptions(**options)).list()
-    assert [sample.label for sample in listing.samples] == (labels or [None, None])
-    assert ("labels are those of the column" in caplog.text) is (labels is not None)
+    assert [sample.label for sample in listing.samples] == [*(labels or (None, None))]
+    assert ("labels are those of column" in caplog.text) is (labels is not None)
 
 
 def test_a_column_of_labels_without_any_is_none(tmp_path: Path) -> None:
