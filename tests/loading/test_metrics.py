@@ -67,7 +67,7 @@ def test_a_mixture_counts_the_records_of_all_its_caches(cache):
 def test_waits_are_those_of_the_loop_and_the_queue_is_what_was_ready(cache, monkeypatch):
     read, real = [], CachedDataset.read_into
     monkeypatch.setattr(CachedDataset, "read_into", lambda self, *of: (real(self, *of), read.append(1))[0])
-    loader = CachedLoader(CachedDataset(cache), 8, threads=1, prefetch=2)
+    loader = CachedLoader(CachedDataset(cache), 8, threads=1, prefetch=3)
     batches = iter(loader)
     next(batches)
     began = time.perf_counter()
@@ -75,7 +75,7 @@ def test_waits_are_those_of_the_loop_and_the_queue_is_what_was_ready(cache, monk
     idle = time.perf_counter() - began
     next(batches)
     found = loader.metrics()
-    assert found["queue"]["size"] == 3
+    assert found["queue"]["size"] == 4
     assert found["queue"]["ready"] >= 2  # the last one was read a moment ago
     assert found["seconds"] >= idle
     assert 0 < found["wait_p50"] <= found["wait_p95"] <= found["wait_p99"] <= found["waited_seconds"] < found["seconds"]
