@@ -35,7 +35,9 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("RAY_WORKERS_BY_TEST", str(tmp_path / "workers"))
+    before = signal.getsignal(signal.SIGTERM)
     ray.init(num_cpus=2, include_dashboard=False)
+    signal.signal(signal.SIGTERM, before)  # Ray's own would end the tests of signals
     yield tmp_path / "workers"
     ray.shutdown()
 

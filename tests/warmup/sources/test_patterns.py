@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from PIL import Image
 
 from tpucache.errors import SampleError, SourceError
@@ -100,6 +101,6 @@ def test_a_list_that_is_no_csv_says_the_command_that_makes_one(name: str, text: 
         open_source(tmp_path / name)
     command = str(caught.value).split("`")[-2]
     assert shlex.quote(str(tmp_path / name)) in command
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=PATIENCE)
     listing = open_source(tmp_path / "table.csv", TableOptions(label_cols=("label",))).list()
     assert (len(listing.samples), listing.classes) == (1, ("3",))

@@ -77,12 +77,14 @@ class ShardMaps:
     def __init__(self, reader: ShardReader, records: int) -> None:
         """Map nothing yet; there are `records` in the index."""
         self._reader = reader
-        self._bases = np.zeros(len(reader.shards), np.int64)  # addresses of the maps
+        # Addresses of the maps. The last is of shards that there are not: they are refused when they are read.
+        self._bases = np.zeros(len(reader.shards) + 1, np.int64)
+        self._bases[-1] = _NOT_MAPPED
         self._present = np.zeros(records, np.bool_)  # records whose pages were read, and are expected to stay
         pieces = [(entry.bytes + _PIECE - 1) >> _PIECE_BITS for entry in reader.shards]
         self._first_piece = np.cumsum([0, *pieces])  # each shard's, numbered over all of them
         self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read as a whole
-        self._stays = np.zeros(len(reader.shards), np.bool_)  # shards whose pages are expected to stay in memory
+        self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
         self._may_map = True  # False once no shard is or can be mapped
         #: `with Use(maps.uses)` lets a thread read maps: none ends meanwhile. Keep it short.
@@ -125,8 +127,8 @@ class ShardMaps:
         if not self._may_map:
             return np.zeros(len(rows), np.int64)
         look_if_needed()
-        shards = rows["shard"].astype(np.int64)
-        bases = self._bases.take(shards, mode="clip")  # a shard that is not there is refused when it is opened
+        shards = np.minimum(rows["shard"], len(self._bases) - 1).astype(np.int64)
+        bases = self._bases[shards]
         if (bases == _UNKNOWN).any():
             unknown, first = np.unique(np.where(bases == _UNKNOWN, shards, -1), return_index=True)
             self._map(rows[first[unknown >= 0]])

@@ -11,6 +11,7 @@ import itertools
 import multiprocessing.resource_tracker
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -190,8 +191,11 @@ class Executor(WorkerOptions):
                 import ray
 
                 if not ray.is_initialized():
+                    before = signal.getsignal(signal.SIGTERM)
                     ray.init(address=self.scheduler)
                     stack.callback(ray.shutdown)
+                    if before is not None and threading.current_thread() is threading.main_thread():
+                        signal.signal(signal.SIGTERM, before)  # Ray ends the process with a status of its own
             jobs = self.jobs or int(ray.cluster_resources().get("CPU", 1))
             submit = ray.remote(_outcome).remote
             submitted = (submit(function, arguments) for function, arguments in tasks)
