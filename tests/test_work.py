@@ -59,9 +59,9 @@ STARTS = {
     # Today 86 and 46: every command's options and their defaults, with what handles signals from the first line on, and
     # nothing that does the work.
     "--help": Start("import numpy", "from tpucache.cli import main; main(['--help'])", 95, 65, {"numpy"}),
-    # Today 132 and 116: sources, what their labels mean, and planning as well. Pillow says which endings are images, and
-    # lmdb is to write; but
-    # albumentations, joblib and torch take seconds, and are imported by the workers that need them, if at all.
+    # Today 132 and 116: sources, what their labels mean, and planning as well. Pillow says which endings are images,
+    # and lmdb is to write; but albumentations, joblib and torch take seconds, and are imported by the workers that need
+    # them, if at all.
     "warmup, to the list": Start(
         "import numpy",
         "from tpucache.cli import main; main(['warmup', 'photos', 'cache'])",
