@@ -259,3 +259,9 @@ def published(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(published: Path) -> Path:
     """The same. Not to be written to."""
     return published
+
+
+@pytest.fixture
+def no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system gives no read leases, as macOS does: shards in folders that can be written are not mapped."""
+    monkeypatch.setattr("tpucache.loading.reading.leases._has_leases", lambda: False)

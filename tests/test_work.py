@@ -23,7 +23,6 @@ from work import THREAD_READS, file_calls, loaded_modules, package_lines, reads_
 from scripts.bench.shared_files import write_huge
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, native
 from tpucache.loading.order import EpochOrder, make_order, make_sampled_order
-from tpucache.loading.reading import leases
 from tpucache.store.fields import Field
 from tpucache.warmup.run import tasks
 
@@ -114,12 +113,6 @@ def large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few hundred kilobytes are read by the compiled loops, as those of 8 MiB and more are."""
     pytest.importorskip("llvmlite")
     monkeypatch.setattr(native, "_LARGE", 1)
-
-
-@pytest.fixture
-def no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system gives no read leases: shards in folders that can be written are not mapped."""
-    monkeypatch.setattr(leases, "_has_leases", lambda: False)
 
 
 @pytest.fixture

@@ -164,11 +164,10 @@ def _read(dataset: CachedDataset, sharing: Sharing, step: float, name: str, wind
     cold.table = dataset.table  # no host reads its labels again
     shuffle: Shuffle = "block" if window else "full"
     options: Any = {"shuffle": shuffle, "window": window or 1, "threads": threads}
-    loader = CachedLoader(cold, HOST_BATCH, rank=HOSTS // 2, world_size=HOSTS, **options)
     files = SharedFiles(sharing)
     began: list[float] = []  # steps
     with SimulatedThreads.in_place(files):
-        batches = iter(loader)
+        batches = iter(CachedLoader(cold, HOST_BATCH, rank=HOSTS // 2, world_size=HOSTS, **options))
         for number in range(BATCHES):
             next(batches)
             arrived = max(files.now, SimulatedThreads.ready[number])

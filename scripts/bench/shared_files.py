@@ -106,7 +106,7 @@ class SharedFiles:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the calls by which a cache is read."""
+        """Replace the calls by which a cache is read, also for loaders that are made meanwhile: they map nothing."""
         shared = self
 
         class SharedFile(OpenFile):
@@ -122,6 +122,7 @@ class SharedFiles:
                 ("os.posix_fadvise", self._read_ahead),
                 ("tpucache.store.reader.OpenFile", SharedFile),
                 ("tpucache.loading.reading.reader.native", lambda: None),  # its reads would not come by here
+                ("tpucache.loading.reading.maps.can_populate", lambda: False),  # nor would what is mapped
             ):
                 stack.enter_context(mock.patch(name, replacement))
             yield

@@ -28,9 +28,9 @@ def seconds(
     dataset: CachedDataset, sharing: Sharing, threads: int = 1, world_size: int = 1
 ) -> tuple[float, SharedFiles]:
     """Return when the last batch of an epoch was read, of one rank; shards are open and the index is in memory."""
-    loader = CachedLoader(dataset, 64, shuffle="block", window=128, threads=threads, world_size=world_size)
     files = SharedFiles(sharing)
     with SimulatedThreads.in_place(files):
+        loader = CachedLoader(dataset, 64, shuffle="block", window=128, threads=threads, world_size=world_size)
         for number, _ in enumerate(loader):
             files.now = max(files.now, SimulatedThreads.ready[number])
     return files.now, files

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -181,7 +182,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def names(self) -> list[str]:
         """The names of a record's fields, in order."""
-        return [field.name for field in self.manifest.fields]
+        return list(map(operator.attrgetter("name"), self.manifest.fields))  # each batch asks for them
 
     @property
     def record_fields(self) -> tuple[Field, ...]:

@@ -155,7 +155,7 @@ class BatchLoader(Generic[AnySamples]):
         return self._iterate(is_counted=False)
 
     def _iterate(self, *, is_counted: bool) -> Generator[Any, None, None]:
-        self._buffers  # a closed loader is refused  # noqa: B018
+        self._refuse_closed()
         epoch, start = self._following
         self._iterations += 1
         self._is_ambiguous = False
@@ -250,10 +250,13 @@ class BatchLoader(Generic[AnySamples]):
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
-    @property
-    def _buffers(self) -> Buffers:
+    def _refuse_closed(self) -> None:
         if self._is_closed:
             raise UsageError("this loader is closed: make another CachedLoader")
+
+    @property
+    def _buffers(self) -> Buffers:
+        self._refuse_closed()
         if self._pool is None:
             self._pools = self.dataset.buffer_pools
             self._pool = self._pools.pool(self.batch_size, pinned_empty if self.options.pin_memory else None)
@@ -319,7 +322,7 @@ class BatchLoader(Generic[AnySamples]):
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
     def _next(self, pending: deque[tuple[int, Future[_Read]]], iteration: int, epoch: int, is_counted: bool) -> Any:
-        self._buffers  # a loader closed meanwhile is refused  # noqa: B018
+        self._refuse_closed()
         stop, future = pending.popleft()
         asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in pending)
         batch, samples, ways = future.result()
@@ -335,8 +338,7 @@ class BatchLoader(Generic[AnySamples]):
             place = self._after(epoch, stop)
             if iteration == self._iterations:
                 self._place = place
-            is_begun_again = place[0] == epoch and self.options.reiterate == "same"
-            following = (epoch, 0) if is_begun_again else (epoch + 1, 0)
+            following = (max(place[0], epoch + (self.options.reiterate == "next")), 0)
             # Of iterations side by side, an older one takes nothing back.
             self._following = following if self._following[0] == epoch else max(self._following, following)
         self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations

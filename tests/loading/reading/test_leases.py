@@ -106,13 +106,11 @@ def test_a_loader_reads_out_of_leased_maps_alone(
 def test_a_change_by_another_program_waits_for_the_map_to_end_and_what_is_read_then_is_right_or_an_error(
     cache: Path, copy: Path, expected: torch.Tensor, change: str
 ) -> None:
-    if change == "rsync" and not shutil.which("rsync"):
-        pytest.skip("there is no rsync")
     dataset = CachedDataset(copy, in_memory=False)
     assert torch.equal(images_of(dataset), expected)
     wait_for(changing(copy / VICTIM, change, cache / VICTIM))
     keeps_the_file = change.startswith("rename") or change == "unlink"
-    is_whole = keeps_the_file or change in ("append", "cp", "dd", "grow", "rsync")
+    is_whole = keeps_the_file or change in ("append", "cp", "dd", "grow", "in place")
     maps = {"lease": 3} if keeps_the_file else {"lease": 2, "given_back": 1}
     if is_whole:
         assert torch.equal(images_of(dataset), expected)

@@ -203,6 +203,7 @@ def test_what_was_read_once_is_read_from_the_disk_from_then_on(opened: Opened, c
     assert len(server.ranges) == asked
 
 
+@pytest.mark.usefixtures("no_leases")  # what comes over a network is not mapped, and neither is the folder then
 @pytest.mark.parametrize("in_memory", [False, "auto"])
 def test_once_all_is_here_an_epoch_is_the_work_of_one_from_a_folder(
     opened: Opened, cache: Path, in_memory: bool | str, monkeypatch: pytest.MonkeyPatch

@@ -246,7 +246,7 @@ class RecordReader:
         is_in_file = (places.decoded == 0) & ~is_mapped
         files, lengths = int(np.count_nonzero(is_in_file)), places.found["length"]
         memory = count - mapped - files
-        of_maps, of_files = (int(lengths[where].sum()) for where in (is_mapped, is_in_file))
+        of_maps, of_files = int(lengths[is_mapped].sum()), int(lengths[is_in_file].sum())
         return WaysRead(memory, mapped, files, memory * self._record_bytes, of_maps, of_files)
 
     def hint(self, rows: Numbers) -> None:

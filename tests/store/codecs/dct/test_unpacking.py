@@ -185,7 +185,7 @@ def test_rows_that_are_not_there_are_refused(tmp_path: Path, rows: list[int]) ->
 
 
 class Batches:
-    """A cache of six photographs whose packed batches are read again and again, not kept."""
+    """A cache of six photographs whose packed batches are read from files again and again, neither kept nor mapped."""
 
     def __init__(self, photos: Path, directory: Path, codec: str) -> None:
         (directory / "few").mkdir()
@@ -200,7 +200,7 @@ class Batches:
 
 
 @pytest.fixture
-def batches(photos: Path, tmp_path: Path, codec: str) -> Batches:
+def batches(photos: Path, tmp_path: Path, codec: str, no_leases: None) -> Batches:
     return Batches(photos, tmp_path, codec)
 
 
