@@ -47,7 +47,7 @@ from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import Upload, local_folder
 from tpucache.warmup.sources import label_source, pad_source, to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
-from tpucache.warmup.sources.labelled import class_names
+from tpucache.warmup.sources.labelled import class_names, labels_before
 from tpucache.warmup.sources.source import Items, Source, source_name
 from tpucache.warmup.tables import finish_cache
 from tpucache.warmup.versions import version_differences
@@ -113,7 +113,8 @@ def build_cache(
         check_source(source, cache)
     source = to_source(source)
     BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
-    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes), missing_label)
+    source = pad_source(source, pad, truncate)
+    source = label_source(source, labels, class_names(classes), missing_label, labels_before(cache))
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe))

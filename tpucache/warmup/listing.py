@@ -25,6 +25,7 @@ from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.cells import to_number
+from tpucache.warmup.sources.labelled import labels_before
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Sample, Source
 
 #: The column of the samples table with each sample's size in its source.
@@ -188,7 +189,8 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
     if earlier_tables(manifest):  # its labels are no longer those of the source
         return part
     classes = manifest.classes if "classes" in asked else ()
-    return label_source(part, read.get("asked", "auto"), classes, asked.get("missing_label", ()))
+    missing = asked.get("missing_label", ())
+    return label_source(part, read.get("asked", "auto"), classes, missing, labels_before(manifest))
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

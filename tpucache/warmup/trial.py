@@ -24,7 +24,7 @@ from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.run.folder import check_source, finished_cache
 from tpucache.warmup.sources import label_source, open_source, pad_source
 from tpucache.warmup.sources.folder import NO_SUFFIX
-from tpucache.warmup.sources.labelled import class_names
+from tpucache.warmup.sources.labelled import class_names, labels_before
 from tpucache.warmup.sources.source import Label, Sample, Source, source_name
 from tpucache.warmup.tables import label_column, label_facts
 
@@ -136,7 +136,8 @@ def dry_run(
     if isinstance(source, (str, Path)):
         check_source(source, cache)
         source = open_source(source)
-    source = label_source(pad_source(source, pad, truncate), labels, class_names(classes), missing_label)
+    source = pad_source(source, pad, truncate)
+    source = label_source(source, labels, class_names(classes), missing_label, labels_before(cache))
     listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source_name(source)} has no samples")

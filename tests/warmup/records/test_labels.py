@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +29,14 @@ class Labelled:
         return Item({"tokens": np.arange(4)}, self.labels[sample.number])
 
 
+_NONE = "has no label, as other samples have"
 _ODD = {
-    "negative": (0, -1, (), "has the label -1: class numbers begin at 0"),
+    "negative": (0, -1, (), "has the label -1, which is no label, as class numbers begin at 0"),
     "beyond the classes": (0, 2, ("ant", "bee"), "has the label 2: the 2 classes are 0 to 1"),
-    "missing": (0, None, (), "has no label, the first sample has a class number"),
-    "the only one": (None, 3, (), "has a class number, the first sample has no label"),
-    "longer": ((0.5, 1.0), (1.0, 2.0, 3.0), (), "has a label of length 3, the first sample has a label of length 2"),
-    "no class": (1, (1.0,), (), "has a label of length 1, the first sample has a class number"),
+    "missing": (0, None, (), _NONE),
+    "longer": ((0.5, 1.0), (1.0, 2.0, 3.0), (), "has a label of 3 numbers, and most samples have 2"),
+    "no class": (1, (1.0,), (), "has the label 1.0, and those that were looked at are whole numbers"),
+    "a list": (1, (1.0, 2.0, 3.0), (), r"has the label \(1.0, 2.0, 3.0\): a class is one whole number"),
 }
 
 
@@ -46,18 +48,50 @@ def test_an_odd_label_is_reported_at_its_sample_and_can_be_skipped(
     with pytest.raises(SampleError, match=f"'7': {reason}"):
         build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
     manifest = build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
-    assert [(skipped.number, skipped.reason) for skipped in manifest.skipped] == [(7, reason)]
+    assert [skipped.number for skipped in manifest.skipped] == [7]
+    assert re.match(reason, manifest.skipped[0].reason)
 
 
-@pytest.mark.parametrize("usual", [1, (0.5, 1.0), None], ids=["class", "vector", "none"])
-def test_added_samples_have_labels_like_existing_ones(usual: Label, tmp_path: Path) -> None:
+def test_samples_without_a_label_are_reported_where_only_one_has_one(tmp_path: Path) -> None:
+    source = Labelled([None] * 7 + [3] + [None] * 4)
+    with pytest.raises(SampleError, match=f"'0': {_NONE}"):
+        build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1)
+    manifest = build_cache(source, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
+    assert [skipped.number for skipped in manifest.skipped] == [*range(7), *range(8, 12)]
+    assert CachedDataset(tmp_path / "cache").labels.tolist() == [3]
+
+
+_ADDED = {
+    "class": (1, "has the label .*: a class is one whole number"),
+    "vector": ((0.5, 1.0), "has a label of 3 numbers, and most samples have 2"),
+    "number": ((3.0,), "has a label of 3 numbers, and most samples have 1"),
+    "none": (None, "has a label of length 3, the first sample has no label"),
+}
+
+
+@pytest.mark.parametrize(("usual", "reason"), _ADDED.values(), ids=_ADDED)
+def test_added_samples_have_labels_like_existing_ones(usual: Label, reason: str, tmp_path: Path) -> None:
     build_cache(Labelled([usual] * 5), tmp_path / "cache", Recipe(size=8), jobs=1)
     more = Labelled([usual] * 6 + [(1.0, 2.0, 3.0), usual])
-    with pytest.raises(SampleError, match="'6': has a label of length 3, the first sample has"):
+    with pytest.raises(SampleError, match=f"'6': {reason}"):
         build_cache(more, tmp_path / "cache", Recipe(size=8), jobs=1)
     manifest = build_cache(more, tmp_path / "cache", Recipe(size=8), jobs=1, on_error="skip")
     assert [skipped.number for skipped in manifest.skipped] == [6]
     assert CachedDataset(tmp_path / "cache").labels[6].tolist() == (-1 if usual is None else np.array(usual).tolist())
+
+
+def test_values_that_are_added_are_numbers_where_those_of_the_cache_are(tmp_path: Path) -> None:
+    build_cache(Labelled([(3.0,), (7.0,), (0.5,)]), tmp_path / "cache", Recipe(size=8), jobs=1)
+    more: list[Label] = [(3.0,), (7.0,), (0.5,), *[(float(number % 2),) for number in range(200)]]
+    build_cache(Labelled(more), tmp_path / "cache", Recipe(size=8), jobs=1)
+    assert CachedDataset(tmp_path / "cache").labels[:5, 0].tolist() == [3, 7, 0.5, 0, 1]
+
+
+def test_whole_floats_are_classes_where_they_count_from_0_and_else_numbers(tmp_path: Path) -> None:
+    build_cache(Labelled([(3.0,), (7.0,)]), tmp_path / "numbers", Recipe(size=8), jobs=1)
+    assert CachedDataset(tmp_path / "numbers").labels.tolist() == [[3], [7]]
+    build_cache(Labelled([(1.0,), (0.0,), (2.0,)]), tmp_path / "classes", Recipe(size=8), jobs=1)
+    assert CachedDataset(tmp_path / "classes").labels.tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("label", [0, 4, (1.0,), None], ids=str)

@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 
-from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.progress import Progress
+from tpucache.store.copying import earlier_tables
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.build_options import LabelKind
@@ -37,19 +38,41 @@ NO_LABEL_REASON: Final = (
 )
 #: Samples whose labels are looked at, evenly over all, where only the samples state them.
 _LOOKED_AT: Final = 64
+#: The same where a finished cache states already what labels are.
+_LOOKED_AT_AGAIN: Final = 8
 
 _log: Final = logging.getLogger("tpucache")
 
 
 def label_source(
-    source: Source, kind: LabelKind, classes: Sequence[str] = (), missing: Sequence[str] | None = None
+    source: Source,
+    kind: LabelKind,
+    classes: Sequence[str] = (),
+    missing: Sequence[str] | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Source:
     """Return a source whose labels are of a kind, with these classes if any are given, and none where they are missing.
 
-    Raises UsageError.
+    `before` is how the labels of a finished cache were read, as `labels_before` returns it: those of samples are read
+    in the same way. Raises UsageError.
     """
     check_kind(kind, classes)
-    return LabelledSource(source, kind, classes, None if not missing else tuple(text.strip() for text in missing))
+    texts = None if not missing else tuple(text.strip() for text in missing)
+    return LabelledSource(source, kind, classes, texts, before)
+
+
+def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
+    """Return how the labels of a finished cache were read, None where there is no cache or its labels are others now.
+
+    What is wrong with a cache is found where it is opened.
+    """
+    if isinstance(cache, Path):
+        try:
+            cache = Manifest.load(cache)
+        except TpucacheError:
+            return None
+    read = cache.source.get("labels")
+    return read if isinstance(read, dict) and not earlier_tables(cache) else None
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
@@ -219,9 +242,15 @@ class LabelledSource:
     """
 
     def __init__(
-        self, source: Source, kind: LabelKind, classes: Sequence[str] = (), missing: tuple[str, ...] | None = None
+        self,
+        source: Source,
+        kind: LabelKind,
+        classes: Sequence[str] = (),
+        missing: tuple[str, ...] | None = None,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         self._source, self._kind, self._classes, self._missing = source, kind, tuple(classes), missing
+        self._before = before or {}
         self._reading: Reading | None = None
 
     def __repr__(self) -> str:
@@ -275,6 +304,8 @@ class LabelledSource:
     def _unexpected(self, item: Item, sample: Sample) -> Item:
         if is_missing(item.label, (), self._missing) or (self._missing is None and item.label == UNLABELLED):
             return dataclasses.replace(item, label=None)
+        if self._before:
+            return item  # compared with those of the cache
         raise SourceError(
             f"{sample.path!r} has the label {shown(item.label)}, and the {_LOOKED_AT} samples that were looked at have "
             "none: say with --labels what labels are"
@@ -282,24 +313,30 @@ class LabelledSource:
 
     def _look(self, listing: Listing) -> Reading:
         """Return how labels are read that only the samples state. Raises SourceError."""
-        samples, where = listing.samples, repr(self)
-        chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), _LOOKED_AT).round().astype(int).tolist()})
+        samples, where, before = listing.samples, repr(self), self._before.get("kind")
+        if before == "none" and self._kind == "auto":
+            return Reading("none", missing=self._missing)
+        count = _LOOKED_AT_AGAIN if before else _LOOKED_AT
+        chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
         is_all = len(chosen) >= len(samples)
         values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
         names = listing.classes or (self._classes if any(map(_has_text, values)) else ())
-        needs_all = not names and (any(map(_has_text, values)) or self._has_lists(values))
-        if needs_all and not is_all and self._kind != "numbers":
+        kind = self._kind
+        if kind == "auto" and before in ("classes", "multilabel", "numbers"):
+            kind = before
+        elif kind == "auto" and self._classes and any(isinstance(value, tuple) and len(value) == 1 for value in values):
+            kind = "classes"
+        needs_all = not names and (any(map(_has_text, values)) or _has_lists(values, kind))
+        if needs_all and not is_all and kind != "numbers":
             _log.warning("%s: the labels are texts or lists, and all samples are read for their classes", where)
             values, is_all = self._labels_of(samples), True
-        kind = self._kind if self._kind != "auto" or any(value is not None for value in values) else "auto"
         reading = find_reading(values, kind, names, self._missing, where=where, is_all=False, may_index=True)
         _tell_of_one_hot(where, reading, values)
-        if reading.form == "none" and self._kind == "classes":
+        if reading.form == "none" and kind == "classes":
             return Reading("class", names, missing=self._missing, kind=kind)
+        if reading.form in ("number", "numbers") and isinstance(columns := self._before.get("columns"), int):
+            return dataclasses.replace(reading, length=columns)
         return reading
-
-    def _has_lists(self, values: Sequence[Any]) -> bool:
-        return self._kind == "multilabel" and len({len(value) for value in values if isinstance(value, tuple)}) > 1
 
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
         source: Any = self._source
@@ -313,6 +350,10 @@ class LabelledSource:
                     values.append(read(sample))
                 progress.advance(1)
         return values
+
+
+def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
+    return kind == "multilabel" and len({len(value) for value in values if isinstance(value, tuple)}) > 1
 
 
 def _has_text(value: Any) -> bool:

@@ -45,7 +45,7 @@ class Reading:
     `form` is what one is: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or numbers of
     classes to mark (`indices`). `names` are what class numbers and texts mean in the source, () where numbers are the
     classes themselves. `length` is that of a vector, `missing` are texts of values that are no label, None for the
-    default: -1 where class numbers are meant.
+    default: -1 where class numbers are meant. With `is_int`, a float is no class.
     """
 
     form: Form
@@ -54,6 +54,7 @@ class Reading:
     missing: tuple[str, ...] | None = None
     by_value: bool = False
     kind: LabelKind = "auto"
+    is_int: bool = False
 
     def is_missing(self, value: Any) -> bool:
         """Return whether a value is no label."""
@@ -86,7 +87,7 @@ class Reading:
             if text in self.names:
                 return self.names.index(text)
             raise LabelFault(f"has the label {text}, which is none of the classes {named(self.names)}")
-        if not _is_whole(number):
+        if not _is_whole(number) or (self.is_int and isinstance(value, tuple)):
             raise LabelFault(
                 f"has the label {shown(value)}, and those that were looked at are whole numbers: a class is one whole "
                 "number or name a sample. Give --labels numbers where they are values"
@@ -152,6 +153,9 @@ def find_reading(
         return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
     if texts and kind != "numbers":
         return Reading("class", names or _names_of(known), missing=missing, by_value=not names, kind=kind)
+    singles = [value for value in known if isinstance(value, int)]
+    if kind == "auto" and len(singles) == len(known) - len(lists) > len(lists):
+        known, lists = singles, []  # a few lists among class numbers are faults of their samples
     if not lists or kind == "classes":
         return _single_reading(known, kind, names, missing, is_all)
     return _list_reading(known, kind, names, missing, where, may_index)
@@ -167,10 +171,22 @@ def _single_reading(
         return Reading("marks", names, len(names), missing, kind=kind)
     if kind == "numbers" or (kind == "auto" and not are_whole):
         return Reading("number", names, 1, missing, kind=kind)
+    if not is_all and not names and kind == "auto":
+        integers = sum(isinstance(value, int) for value in known)
+        if 2 * integers >= len(known):
+            return Reading("class", names, missing=missing, kind=kind, is_int=True)
+        if not _are_counted(numbers):
+            return Reading("number", names, 1, missing, kind=kind)
     if has_floats and is_all and not names:
         values = sorted({float(number) for number in numbers})
         return Reading("class", tuple(map(_text, values)), missing=missing, by_value=True, kind=kind)
     return Reading("class", names, missing=missing, kind=kind)
+
+
+def _are_counted(numbers: Sequence[float]) -> bool:
+    """Return whether the values of floats are 0, 1, 2 and so on, so that they are classes and no measurements."""
+    values = {number for number in numbers if number != UNLABELLED}
+    return len(values) > 1 and values == set(range(len(values)))
 
 
 def _list_reading(
