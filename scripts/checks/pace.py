@@ -133,7 +133,8 @@ def main() -> int:
 def prepare(row: Row, work: Path, python: Path) -> Path:
     """Return the interpreter of a row's clone, made unless it is there. Raises CommandError."""
     clone = work / row.place / "tpucache"
-    if not clone.exists():
+    if not (clone / ".venv" / "bin" / "pytest").exists():
+        shutil.rmtree(clone, ignore_errors=True)  # one that was begun and not finished
         run_logged(["git", "clone", "--quiet", ROOT, clone], work / "clone.log")
         extras = "xla,dev" if row.python < "3.14" else "dev"
         install = shlex.join([str(python), "-m", "scripts.install", ".venv", extras])

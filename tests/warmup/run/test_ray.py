@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 from tpucache import Recipe, build_cache
 from tpucache.warmup.run.executors import Executor
@@ -17,12 +21,13 @@ from tpucache.warmup.run.executors import Executor
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 _MODULE = """
-import os, pathlib, time
+import glob, os, pathlib, time
 def slowly(image, generator):
     place = pathlib.Path(os.environ["RAY_WORKERS_BY_TEST"])
-    if place.exists():
+    if place.exists() and os.environ["DRIVER_BY_TEST"] != str(os.getpid()) and glob.glob(os.environ["KEPT_BY_TEST"]):
         (place / str(os.getpid())).touch()
-        time.sleep(0.02)
+        while not (place / "killed").exists():  # it is held until one of them is killed
+            time.sleep(0.01)
     return image ^ generator.integers(0, 8, image.shape).astype(image.dtype)
 """
 
@@ -34,8 +39,14 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "ray_slow_by_test.py").write_text(_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("HOME", str(tmp_path))  # Ray writes there
     monkeypatch.setenv("RAY_WORKERS_BY_TEST", str(tmp_path / "workers"))
     before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("KEPT_BY_TEST", str(tmp_path / "cache" / ".warmup" / "chunk-*.json"))
+    monkeypatch.setenv("DRIVER_BY_TEST", str(os.getpid()))
+    # Ray gives a node 30 seconds to start, on any machine: here its clock is slower.
+    clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() * 30 / PATIENCE})
+    monkeypatch.setattr(importlib.import_module("ray._private.node"), "time", clock)
     ray.init(num_cpus=2, include_dashboard=False)
     signal.signal(signal.SIGTERM, before)  # Ray's own would end the tests of signals
     yield tmp_path / "workers"
@@ -51,11 +62,14 @@ def test_ray_writes_the_bytes_of_a_local_run_also_when_a_worker_dies(
     cache, killed, stop = tmp_path / "cache", list[int](), threading.Event()
 
     def kill() -> None:
-        while not killed and not stop.wait(0.01):
-            found = [int(path.name) for path in workers.iterdir() if int(path.name) != os.getpid()]
-            if found and any(cache.glob(".warmup/chunk-*.json")):
-                os.kill(found[0], signal.SIGKILL)
-                killed.append(found[0])
+        try:
+            while not killed and not stop.wait(0.01):
+                for path in workers.iterdir():
+                    os.kill(int(path.name), signal.SIGKILL)
+                    killed.append(int(path.name))
+                    break
+        finally:
+            (workers / "killed").touch()
 
     workers.mkdir()
     killer = threading.Thread(target=kill)
