@@ -91,6 +91,8 @@ def test_what_has_to_be_given_is_required_under_its_own_name(capsys):
 def test_an_option_of_several_values_takes_each_of_its_uses():
     given = make_parser().parse_args(["warmup", *LINES["warmup"], "--label-col", "x", "--label-col", "y"])
     assert from_options(TableOptions, given) == TableOptions(label_cols=("x", "y"))
+    given = make_parser().parse_args(["warmup", *LINES["warmup"], "--missing-label", "-1", "--missing-label", "NA"])
+    assert from_options(BuildOptions, given) == BuildOptions(missing_label=("-1", "NA"))
 
 
 @each_dataclass

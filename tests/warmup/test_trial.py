@@ -16,7 +16,7 @@ from PIL import Image
 
 from tpucache import Recipe, build_cache
 from tpucache.cli import main
-from tpucache.errors import SourceError
+from tpucache.errors import SampleError
 from tpucache.warmup import TableOptions, TableSource, dry_run
 
 Digests = Callable[[Path], Mapping[str, str]]
@@ -100,8 +100,21 @@ def test_labels_are_those_that_a_build_reads(photos: Path, tmp_path: Path, capsy
     assert [(tried.path, "cannot be read" in tried.reason) for tried in found.failed] == [("missing.jpg", True)]
     assert run(table, tmp_path / "cache", "--root", str(photos), "--limit", "5") == 0
     assert "unlabelled; column 'targets' was not used" in capsys.readouterr().out
-    with pytest.raises(SourceError, match="which is none of the 1 given"):
-        dry_run(photos, tmp_path / "cache", Recipe(size=8), classes=["dog"])
+
+
+def test_samples_that_a_build_refuses_before_it_begins_are_all_listed(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = dry_run(photos, tmp_path / "cache", Recipe(size=8), classes=["dog"])
+    assert (found.classes, found.class_counts, len(found.listed)) == (("dog",), (50,), 100)
+    assert {tried.path.partition("/")[0] for tried in found.listed} == {"cat", "emu"}
+    assert all("which is none of the 1 given" in tried.reason for tried in found.listed)
+    with pytest.raises(SampleError, match="which is none of the 1 given"):
+        build_cache(photos, tmp_path / "cache", Recipe(size=8), jobs=1, classes=["dog"])
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "classes.txt").write_text("dog")
+    assert run(photos, tmp_path / "cache", "--classes", str(tmp_path / "classes.txt")) == 0
+    assert "refused   100 samples before anything is built, without --on-error skip" in capsys.readouterr().out
 
 
 @pytest.mark.slow

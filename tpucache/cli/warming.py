@@ -410,6 +410,11 @@ def _lines(found: DryRun, sheet: Path | None) -> list[str]:
         lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
     lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")
     lines += [f"  {tried.path!r}: {tried.reason}" for tried in found.failed[:_NAMED]]
+    if found.listed:
+        lines.append(f"refused   {len(found.listed):,} samples before anything is built, without --on-error skip")
+        named = {tried.path for tried in found.failed[:_NAMED]}
+        left = [tried for tried in found.listed if tried.path not in named]
+        lines += [f"  {tried.path!r}: {tried.reason}" for tried in left[:_NAMED]]
     if found.sizes:
         (least, low), (width, height), (most, high) = found.size_range().values()
         lines.append(

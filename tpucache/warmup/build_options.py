@@ -80,6 +80,7 @@ class BuildOptions:
     truncate: bool = option(False, "cut longer sequences to the length of --pad")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "missing_label", tuple(self.missing_label))
         check_options(self)
 
 

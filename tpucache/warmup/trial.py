@@ -53,14 +53,17 @@ class DryRun:
     `files` counts the samples, and `left_out` the other files, by their names' suffix. `tried` are a few samples,
     spread over the source; `sizes` are their (width, height) and `kinds` counts what they are stored as. `labels` is as
     in a manifest, with `classes` and the samples of each class; where the samples themselves state their labels, only
-    those that were tried count. The estimate is of the clean variant and of all others. `retry` has how many samples of
-    a finished cache are skipped and how many of them would be tried again; nothing unless that is asked for.
+    those that were tried count. `listed` are the samples that the listing alone says cannot be used, such as by their
+    labels: without `on_error="skip"` a build refuses them before it begins. The estimate is of the clean variant and of
+    all others. `retry` has how many samples of a finished cache are skipped and how many of them would be tried again;
+    nothing unless that is asked for.
     """
 
     samples: int
     files: Mapping[str, int]
     left_out: Mapping[str, int]
     tried: Sequence[Tried]
+    listed: Sequence[Tried]
     sizes: Sequence[tuple[int, int]]
     kinds: Mapping[str, int]
     labels: Mapping[str, Any]
@@ -88,6 +91,7 @@ class DryRun:
             "left_out": dict(self.left_out),
             "tried": len(self.tried),
             "failed": [{"path": tried.path, "reason": tried.reason} for tried in self.failed],
+            "listed": [{"path": tried.path, "reason": tried.reason} for tried in self.listed],
             "sizes": {name: list(size) for name, size in self.size_range().items()},
             "kinds": dict(self.kinds),
             "labels": dict(self.labels),
@@ -130,7 +134,7 @@ def dry_run(
 ) -> DryRun:
     """Return what `build_cache` would do with the same arguments. No folder is made and nothing is written.
 
-    Samples that fail are reported, not raised. Raises what `build_cache` raises before it starts to build.
+    Samples that fail are reported, not raised. Raises what `build_cache` raises of the source as a whole.
     """
     recipe, cache = recipe or Recipe(), Path(cache).absolute()
     if isinstance(source, (str, Path)):
@@ -158,6 +162,7 @@ def dry_run(
         files=dict(Counter(_suffix(sample.path) for sample in listing.samples).most_common()),
         left_out=listing.left_out,
         tried=look.tried,
+        listed=_listed(plan, encoder),
         sizes=look.sizes,
         kinds=dict(look.kinds.most_common()),
         labels=label_facts(labels, column, bool(names), plan.unused_labels),
@@ -190,6 +195,13 @@ class _Look:
             with open_picture(image, self._recipe, sample.path) as picture:
                 self.sizes.append(picture.size)
                 self.kinds[picture.kind] += 1
+
+
+def _listed(plan: Plan, encoder: SampleEncoder) -> list[Tried]:
+    """Return the samples that the listing alone says cannot be used."""
+    samples = (sample for block in plan.blocks for sample in block.samples)
+    faults = ((sample, encoder.listed_fault(sample)) for sample in samples)
+    return [Tried(sample.path, sample.label, reason=reason) for sample, reason in faults if reason]
 
 
 def _all_of(plan: Plan) -> Remaining:

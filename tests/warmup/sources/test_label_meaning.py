@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpucache.errors import SampleError, SourceError
+from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup import build_cache
@@ -122,6 +122,9 @@ def test_missing_labels_are_those_that_are_stated(tmp_path: Path) -> None:
     stated = {"missing_label": ["unknown"], "on_error": "skip"}
     assert _read(table, tmp_path / "table", **stated) == (("9", "10"), [1, 0, 1], ["1.png"])
     assert _read(Plain([0, 255, 1]), tmp_path / "python", missing_label=["255"], on_error="skip")[1:] == ([0, 1], ["1"])
+    assert _read(Plain([0, 255, 1]), tmp_path / "number", missing_label=[255], on_error="skip")[2] == ["1"]
+    with pytest.raises(UsageError, match="such as \\['NA'\\]"):
+        build_cache(table, tmp_path / "text", SMALL, missing_label="NA")
 
 
 def test_a_word_that_may_mean_no_label_is_a_class_with_a_warning(

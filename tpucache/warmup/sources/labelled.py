@@ -57,8 +57,7 @@ def label_source(
     in the same way. Raises UsageError.
     """
     check_kind(kind, classes)
-    texts = None if not missing else tuple(text.strip() for text in missing)
-    return LabelledSource(source, kind, classes, texts, before)
+    return LabelledSource(source, kind, classes, _missing_texts(missing), before)
 
 
 def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
@@ -73,6 +72,13 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
             return None
     read = cache.source.get("labels")
     return read if isinstance(read, dict) and not earlier_tables(cache) else None
+
+
+def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """Return the texts of values that are no label, None for the default. Raises UsageError for a single text."""
+    if isinstance(missing, str):
+        raise UsageError(f"missing_label is a list of values, such as [{missing!r:.60}], not one text")
+    return tuple(str(value).strip() for value in missing) if missing else None
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
@@ -144,7 +150,7 @@ def read_labels_as(
     A class that no label has is no error. Raises SampleError for a label that cannot be of this kind, and for a class
     that is not wanted.
     """
-    asked = None if not missing else tuple(missing)
+    asked = _missing_texts(missing)
     read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
     for fault in read.faults:
         raise SampleError(paths[fault] if paths else f"row {fault + 1}", read.faults[fault])
