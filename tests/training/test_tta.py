@@ -196,7 +196,7 @@ def test_a_model_of_one_size_is_named_where_it_gets_another_one(cache, tmp_path)
 @pytest.mark.slow
 def test_ranks_are_refused_where_the_unit_of_a_prediction_counts(tmp_path):
     rng = np.random.default_rng(0)
-    items = [(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8), np.float32([number])) for number in range(16)]
+    items = [(rng.integers(0, 256, (8, 8, 3)).astype(np.uint8), np.float32([number + 0.5])) for number in range(16)]
     build_cache(items, tmp_path / "cache", Recipe(size=8), jobs=1)
     dataset, settings = (
         CachedDataset(tmp_path / "cache"),
