@@ -180,17 +180,22 @@ def _read_all(
     reading = find_reading(values, kind, own, missing, where=where, is_all=True, may_index=may_index)
     known = classes_of(reading)
     convert = _Conversion(known, classes) if classes else None
-    labels: list[Label] = []
-    faults: dict[int, str] = {}
-    for at, value in enumerate(values):
-        label: Label = None
+    keys = list(zip(map(type, values), values, strict=True))
+
+    def read(value: Any) -> Label | LabelFault:
         try:
             label = reading.read(value)
-            label = convert(label) if convert else label
+            return convert(label) if convert else label
         except LabelFault as fault:
-            label, faults[at] = None, str(fault)
-        labels.append(label)
-    lost = sum(value is not None for value in values) - sum(label is not None for label in labels) - len(faults)
+            return fault
+
+    once = {key: read(key[1]) for key in dict.fromkeys(keys)}  # as classes have many samples each
+    found = list(map(once.__getitem__, keys))
+    faults: dict[int, str] = {}
+    if any(isinstance(label, LabelFault) for label in once.values()):
+        faults = {at: str(label) for at, label in enumerate(found) if isinstance(label, LabelFault)}
+    labels: list[Label] = [None if isinstance(label, LabelFault) else label for label in found]
+    lost = labels.count(None) - [*values].count(None) - len(faults)
     if lost and missing is None and reading.form != "none":
         _log.warning(
             "%s: %d samples have the label -1 or NaN, which is no label: --missing-label states another", where, lost
@@ -276,7 +281,8 @@ class LabelledSource:
         read = _read_all(
             values, listing.classes, self._kind, self._classes, self._missing, where=repr(self), may_index=True
         )
-        samples = [
+        is_same = values == read.labels and [*map(type, values)] == [*map(type, read.labels)] and not read.faults
+        samples = listing.samples if is_same else [
             sample if sample.label == label and type(sample.label) is type(label) and at not in read.faults
             else dataclasses.replace(sample, label=label, fault=sample.fault or read.faults.get(at, ""))
             for at, (sample, label) in enumerate(zip(listing.samples, read.labels, strict=True))
@@ -285,10 +291,9 @@ class LabelledSource:
 
     def load(self, sample: Sample) -> Item:
         """Return the other source's item, with a label of this kind. Raises SampleError."""
-        item = self._source.load(sample)
-        reading = self._reading
-        if reading is None:
-            return item
+        if self._reading is None:
+            return self._source.load(sample)
+        item, reading = self._source.load(sample), self._reading
         if reading.form == "none":
             return item if item.label is None else self._unexpected(item, sample)
         try:

@@ -141,6 +141,8 @@ def find_reading(
     `names` are the classes that the source states. `may_index` is whether lists of whole numbers may be those of
     classes. Raises SourceError for labels that may mean several things, with the options that decide.
     """
+    if {*map(type, values)} == {int}:
+        values = list(dict.fromkeys(values))  # how often each is there decides nothing
     known = [value for value in values if value is not None and not is_missing(value, names, missing)]
     if not known:
         return Reading("none", names, missing=missing, kind=kind)
