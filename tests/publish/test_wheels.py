@@ -162,7 +162,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_FIND_LINKS", folder.as_uri())  # pip takes several, with spaces between them
     write_wheel(folder, "zstandard", "cp312")
     write_wheel(folder, "lz4", "cp312", "manylinux_2_28_x86_64")
     write_wheel(folder, "zstandard", "cp313", "macosx_11_0_arm64")

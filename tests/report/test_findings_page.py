@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import numpy as np
@@ -176,7 +177,9 @@ def test_labels_are_written_as_relabel_reads_them(labels, classes, text, options
     data = Found(page).data
     assert next(label for _, _, path, label in data["samples"] if path.endswith("1.png")) == text
     assert data["sets"][0]["isNumber"] == (labels is not None and not classes)
-    command = f"relabel {cache} cache-labels.csv --corrections --path-col path --label-col label{options}"
+    command = (
+        f"relabel {shlex.quote(str(cache))} cache-labels.csv --corrections --path-col path --label-col label{options}"
+    )
     assert (command in parse(page.html).text) == (labels is not None) == data["sets"][0]["canCorrect"]
 
 
