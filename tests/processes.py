@@ -43,14 +43,17 @@ def fork_alone() -> None:
 
     def checked() -> int:
         until = time.monotonic() + ENDING
-        pausing = [thread.name for thread in threading.enumerate()].count(PAUSING)
-        while len(threads := _threads()) > 1 + pausing:
+        while len(threads := _threads()) > 1 + (pausing := _pausing()):
             if threading.active_count() > 1 + pausing or time.monotonic() > until:
                 raise RuntimeError(f"this process forks while it has {len(threads)} threads: {', '.join(threads)}")
             time.sleep(0.001)
         return fork()
 
     os.fork = checked
+
+
+def _pausing() -> int:
+    return [thread.name for thread in threading.enumerate()].count(PAUSING)
 
 
 def _threads() -> list[str]:

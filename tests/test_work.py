@@ -66,7 +66,8 @@ STARTS = {
         "from tpucache.cli import main; main(['warmup', 'photos', 'cache'])",
         145,
         130,
-        {"numpy", "PIL", "lmdb", "cython_runtime", "_cython"},
+        # __mp_main__ is this program, as multiprocessing names it
+        {"numpy", "PIL", "lmdb", "cython_runtime", "_cython", "__mp_main__"},
     ),
 }
 

@@ -31,8 +31,9 @@ FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 PARAMETERS = "parameters"
 PROG = ["python", "-m", "tpucache"]
 #: Runs the second notebook in a process of its own, where it measures for a moment, as all others do here.
-SHORT = """
+SHORT = f"""
 import sys
+sys.path.append({str(Path(__file__).parents[1])!r})
 from test_notebooks import run_notebook
 from tpucache.report.bench import run_bench
 from tpucache.training import loop

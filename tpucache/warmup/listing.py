@@ -25,7 +25,7 @@ from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.cells import to_number
-from tpucache.warmup.sources.labelled import labels_before
+from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Sample, Source
 
 #: The column of the samples table with each sample's size in its source.
@@ -303,11 +303,24 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
 
 
 def _first_item(source: Source, listing: Listing, numbers: Sequence[int]) -> tuple[int, Item | None]:
-    """Return the position and the item of a cache's first sample that can be read, None where none of a few can."""
+    """Return the position and the item of a cache's first sample that can be read, None where none of a few can.
+
+    Raises SourceError where this sample or the next one has a label that cannot be read as it was.
+    """
+    found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):
-        with contextlib.suppress(SampleError):
-            return position, source.load(listing.samples[number])
-    return 0, None
+        try:
+            item = source.load(listing.samples[number])
+        except UnreadLabelError as error:
+            raise SourceError(
+                f"the cache was made with labels, and the source has none now that are like them: {error}. {_ADVICE}"
+            ) from error
+        except SampleError:
+            continue
+        if found is not None:
+            break
+        found = position, item
+    return found or (0, None)
 
 
 def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | None) -> None:

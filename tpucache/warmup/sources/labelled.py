@@ -244,6 +244,10 @@ def _without_missing(
     return [names.index(text) if isinstance(text, str) else text for text in texts], tuple(names)
 
 
+class UnreadLabelError(SampleError):
+    """A sample has no label, or one that cannot be read as those of others."""
+
+
 class LabelledSource:
     """The samples of another source, with labels of one kind. One whose label cannot be of it does not load.
 
@@ -301,11 +305,11 @@ class LabelledSource:
             if label is not None and self._classes:
                 label = _Conversion(classes_of(reading), self._classes)(label)
         except LabelFault as fault:
-            raise SampleError(sample.path, str(fault)) from None
+            raise UnreadLabelError(sample.path, str(fault)) from None
         if label is None and item.label is None:
-            raise SampleError(sample.path, NO_LABEL_REASON)
+            raise UnreadLabelError(sample.path, NO_LABEL_REASON)
         if label is None:
-            raise SampleError(
+            raise UnreadLabelError(
                 sample.path,
                 f"has the label {shown(item.label)}, which is no label, as class numbers begin at 0 and by "
                 "--missing-label: give it one, or leave such samples out with --on-error skip",
