@@ -23,6 +23,7 @@ FORKING = (
 KEPT = ("joblib.externals.loky", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 #: The thread that ends for each fork and begins again afterwards.
 PAUSING = "tpucache-leases"
+FEEDING = "QueueFeederThread"  # of a queue of multiprocessing: it ends with the queue's last item
 ENDING = 5.0  # seconds in which a thread that Python has joined is gone for the kernel, too
 GRACE = 30.0  # seconds in which a process that was told to end, or has lost its parent, does so on a busy machine
 
@@ -44,7 +45,8 @@ def fork_alone() -> None:
     def checked() -> int:
         until = time.monotonic() + ENDING
         while len(threads := _threads()) > 1 + (pausing := _pausing()):
-            if threading.active_count() > 1 + pausing or time.monotonic() > until:
+            others = [thread.name for thread in threading.enumerate() if thread.name not in (PAUSING, FEEDING)]
+            if len(others) > 1 or time.monotonic() > until:
                 raise RuntimeError(f"this process forks while it has {len(threads)} threads: {', '.join(threads)}")
             time.sleep(0.001)
         return fork()

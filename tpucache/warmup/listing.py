@@ -244,8 +244,10 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     """
     table, folder = cache.samples, cache.directory
     numbers = table.numbers.tolist()
-    position, item = _first_item(source, listing, numbers)
+    position, item, unread = _first_item(source, listing, numbers)
     _check_labels(listing, cache, position, item)
+    if unread is not None and table.labels is not None:
+        raise SourceError(f"{folder} was made with labels, and the source has none now like them: {unread}. {_ADVICE}")
     for name, column in listing.columns.items():
         if name not in table:
             raise SourceError(f"{folder} has no column {name!r}, and the source has one now. {_ADVICE}")
@@ -302,25 +304,25 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
             break
 
 
-def _first_item(source: Source, listing: Listing, numbers: Sequence[int]) -> tuple[int, Item | None]:
+def _first_item(
+    source: Source, listing: Listing, numbers: Sequence[int]
+) -> tuple[int, Item | None, UnreadLabelError | None]:
     """Return the position and the item of a cache's first sample that can be read, None where none of a few can.
 
-    Raises SourceError where this sample or the next one has a label that cannot be read as it was.
+    The error is that of this sample's label, or of the next one's, where it cannot be read as it was.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):
         try:
             item = source.load(listing.samples[number])
         except UnreadLabelError as error:
-            raise SourceError(
-                f"the cache was made with labels, and the source has none now that are like them: {error}. {_ADVICE}"
-            ) from error
+            return (*(found or (0, None)), error)
         except SampleError:
             continue
         if found is not None:
             break
         found = position, item
-    return found or (0, None)
+    return (*(found or (0, None)), None)
 
 
 def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | None) -> None:
