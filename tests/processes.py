@@ -44,7 +44,7 @@ def fork_alone() -> None:
 
     def checked() -> int:
         until = time.monotonic() + ENDING
-        while len(threads := _threads()) > 1 + (pausing := _pausing()):
+        while len(threads := _threads()) > 1 + _pausing():
             others = [thread.name for thread in threading.enumerate() if thread.name not in (PAUSING, FEEDING)]
             if len(others) > 1 or time.monotonic() > until:
                 raise RuntimeError(f"this process forks while it has {len(threads)} threads: {', '.join(threads)}")
