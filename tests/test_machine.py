@@ -236,19 +236,21 @@ def test_the_narrowest_quota_of_nested_containers_counts(narrow, tmp_path):
         ("bucket/cache", "fuse.gcsfuse"),
         ("bucket", "fuse.gcsfuse"),
         ("bucket two", "nfs4"),
+        ("Bücket", "nfs4"),
         ("buckets", None),
         ("bucket/local", None),
         ("overlay", None),
     ],
 )
 def test_a_file_system_across_a_network_is_known_by_its_mount(place, kind, tmp_path):
-    mounts = tmp_path / "mounts"
+    mounts, top = tmp_path / "mounts", str(tmp_path).replace(" ", "\\040")
     lines = [
         "/dev/vda / ext4 rw 0 0",
-        f"bucket {tmp_path}/bucket fuse.gcsfuse ro 0 0",
-        f"tmpfs {tmp_path}/bucket/local tmpfs rw 0 0",
-        f"there:/x {tmp_path}/bucket\\040two nfs4 rw 0 0",
-        f"overlay {tmp_path}/overlay fuse.fuse-overlayfs rw 0 0",
+        f"bucket {top}/bucket fuse.gcsfuse ro 0 0",
+        f"tmpfs {top}/bucket/local tmpfs rw 0 0",
+        f"there:/x {top}/bucket\\040two nfs4 rw 0 0",
+        f"there:/y {top}/Bücket nfs4 rw 0 0",
+        f"overlay {top}/overlay fuse.fuse-overlayfs rw 0 0",
         "torn",
     ]
     mounts.write_text("\n".join(lines))

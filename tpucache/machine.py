@@ -137,7 +137,7 @@ def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts
         words = line.split()
         if len(words) < 3:
             continue
-        point = words[1].encode().decode("unicode_escape")
+        point = re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[1])
         inside = place == point or place.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(found[0]):
             found = (point, words[2])

@@ -30,10 +30,12 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 PARAMETERS = "parameters"
 PROG = ["python", "-m", "tpucache"]
+_WORDS = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")  # of a command, with their quotes
 #: Runs the second notebook in a process of its own, where it measures for a moment, as all others do here.
 SHORT = f"""
 import sys
 sys.path.append({str(Path(__file__).parents[1])!r})
+from pathlib import Path
 from test_notebooks import run_notebook
 from tpucache.report.bench import run_bench
 from tpucache.training import loop
@@ -41,7 +43,7 @@ from tpucache.training import loop
 run_bench.__kwdefaults__.update(rounds=1, seconds=0.05)
 ceiling = loop.ceiling
 loop.ceiling = lambda execute, device, images, _: ceiling(execute, device, images, 0.0)
-run_notebook(sys.argv[1], INPUT=sys.argv[2], RUN=sys.argv[3], MODEL="cnn", EPOCHS=1, BATCH=32)
+run_notebook(sys.argv[1], INPUT=Path(sys.argv[2]), RUN=Path(sys.argv[3]), MODEL="cnn", EPOCHS=1, BATCH=32)
 """
 
 
@@ -55,7 +57,7 @@ def run_notebook(name: str, **parameters: Any) -> dict[str, Any]:
 
     Return its variables. `%pip` lines are left out: what they install is here already.
     """
-    space: dict[str, Any] = {"__name__": "__main__", "_shell": _shell}
+    space: dict[str, Any] = {"__name__": "__main__", "_shell": _shell, "_filled": _filled}
     for cell in code_cells(name):
         source = "".join(cell["source"])
         tagged = PARAMETERS in cell["metadata"].get("tags", ())
@@ -72,7 +74,10 @@ def _as_python(source: str) -> str:
     lines = []
     for line in _joined(source):
         if line.startswith("!"):
-            lines.append(f"_shell(f{line[1:]!r})")  # IPython fills {names} in, as an f-string does
+            # IPython fills {names} in, as an f-string does; here paths may have spaces, in a temporary folder's name.
+            words = [word if re.fullmatch(r"\{\w+\}", word) else shlex.split(word) for word in _WORDS.findall(line[1:])]
+            filled = (f"*_filled({word[1:-1]})" if isinstance(word, str) else f"f{word[0]!r}" for word in words)
+            lines.append(f"_shell([{', '.join(filled)}])")
         elif line.startswith("%"):
             assert line.startswith("%pip install "), line
         else:
@@ -91,11 +96,15 @@ def _joined(source: str) -> list[str]:
     return lines
 
 
-def _shell(command: str) -> None:
+def _filled(value: object) -> list[str]:
+    """Return the words of a parameter: a string may be several."""
+    return shlex.split(value) if isinstance(value, str) else [str(value)]
+
+
+def _shell(words: list[str]) -> None:
     """Run a command; tpucache's own in this process, which has imported what it needs."""
-    words = shlex.split(command)
     if words[:3] == PROG:
-        assert main(words[3:]) == 0, command
+        assert main(words[3:]) == 0, words
     else:
         subprocess.run(words, check=True, timeout=PATIENCE)
 
@@ -144,7 +153,7 @@ def test_the_third_trains_on_it_with_jax(built):
         **os.environ,
         "TPUCACHE_PATH": str(built),
         "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2])),
     }
     words = [sys.executable, "-c", program, "03-train-jax.ipynb", str(built)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
@@ -197,4 +206,4 @@ def test_a_notebook_is_committed_with_the_outputs_of_one_run(name):
 
 def test_a_failing_command_fails_the_notebook(tmp_path):
     with pytest.raises(AssertionError, match="verify"):
-        _shell(f"python -m tpucache verify {tmp_path}")
+        _shell([*PROG, "verify", str(tmp_path)])

@@ -161,7 +161,7 @@ def programs() -> tuple[int, int]:
 
 def command(words: str, cache: Path, folder: Path, cores: int, run: str = "stopped") -> int:
     """Run a command of tpucache; return its exit status."""
-    return main(words.format(cache=cache, folder=folder, cores=cores, run=run).split())
+    return main([word.format(cache=cache, folder=folder, cores=cores, run=run) for word in words.split()])
 
 
 def alone(cache: Path, folder: Path) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def two(cache: Path, folder: Path, keep: Callable[..., None]) -> None:
         keep(unsaved=error_of(lambda: learn(cache, folder / "unsaved", SETTINGS["sgd"], checkpoint_every=2)))
     keep(diverged=error_of(lambda: learn(cache, folder / "diverged", wild)))
     with signal_one(6, signal.SIGTERM):
-        keep(stopped=main(STOPPED.format(cache=cache, folder=folder).split()))
+        keep(stopped=main([word.format(cache=cache, folder=folder) for word in STOPPED.split()]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when it notices that a process has ended
     with signal_one(12, signal.SIGKILL):
         keep(lost=error_of(lambda: learn(cache, folder / "killed", SETTINGS["adamw"], checkpoint_every=3)))
