@@ -116,7 +116,7 @@ def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:
         return
     # Of the sdist pip makes a wheel, with build tools from the index; it replaces the other one where everything is.
     # pip makes it here: in an environment that inherits ours it would find our setuptools before the build's own.
-    made = ["wheel", "--quiet", "--no-deps", "--wheel-dir", place / "made", sdist]
+    made: list[str | Path] = ["wheel", "--quiet", "--no-deps", "--wheel-dir", place / "made", sdist]
     subprocess.run([*pip[:-1], *made], check=True, timeout=600)
     python = environments.python(Environment("all"))
     options = ["install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
