@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+os.environ["PYTHONUNBUFFERED"] = ""  # as most users have it: what a full disk did not take is tried again at the end
 
 sys.path.append(str(Path(__file__).parent))  # for disk.py, forking.py, patience.py and others
 

@@ -44,6 +44,13 @@ def test_a_cache_is_built_whatever_standard_file_is_closed_or_full(closed: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("buffering", ["", "1"])
+def test_the_status_of_a_failure_is_kept_where_nobody_can_be_told(buffering: str, tmp_path: Path) -> None:
+    done = run(["verify", "nothing"], tmp_path, f"PYTHONUNBUFFERED={buffering} {{}} 2> /dev/full")
+    assert done.returncode == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["inspect"], ["inspect", "--json"], ["verify"], ["--help"], ["train", "--help"]], ids=str
 )

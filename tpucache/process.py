@@ -98,12 +98,13 @@ def _write_whole(path: Path, text: str) -> None:
         aside.replace(path)
 
 
-def forget_output() -> None:
-    """Drop what standard output could not take: Python would try, and complain, again at its end."""
-    if type(sys.stdout) is io.TextIOWrapper:
+def forget_output(name: str = "stdout") -> None:
+    """Drop what a standard file could not take: Python would try again at its end, and fail with status 120."""
+    file = getattr(sys, name)
+    if type(file) is io.TextIOWrapper:
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
+            os.dup2(null, file.fileno())
             os.close(null)
 
 
@@ -113,6 +114,10 @@ def end_soon() -> None:
     What is still in open files is written, as it would be if they were found to be part of a cycle. To be called last.
     """
     flush_files()
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):  # a full disk, or it is closed: nobody can be told, and the command is not at fault
+        forget_output("stderr")
     gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # Python's own end cannot be interrupted in good order
