@@ -7,6 +7,7 @@ a batch as long as it likes: its buffer comes back to the pool only when nothing
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import threading
 import time
@@ -31,7 +32,7 @@ _POOLS: Final = 2  # one to train with, one to validate with
 
 
 class Buffer:
-    """The memory of one batch: an array (batch, *shape) a field, and each row's bytes of all fields, made once."""
+    """The memory of one batch: an array (batch, *shape) a field, and the bytes of each of its rows."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
         """Allocate for `batch` rows. Raises UsageError when there is not as much memory."""
@@ -44,10 +45,6 @@ class Buffer:
             raise UsageError(
                 f"a batch of {batch:,} samples takes {gigabytes:,.1f} GB, more than there is: make batches smaller"
             ) from error
-        flat = [
-            array.view(np.uint8).reshape(batch, field.nbytes) for array, field in zip(self.arrays, fields, strict=True)
-        ]
-        self._views = [[memoryview(part[row]) for part in flat] for row in range(batch)]
         #: The bytes of a row of each field, and where each row of it begins: addresses, int64 (batch,).
         self.lengths = [field.nbytes for field in fields]
         self.starts = [
@@ -55,6 +52,19 @@ class Buffer:
         ]
         #: Whether it is filled faster past the processor's caches.
         self.is_large = is_large(batch, batch * sum(self.lengths))
+
+    @functools.cached_property
+    def _views(self) -> list[list[memoryview]]:
+        """The bytes of all fields of each row.
+
+        Made where they are needed: thousands of objects a batch would set off Python's garbage collection again and
+        again, which stops all threads for 0.1 s where torch is imported.
+        """
+        flat = [
+            array.view(np.uint8).reshape(len(array), length)
+            for array, length in zip(self.arrays, self.lengths, strict=True)
+        ]
+        return [[memoryview(part[row]) for part in flat] for row in range(len(self.starts[0]))]
 
     def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
         """Return the bytes of all fields of each row, to be written."""
