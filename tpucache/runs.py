@@ -25,6 +25,9 @@ RANGE_TEST_CSV_NAME: Final = "lr_finder.csv"
 FOLDS_NAME: Final = "folds.json"
 OUT_OF_FOLD_NAME: Final = "out_of_fold.csv"
 
+#: Says which process trains in the folder, while one does.
+LOCK_NAME: Final = "run.lock"
+
 #: What only a run has.
 _MARKS: Final = (LAST_NAME, BEST_NAME, INFO_NAME, HISTORY_NAME, FOLDS_NAME)
 RUN_NAMES: Final = (
@@ -36,6 +39,7 @@ RUN_NAMES: Final = (
     RANGE_TEST_NAME,
     RANGE_TEST_CSV_NAME,
     OUT_OF_FOLD_NAME,
+    LOCK_NAME,
 )
 
 

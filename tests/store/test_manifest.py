@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from tpucache.store import files
 from tpucache.store import format as fmt
 from tpucache.store.cache import cache_fingerprint
 from tpucache.store.fields import DTYPES, Field
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Skipped, Statistics, unknown_keys
 
 Path_ = tuple[Any, ...]
 
@@ -441,3 +442,48 @@ def test_the_fingerprint_knows_the_clean_records_alone_and_in_their_order() -> N
 def test_the_fingerprint_does_not_know_the_files_bytes() -> None:
     other = [dataclasses.replace(entry, sha256="f" * 64, bytes=1) for entry in SHARD_SET]
     assert cache_fingerprint(SHA, SHARD_SET) == cache_fingerprint(SHA, other)
+
+
+def test_a_saved_manifest_has_the_digest_of_its_other_lines(tmp_path: Path) -> None:
+    example().save(tmp_path)
+    lines = (tmp_path / "manifest.json").read_text().splitlines(keepends=True)
+    (line,) = (line for line in lines if line.startswith(' "digest"'))
+    rest = "".join(each for each in lines if each != line)
+    assert line == f' "digest": "{hashlib.sha256(rest.encode()).hexdigest()}",\n'
+    assert rest == example().to_json()
+    assert line[12:76] == example().identity
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_each_flipped_bit_of_a_manifest_is_found(bit: int) -> None:
+    text = example().text.encode()
+    for at in range(len(text)):
+        flipped = bytearray(text)
+        flipped[at] ^= 1 << bit
+        try:
+            Manifest.from_json(bytes(flipped))
+        except FormatError:
+            continue
+        assert unknown_keys(bytes(flipped)), (at, bit)  # a flip in the key of the digest: verify looks for that
+
+
+def test_a_manifest_that_was_changed_by_hand_is_refused() -> None:
+    content = json.loads(example().text)
+    assert Manifest.from_json(example().text) == example()
+    for changed in ({**content, "samples": 5}, {**content, "classes": ["ant", "fly"]}, {**content, "digest": 1}):
+        with pytest.raises(FormatError, match="its digest is that of another text"):
+            Manifest.from_json(json.dumps(changed))
+
+
+def test_a_manifest_without_a_digest_is_read_and_its_keys_are_those_of_earlier_versions() -> None:
+    assert Manifest.from_json(example().to_json()) == example()
+    assert unknown_keys(example().to_json().encode()) == []
+    assert unknown_keys(json.dumps({**content(), "eigest": ""}).encode()) == ["eigest"]
+
+
+def test_a_key_of_a_later_version_is_passed_over_where_the_digest_covers_it() -> None:
+    later = example().to_json().replace('\n "fields":', '\n "extra": 1,\n "fields":')
+    line = f' "digest": "{hashlib.sha256(later.encode()).hexdigest()}",\n'
+    text = later.replace(' "extra"', f'{line} "extra"')
+    assert Manifest.from_json(text) == example()
+    assert unknown_keys(text.encode()) == []

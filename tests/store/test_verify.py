@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -280,3 +283,52 @@ def test_a_process_that_cannot_import_lmdb_verifies(
     row = Cache(cache, Manifest.load(cache)).index.read_all()[5]
     flip(cache / SHARDS[1], int(row["offset"]))
     assert run_without_lmdb(VERIFY, cache).splitlines() == [SHARDS[1], f"{SHARDS[1]} {numbers[5]}"]
+
+
+def rewrite(cache: Path, **changes: object) -> None:
+    """Write a cache's manifest anew, as one of before 0.3, which has no digest, with other values."""
+    manifest = dataclasses.replace(Manifest.load(cache), **changes)
+    (cache / "manifest.json").write_text(manifest.to_json())
+
+
+def test_flipped_bits_of_the_manifest_are_found(cache: Path) -> None:
+    data = (cache / "manifest.json").read_bytes()
+    missed = []
+    for at in (*range(0, len(data), 37), data.index(b"digest"), data.index(b"digest") + 12):
+        flip(cache / "manifest.json", at, at % 8)
+        with contextlib.suppress(FormatError):
+            missed += [at] if names(verify_cache(cache)) != ["manifest.json"] else []
+        flip(cache / "manifest.json", at, at % 8)
+    assert missed == []
+    assert verify_cache(cache) == []
+
+
+def test_a_manifest_without_a_digest_is_sound_as_before(cache: Path) -> None:
+    rewrite(cache)
+    assert verify_cache(cache) == []
+
+
+def test_a_digest_of_records_that_is_not_theirs_is_found(cache: Path) -> None:
+    shards = Manifest.load(cache).shards
+    rewrite(cache, shards=(dataclasses.replace(shards[0], records_sha256="1" * 64), *shards[1:]))
+    assert only(verify_cache(cache)) == Damage(shards[0].name, "has records of another SHA-256 than the manifest says")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"class_counts": (75, 76, 0, 0)}, "class counts"),
+        ({"mean": (0.0, 0.0, 0.0)}, "mean or standard deviation"),
+        ({"std": (0.0, 0.0, 0.0)}, "mean or standard deviation"),
+        ({"sums": (1, 1, 1)}, "mean or standard deviation"),
+        ({"squares": (1, 1, 1)}, "mean or standard deviation"),
+        ({"squares": (1 << 600,) * 3}, "mean or standard deviation"),
+    ],
+)
+def test_statistics_that_do_not_follow_are_found(published: Path, tmp_path: Path, change: object, found: str) -> None:
+    images = published
+    shutil.copytree(images, tmp_path / "cache")
+    rewrite(tmp_path / "cache", statistics=dataclasses.replace(Manifest.load(images).statistics, **change))
+    damage = only(verify_cache(tmp_path / "cache"))
+    assert damage.name == "manifest.json"
+    assert found in damage.reason

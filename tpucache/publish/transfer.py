@@ -75,7 +75,7 @@ def fetch_cache(
         if (bands := _bands(manifest, resolution, remote.shown)) < len(manifest.layouts):
             with _table_of(remote, manifest, manifest.index) as folder:
                 manifest, data = first_bands(manifest, Cache(folder, manifest).index.read_all(), bands)
-            text, made[manifest.index.name] = manifest.to_json().encode(), data
+            text, made[manifest.index.name] = manifest.text.encode(), data
         try:
             with hold_folder(target, "fetching into"):
                 _check_target(remote, manifest, target)

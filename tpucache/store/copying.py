@@ -338,7 +338,7 @@ def _copy_cache(
                 copy_file(source, target, entry)
 
         copy_missing(manifest, missing, copy, on_progress)
-        write_atomically(target / MANIFEST_NAME, manifest.to_json().encode())
+        write_atomically(target / MANIFEST_NAME, manifest.text.encode())
     remove_claim(target)
 
 

@@ -43,7 +43,12 @@ MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four byte
 _MAX_ROW_BYTES: Final = 1 << 20  # of a sample in the samples table, on average: labels of 262,144 classes
 _MAX_COLUMNS_BYTES: Final = 4 << 20  # of the columns' headers
 
+#: The sums of float images count multiples of 2 to the power of minus this, those of their squares of its square.
+FLOAT_BITS: Final = 149
+
 _KEY: Final = struct.Struct(">Q")
+#: What `records_sha256` hashes before each record: its sample's number, and its length.
+RECORD_HEAD: Final = struct.Struct("<QI")
 
 
 def table_name(first: str, generation: int) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
 from tpucache.store import earlier
 from tpucache.store import format as fmt
@@ -23,6 +25,9 @@ from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, w
 from tpucache.strict_json import LARGEST, parse_json
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+#: The line of a manifest that has the SHA-256 of all its others.
+_DIGEST: Final = "digest"
+_DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
 
@@ -199,6 +204,17 @@ class Statistics:
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "frequencies" or value}
 
 
+def mean_and_std(
+    sums: Sequence[int], squares: Sequence[int], pixels: int, dtype: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return each channel's mean and standard deviation over so many pixels, from the exact sums of `Statistics`."""
+    scale = pixels << (fmt.FLOAT_BITS if np.dtype(dtype).kind == "f" else 0)
+    variances = [
+        (square * pixels - total * total) / (scale * scale) for total, square in zip(sums, squares, strict=True)
+    ]
+    return tuple(total / scale for total in sums), tuple(variance**0.5 for variance in variances)
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What one cache holds, from what and by what it was made.
@@ -286,8 +302,16 @@ class Manifest:
         return dataclasses.replace(self, **{**changes, "version": version_of(changes.get("fields", self.fields))})
 
     def to_json(self) -> str:
-        """Return the manifest as indented JSON text with sorted keys."""
-        content = {"format": fmt.FORMAT, **dataclasses.asdict(self)}
+        """Return the manifest as indented JSON text with sorted keys, without its digest."""
+        return self._to_text({})
+
+    @property
+    def text(self) -> str:
+        """The text of its file: `to_json`, and a line with the SHA-256 of that, which is its identity."""
+        return self._to_text({_DIGEST: self.identity})
+
+    def _to_text(self, more: Mapping[str, Any]) -> str:
+        content = {**more, "format": fmt.FORMAT, **dataclasses.asdict(self)}
         content["fields"] = [field.to_dict() for field in self.fields]
         content["statistics"] = self.statistics.to_dict()
         content["shards"] = [entry.to_dict() for entry in self.shards]
@@ -295,7 +319,7 @@ class Manifest:
 
     def save(self, directory: str | Path, aside: Path | None = None) -> None:
         """Write the manifest, whole or not at all; a directory with one is a finished cache. See write_atomically."""
-        write_atomically(Path(directory) / fmt.MANIFEST_NAME, self.to_json().encode(), aside)
+        write_atomically(Path(directory) / fmt.MANIFEST_NAME, self.text.encode(), aside)
 
     @classmethod
     def load(cls, directory: str | Path) -> Manifest:
@@ -326,8 +350,29 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Validate a manifest's JSON text; nothing in it is trusted. Raises FormatError."""
-        return _read_manifest(read_object(text, "manifest"))
+        """Validate a manifest's JSON text; nothing in it is trusted. Raises FormatError.
+
+        So does a text that is not the one that its digest was written for; a manifest of before 0.3 may have none.
+        """
+        item = read_object(text, "manifest")
+        manifest = _read_manifest(item)
+        if _DIGEST in item.content:
+            _check_digest(text.encode() if isinstance(text, str) else text)
+        return manifest
+
+
+def _check_digest(text: bytes) -> None:
+    """Raise FormatError unless a manifest's text has, in a line of its own, the SHA-256 of all its other lines."""
+    found = _DIGEST_LINE.search(text)
+    if found is None or hashlib.sha256(text[: found.start()] + text[found.end() :]).hexdigest() != found[1].decode():
+        raise FormatError("it is not as it was written: its digest is that of another text")
+
+
+def unknown_keys(text: bytes) -> list[str]:
+    """Return the keys of a manifest without a digest that no version which wrote none has. Raises FormatError."""
+    content = read_object(text, "manifest").content
+    known = {"format", *(field.name for field in dataclasses.fields(Manifest))}
+    return [] if _DIGEST in content else sorted(content.keys() - known)
 
 
 def version_of(fields: Sequence[Field]) -> int:

@@ -1,7 +1,13 @@
-"""Compare every byte of a cache with its manifest: sizes, SHA-256, every record's place, key and CRC."""
+"""Compare every byte of a cache with its manifest: sizes, SHA-256, every record's place, key and CRC; and recompute it.
+
+The manifest's own digest is checked wherever it is read. What follows from the cache's other files and numbers is
+computed again: digests of records, samples of each class, mean and standard deviation.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +21,10 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.files import open_file, refuse_too_many_files, sha256_file
-from tpucache.store.format import encode_key
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
+from tpucache.store.fields import IMAGE
+from tpucache.store.files import open_file, read_file, refuse_too_many_files, sha256_file
+from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, encode_key
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, mean_and_std, unknown_keys
 
 _THREADS: Final = 2
 _NAMED_RECORDS: Final = 5
@@ -39,7 +46,9 @@ class Damage:
 
 
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
-    """Return all damage found in a cache, tables first, then shards in the manifest's order; empty when all is well.
+    """Return all damage found in a cache: of tables, of shards in the manifest's order, then of the manifest itself.
+
+    It is empty when all is well.
 
     `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
@@ -57,14 +66,41 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
             has_values = bool(manifest.value_bytes)
-            found += _check_records(directory / entry.name, position, cache.index_of(entry), keys, has_values)
+            found += _check_records(directory / entry.name, position, entry, cache.index_of(entry), keys, has_values)
         on_progress(entry)
         return found
 
     with ThreadPoolExecutor(_THREADS) as threads:
         for found in threads.map(check, range(len(manifest.shards))):
             damages += found
+    damages += (Damage(MANIFEST_NAME, reason) for reason in _check_manifest(cache, has_table=numbers is not None))
     return damages
+
+
+def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
+    """Yield how a valid manifest differs from what follows from it and from a sound table of the samples."""
+    manifest, statistics = cache.manifest, cache.manifest.statistics
+    if unknown := unknown_keys(read_file(cache.directory / MANIFEST_NAME)):
+        yield f"has the key {unknown[0]!r:.60}, which no version wrote without a digest"
+    if statistics.class_counts and has_table:
+        labels = np.asarray(cache.samples.labels)
+        if labels.ndim == 1:
+            counts = np.bincount(labels.astype(np.int64), minlength=len(manifest.classes)).tolist()
+        else:
+            counts = (labels > 0).sum(axis=0).tolist()
+        if counts != list(statistics.class_counts):
+            yield "has other class counts than the samples table"
+    if statistics.sums and not _follows(manifest):
+        yield "has a mean or standard deviation that does not follow from its sums"
+
+
+def _follows(manifest: Manifest) -> bool:
+    """Return whether the mean and standard deviation in a manifest are those that its exact sums give."""
+    statistics, field = manifest.statistics, manifest.fields[0]
+    pixels = manifest.samples * math.prod(field.shape[:2])
+    if field.name != IMAGE or not pixels or len(statistics.sums) != len(statistics.squares):
+        return False
+    return mean_and_std(statistics.sums, statistics.squares, pixels, field.dtype) == (statistics.mean, statistics.std)
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
@@ -122,8 +158,10 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
             yield Damage(entry.name, f"has another SHA-256 than the manifest says{swapped}")
 
 
-def _check_records(path: Path, shard: int, rows: Rows, keys: Rows, has_values: bool) -> Iterator[Damage]:
-    """Compare each record's bytes with its CRC, and the file's own pages with the index.
+def _check_records(
+    path: Path, shard: int, entry: ShardEntry, rows: Rows, keys: Rows, has_values: bool
+) -> Iterator[Damage]:
+    """Compare each record's bytes with its CRC, all of them with their digest, and the file's pages with the index.
 
     `has_values` says that records which follow one another without a gap are one value, with the first one's key.
     """
@@ -142,11 +180,14 @@ def _check_records(path: Path, shard: int, rows: Rows, keys: Rows, has_values: b
             if found != expected or np.any(rows["shard"] != shard):
                 yield Damage(path.name, "holds other records than the index and the samples table say")
                 return
-            broken = []
+            broken, digest = [], hashlib.sha256()
             for key, row in zip(keys, rows, strict=True):
                 file.seek(int(row["offset"]))
-                if zlib.crc32(file.read(int(row["length"]))) != int(row["crc32"]):
+                record = file.read(int(row["length"]))
+                if zlib.crc32(record) != int(row["crc32"]):
                     broken.append(int(key))
+                digest.update(RECORD_HEAD.pack(int(key), len(record)))
+                digest.update(record)
     except (OSError, FormatError) as error:
         refuse_too_many_files(error)
         yield Damage(path.name, f"is not a readable shard: {error}")
@@ -155,3 +196,5 @@ def _check_records(path: Path, shard: int, rows: Rows, keys: Rows, has_values: b
         named = ", ".join(map(str, broken[:_NAMED_RECORDS]))
         more = f" and {len(broken) - _NAMED_RECORDS} more" if len(broken) > _NAMED_RECORDS else ""
         yield Damage(path.name, f"has damaged records: sample {named}{more}", tuple(broken))
+    elif digest.hexdigest() != entry.records_sha256:
+        yield Damage(path.name, "has records of another SHA-256 than the manifest says")

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import shutil
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +19,11 @@ import numpy.typing as npt
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
 from tpucache.store.files import rename_durably, sync_file
-from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, encode_key
+from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, RECORD_HEAD, encode_key
 
 #: Of records in one transaction: while a processor's cache has them, LMDB copies and writes them several times faster.
 _BATCH_BYTES: Final = 1 << 20
 _MAP_STEP: Final = 64 << 20
-_RECORD_HEAD: Final = struct.Struct("<QI")
 
 # py-lmdb 3 bundles two engines whose files do not understand each other; every client reads those of 0.9.
 _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
@@ -105,7 +103,7 @@ class ShardWriter:
         self._last_number = number
         self._lengths.append(len(record))
         self._crcs.append(zlib.crc32(record) if crc32 is None else crc32)
-        self._records.update(_RECORD_HEAD.pack(number, len(record)))
+        self._records.update(RECORD_HEAD.pack(number, len(record)))
         self._records.update(record)
         if not self._value:
             self._value_number, self._room = number, self._value_bytes

@@ -24,7 +24,7 @@ from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.loop import train
 from tpucache.training.prediction import predict_parts
 from tpucache.training.predictor import Predictor
-from tpucache.training.run.files import check_folds, open_folds
+from tpucache.training.run.files import check_folds, hold_run, open_folds
 from tpucache.training.run.folds import (
     FoldsReport,
     make_report,
@@ -107,20 +107,21 @@ def train_folds(
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
         check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
-    processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
-    try:
-        has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
-        report = processes.on_main(lambda: read_report(folds.run))
-        if has_trained or report is None or not report.finished:
-            # What came before the first fold, such as staging, is in the account of its run.
-            account = Account() if has_trained else account
-            earlier = report
-            account.add_earlier(*processes.on_main(lambda: _prediction_seconds(folds, earlier)))
-            _report(folds, device, account)
-            report = _predict_all(folds, settings, device, stop, account)
-    except Stopped as stopped:
-        raise stop.to_error(stopped) from None
-    return report
+    with hold_run(folds.run, processes):
+        processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
+        try:
+            has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
+            report = processes.on_main(lambda: read_report(folds.run))
+            if has_trained or report is None or not report.finished:
+                # What came before the first fold, such as staging, is in the account of its run.
+                account = Account() if has_trained else account
+                earlier = report
+                account.add_earlier(*processes.on_main(lambda: _prediction_seconds(folds, earlier)))
+                _report(folds, device, account)
+                report = _predict_all(folds, settings, device, stop, account)
+        except Stopped as stopped:
+            raise stop.to_error(stopped) from None
+        return report
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:

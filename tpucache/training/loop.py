@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.run.files import BackgroundWriter, RunData, open_run, snapshot_best, snapshot_run
+from tpucache.training.run.files import BackgroundWriter, RunData, hold_run, open_run, snapshot_best, snapshot_run
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
@@ -61,9 +61,9 @@ def train(
     A resumed run continues from its last checkpoint, with the samples not yet seen, and ends in the same weights on the
     same backend. A finished run is not changed, and its report is returned.
 
-    Raises UsageError when data, settings and device do not fit together, TrainingError when the loss is not finite, and
-    UnfinishedError when the time limit came first. SIGINT and SIGTERM end in a checkpoint and KeyboardInterrupt.
-    An error while reading data in the middle of an epoch is raised here.
+    Raises UsageError when data, settings and device do not fit together, or another process trains in `run`;
+    TrainingError when the loss is not finite, and UnfinishedError when the time limit came first. SIGINT and SIGTERM
+    end in a checkpoint and KeyboardInterrupt. An error while reading data in the middle of an epoch is raised here.
 
     Of several processes each calls this, and reads its slice of every batch. The main one alone uses the folder. All
     stop after the same step when one has to; when one ends, the others raise TrainingError.
@@ -83,41 +83,44 @@ def train(
     train_set = in_size(train_set, settings.sizes.valid)
     valid_set = valid_set and in_size(valid_set, settings.sizes.valid)
     data = RunData(train_set, valid_set)
-    state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
-    plan = make_plan(settings, len(train_set))
-    _say_epochs(options, state.rows)
-    if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
-        return earlier
-    account.add_earlier(*processes.on_main(lambda: read_account(run)))
-    initial = None
-    if saved is None:
-        channels = len(train_set.manifest.statistics.mean)
-        settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
-    learner = Learner(settings, train_set, task, device, initial, custom)
-    plan = make_plan(learner.settings, len(train_set))
-    if saved is not None:
-        learner.load_state_dict(saved)
-    elif learner.matched is not None:
-        _log.warning("%s: %s", settings.weights, learner.matched)
-        if learner.image_differences:
-            _log.warning("%s", learner.image_differences)
-    processes.on_main(lambda: write_info(run, learner, data))
-    note(f"{options.name}: {_describe(learner, data, plan)}")
-    if getattr(device, "compiles", True):  # a device of another package may not say
-        note(f"{options.name}: compiling")
-    losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
-    with stop.on_signals():
-        with (
-            device.fast_products(),
-            drawn_curves(run if options.curves else None, plan, state),
-            BackgroundWriter() as writer,
-        ):
-            pace, stopped = _run_steps(_Run(run, learner, data, plan, state, options, stop, losses, account, writer))
-        report = make_report(learner, train_set, plan, state, pace, account)
-        processes.on_main(lambda: write_report(run, report))
-    if stopped is not None:
-        raise stop.to_error(stopped)
-    return report
+    with hold_run(run, processes) as check_held:
+        state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
+        plan = make_plan(settings, len(train_set))
+        _say_epochs(options, state.rows)
+        if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
+            return earlier
+        account.add_earlier(*processes.on_main(lambda: read_account(run)))
+        initial = None
+        if saved is None:
+            channels = len(train_set.manifest.statistics.mean)
+            settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
+        learner = Learner(settings, train_set, task, device, initial, custom)
+        plan = make_plan(learner.settings, len(train_set))
+        if saved is not None:
+            learner.load_state_dict(saved)
+        elif learner.matched is not None:
+            _log.warning("%s: %s", settings.weights, learner.matched)
+            if learner.image_differences:
+                _log.warning("%s", learner.image_differences)
+        processes.on_main(lambda: write_info(run, learner, data))
+        note(f"{options.name}: {_describe(learner, data, plan)}")
+        if getattr(device, "compiles", True):  # a device of another package may not say
+            note(f"{options.name}: compiling")
+        losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
+        with stop.on_signals():
+            with (
+                device.fast_products(),
+                drawn_curves(run if options.curves else None, plan, state),
+                BackgroundWriter() as writer,
+            ):
+                pace, stopped = _run_steps(
+                    _Run(run, learner, data, plan, state, options, stop, losses, account, writer, check_held)
+                )
+            report = make_report(learner, train_set, plan, state, pace, account)
+            processes.on_main(lambda: write_report(run, report))
+        if stopped is not None:
+            raise stop.to_error(stopped)
+        return report
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class _Run:
     losses: Losses
     account: Account
     writer: BackgroundWriter
+    check_held: Callable[[], None]
 
     def check(self) -> None:
         """Raise Stopped when the run has to stop now."""
@@ -292,6 +296,7 @@ def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, flo
 def _submit_best(run: _Run, scores: Scores | None) -> None:
     """Copy the weights that were just evaluated, and what they predict; they are written meanwhile."""
     learner, data = run.learner, run.data
+    run.writer.submit(run.check_held)
     run.writer.submit(snapshot_best(run.folder, learner, data))
     if data.valid_set is not None and scores is not None:
         kept = scores.values, scores.errors, scores.maps
@@ -308,6 +313,7 @@ def _save(run: _Run) -> None:
 
 
 def _submit_state(run: _Run) -> None:
+    run.writer.submit(run.check_held)
     run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
     seconds, wall = run.account.seconds(), run.account.wall_seconds()
     run.writer.submit(lambda: write_account(run.folder, seconds, wall))

@@ -33,6 +33,7 @@ from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.contents import load_last
+from tpucache.training.run.files import hold_run
 from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
@@ -58,17 +59,18 @@ def find_lr(
     a time limit came first: the test has to be repeated then.
     """
     run, processes = Path(run), device.processes
-    known = processes.on_main(lambda: _known_rate(run, resume))
-    if known is not None:
-        return replace(settings, lr=known)
-    task = find_task(settings, train_set)
-    check_fit(settings, task, train_set, None, device)
-    train_set = soft_labelled(settings, task, train_set)
-    (train_set,) = add_columns(settings, train_set)
-    channels = len(train_set.manifest.statistics.mean)
-    begun = processes.on_main(lambda: initial_weights(run, settings, channels))
-    found = range_test(Learner(begun.settings, train_set, task, device, begun.weights), train_set, stop=stop)
-    processes.on_main(lambda: _write(run, found))
+    with hold_run(run, processes):
+        known = processes.on_main(lambda: _known_rate(run, resume))
+        if known is not None:
+            return replace(settings, lr=known)
+        task = find_task(settings, train_set)
+        check_fit(settings, task, train_set, None, device)
+        train_set = soft_labelled(settings, task, train_set)
+        (train_set,) = add_columns(settings, train_set)
+        channels = len(train_set.manifest.statistics.mean)
+        begun = processes.on_main(lambda: initial_weights(run, settings, channels))
+        found = range_test(Learner(begun.settings, train_set, task, device, begun.weights), train_set, stop=stop)
+        processes.on_main(lambda: _write(run, found))
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale or "none"))
 
 
@@ -182,7 +184,6 @@ def _write(run: Path, found: RangeTest) -> None:
     writer.writerow(["lr", "loss", "smoothed"])
     writer.writerows(zip(found.rates, found.losses, found.smoothed, strict=True))
     try:
-        run.mkdir(parents=True, exist_ok=True)
         write_atomically(run / RANGE_TEST_CSV_NAME, text.getvalue().encode())
     except OSError as error:
         raise TrainingError(f"{run / RANGE_TEST_CSV_NAME} cannot be written: {error}") from error

@@ -20,7 +20,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import IMAGE, Field, RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
-from tpucache.store.format import INDEX_DTYPE, WORK_NAME
+from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.samples import IMAGE_COLUMNS, MEAN, STD, encode_columns
@@ -44,6 +44,7 @@ from tpucache.warmup.versions import version_differences
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
 REPAIR_NAME: Final = "repair"
+_NO_REPAIR: Final = "A manifest cannot be repaired: copy it again, or build the cache anew"
 
 Array = npt.NDArray[Any]
 
@@ -132,7 +133,7 @@ def load_manifest(cache: Path) -> Manifest:
     try:
         return Manifest.load(cache)
     except FormatError as error:
-        raise FormatError(f"{error}. A manifest cannot be repaired: copy it again, or build the cache anew") from error
+        raise FormatError(f"{error}. {_NO_REPAIR}") from error
 
 
 def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
@@ -140,6 +141,8 @@ def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: s
     manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:
+        if damage.name == MANIFEST_NAME:
+            raise FormatError(f"{cache.directory / damage.name} {damage.reason}. {_NO_REPAIR}")
         if is_whole(cache.directory, entries[damage.name]):
             raise DamageError(
                 f"{damage.name} has the manifest's SHA-256, and yet {damage.reason}: it was written so, and building "

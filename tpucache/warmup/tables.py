@@ -29,7 +29,7 @@ from tpucache.store.format import (
     table_name,
 )
 from tpucache.store.index import encode_index
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, version_of
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, mean_and_std, version_of
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
@@ -37,7 +37,6 @@ from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.frequencies import summarise_frequencies
-from tpucache.warmup.records.moments import FLOAT_BITS
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
@@ -288,14 +287,10 @@ def _statistics(
         ChunkInfo(sums=list(before.statistics.sums), squares=list(before.statistics.squares)) if before else ChunkInfo()
     )
     whole = join_infos([old, new])
-    scale = pixels << (FLOAT_BITS if np.dtype(fields[0].dtype).kind == "f" else 0)
-    variances = [
-        (square * pixels - total * total) / (scale * scale)
-        for total, square in zip(whole.sums, whole.squares, strict=True)
-    ]
+    mean, std = mean_and_std(whole.sums, whole.squares, pixels, fields[0].dtype)
     return Statistics(
-        mean=tuple(total / scale for total in whole.sums),
-        std=tuple(variance**0.5 for variance in variances),
+        mean=mean,
+        std=std,
         class_counts=counts,
         sums=tuple(whole.sums),
         squares=tuple(whole.squares),

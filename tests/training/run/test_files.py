@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,8 +14,14 @@ import torch
 
 from tpucache import CachedDataset, UsageError, stage_cache
 from tpucache.cli import main
+from tpucache.errors import TrainingError
+from tpucache.store import holding
 from tpucache.training.device import CpuDevice
+from tpucache.training.device.processes import ALONE
 from tpucache.training.loop import train
+from tpucache.training.lr_finder import find_lr
+from tpucache.training.run.checkpoint import load_checkpoint
+from tpucache.training.run.files import hold_run
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, settings_from
 
@@ -139,3 +146,37 @@ def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tm
     ):
         assert None not in [settings[name] for name in ("lr", "scale", "weight_decay", "schedule")]
     assert any(line.startswith("optimizer  sgd, lr 0.0125 (0.2 for a batch of 256") for line in report.lines())
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(holding, "_PATIENCE_SECONDS", 0.0)
+    run, (train_set, valid_set) = tmp_path / "run", fold(cache, 0)
+    with hold_run(run, ALONE):
+        for resume in (False, True):
+            with pytest.raises(UsageError, match=rf"{run} is being trained in by process {os.getpid()} on .*--resume"):
+                train(run, SETTINGS, train_set, valid_set, CpuDevice(), RunOptions(resume=resume))
+        with pytest.raises(UsageError, match="is being trained in"):
+            find_lr(run, SETTINGS, train_set, CpuDevice())
+        assert [path.name for path in run.iterdir()] == ["run.lock"]
+    assert not run.exists()
+
+
+def test_a_run_whose_lock_is_taken_away_writes_no_checkpoint(cache, tmp_path, monkeypatch):
+    settings, (train_set, valid_set) = dataclasses.replace(SETTINGS, epochs=2), fold(cache, 0)
+
+    def take_away(_line):
+        (tmp_path / "run.lock").unlink(missing_ok=True)
+
+    with pytest.raises(TrainingError, match=r"run\.lock was removed or taken over"):
+        train(tmp_path, settings, train_set, valid_set, CpuDevice(), RunOptions(replay=False, on_epoch=take_away))
+    if (tmp_path / "last.pt").exists():  # written before the first epoch was shown, or not at all
+        assert load_checkpoint(tmp_path / "last.pt")["stand"]["rows"][-1]["epoch"] == 1
+
+
+def test_a_lock_of_a_run_is_freed_when_it_ends_or_fails(cache, tmp_path):
+    train_set, valid_set = fold(cache, 0)
+    run_once(tmp_path, train_set, valid_set)
+    with pytest.raises(UsageError, match="add --resume"):
+        train(tmp_path, SETTINGS, train_set, valid_set, CpuDevice(), RunOptions())
+    assert not (tmp_path / "run.lock").exists()
+    run_once(tmp_path, *fold(cache, 0))

@@ -1,4 +1,4 @@
-"""The folder of a run: the state it is continued from, its best weights, its history, and the thread that writes them.
+"""The folder of a run: who holds it, the state it is continued from, its best weights, its history, and their writer.
 
 `best.pt` is written before the state in `last.pt` that counts it, and `history.csv` after it, each atomically. A run
 killed between two of them repeats what `last.pt` does not contain, with the same result, and writes the history again.
@@ -6,10 +6,11 @@ killed between two of them repeats what `last.pt` does not contain, with the sam
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +19,10 @@ from typing import Any, Final
 from tpucache.errors import TrainingError, UsageError
 from tpucache.loading.columns import fit_columns
 from tpucache.loading.dataset import CachedDataset
-from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, RUN_NAMES, fold_folder, is_run
+from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, LOCK_NAME, RUN_NAMES, fold_folder, is_run
+from tpucache.store import holding
 from tpucache.store.format import MANIFEST_NAME
+from tpucache.training.device.processes import Processes
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import save_checkpoint
 from tpucache.training.run.contents import VERSION, load_last
@@ -45,6 +48,52 @@ class RunData:
             "training": self.train_set.digest,
             "validation": None if self.valid_set is None else self.valid_set.digest,
         }
+
+
+@contextlib.contextmanager
+def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
+    """Hold a run's folder for these processes, which it is made for; yield a check that it is still held.
+
+    The main process takes the lock for all. The check raises TrainingError where the lock was taken away. Raises
+    UsageError when others train in the folder, or it is a cache's; TrainingError when it cannot be written.
+    """
+
+    def refusal(holder: str) -> UsageError:
+        return UsageError(
+            f"{run} is being trained in by {holder}: wait until that ends or stop it (--resume continues it then), or "
+            "give another folder"
+        )
+
+    def take(stack: contextlib.ExitStack) -> None:
+        _refuse_cache(run)
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+            stack.callback(_remove_empty, run)
+            holds.append(stack.enter_context(holding.hold(run / LOCK_NAME, refusal)))
+        except OSError as error:
+            raise TrainingError(f"{run} cannot be written: {error}") from error
+
+    def check() -> None:
+        if any(held.is_lost() for held in holds):
+            raise TrainingError(
+                f"{run / LOCK_NAME} was removed or taken over: another process may be training in {run}, so nothing "
+                "more is written there. Add --resume to continue when it has ended"
+            )
+
+    holds: list[holding.Hold] = []
+    with contextlib.ExitStack() as stack:
+        processes.on_main(lambda: take(stack))
+        yield check
+
+
+def _refuse_cache(run: Path) -> None:
+    if (run / MANIFEST_NAME).exists():
+        raise UsageError(f"{run} is a cache: give another folder for the run")
+
+
+def _remove_empty(run: Path) -> None:
+    with contextlib.suppress(OSError):  # it has a run, or something else
+        run.rmdir()
 
 
 def open_run(
@@ -141,8 +190,7 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
 
 def _make_folder(run: Path) -> None:
     """Make a run's folder, or remove the temporary files of a killed process there. Raises as `open_run` does."""
-    if (run / MANIFEST_NAME).exists():
-        raise UsageError(f"{run} is a cache: give another folder for the run")
+    _refuse_cache(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
         for name in RUN_NAMES:

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.runs import ACCOUNT_NAME, REPORT_NAME
+from tpucache.runs import ACCOUNT_NAME, LOCK_NAME, REPORT_NAME
 from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
+from tpucache.store.holding import is_held
 from tpucache.system import peak_bytes
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.idle import Pace
@@ -263,13 +264,14 @@ def read_report(run: str | Path) -> TrainReport | None:
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
     """Return the report of a stopped run with the seconds of an account, and write it.
 
-    If there is none yet, it is that of a run that has not begun to train. That of a finished run is not changed.
+    If there is none yet, it is that of a run that has not begun to train. That of a finished run, or of one in which
+    another process trains, is not changed.
     """
     report = read_report(run)
     if report is None:
         pace = Pace(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
         report = TrainReport(backend, cores, [], [], pace, peak_bytes(), None, pace.advice(), finished=False)
-    if not report.finished:
+    if not report.finished and not is_held(Path(run) / LOCK_NAME):
         account.add_earlier(*read_account(Path(run)))
         report = replace(report, seconds=account.seconds(), wall_seconds=account.wall_seconds())
         write_report(run, report)

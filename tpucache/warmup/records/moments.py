@@ -12,12 +12,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.store.format import FLOAT_BITS
+
 Array = npt.NDArray[Any]
 #: Sums and sums of squares, one each a channel.
 Moments = tuple[list[int], list[int]]
 
-#: The unit of the sum of floats is 2 to the power of minus this; that of squares is its square.
-FLOAT_BITS: Final = 149
 _FRACTION_BITS: Final = 24
 _HALF: Final = 1 << 12
 #: Rows of bytes whose squares a float32 adds up exactly: whole numbers below 2^24.

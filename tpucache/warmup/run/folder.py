@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import io
 import shutil
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
+from tpucache.store import holding
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.files import check_apart
@@ -137,51 +134,28 @@ def remove_old_files(cache: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
 
 
-_NAME: Final = "lock"
-# A worker that was orphaned by a kill may be looking at the lock just now.
-_PATIENCE_SECONDS: Final = 2.0
+_LOCK_NAME: Final = "lock"
 
 
 @contextmanager
 def hold(work: Path) -> Iterator[str]:
-    """Hold a work folder for this process alone, and yield the run's name for its workers.
+    """Hold a work folder for this process alone, and yield the token of its hold, which its workers look for.
 
-    The kernel lets go of the lock in whatever way the process ends. Raises BuildError when another run holds it.
+    Raises BuildError when another run holds it, OSError.
     """
-    with (work / _NAME).open("a+") as file:
-        waited = time.monotonic() + _PATIENCE_SECONDS
-        while not _take(file.fileno(), fcntl.LOCK_EX):
-            if time.monotonic() > waited:
-                raise BuildError(f"another warmup is writing {work.parent}: wait for it or stop it")
-            time.sleep(0.05)
-        run = uuid.uuid4().hex
-        file.truncate(0)
-        file.write(run)
-        file.flush()
-        yield run
+
+    def refusal(holder: str) -> BuildError:
+        return BuildError(f"another warmup is writing {work.parent} ({holder}): wait for it or stop it")
+
+    with holding.hold(work / _LOCK_NAME, refusal) as held:
+        yield held.token
 
 
 def is_held(work: Path, run: str) -> bool:
     """Return whether a run still holds its work folder: not when it was killed, nor when another one continues it."""
-    try:
-        with io.FileIO(work / _NAME) as file:
-            return file.readall() == run.encode() and not _take(file.fileno(), fcntl.LOCK_SH)
-    except FileNotFoundError:
-        return False
+    return holding.is_held(work / _LOCK_NAME, run)
 
 
 def is_worked_on(work: Path) -> bool:
     """Return whether any run holds a work folder."""
-    try:
-        with io.FileIO(work / _NAME) as file:
-            return not _take(file.fileno(), fcntl.LOCK_SH)
-    except FileNotFoundError:
-        return False
-
-
-def _take(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return holding.is_held(work / _LOCK_NAME)

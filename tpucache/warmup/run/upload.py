@@ -147,7 +147,7 @@ class Upload:
         for entry in manifest.files:
             if entry.name not in names or known.get(entry.name) != entry.sha256:
                 self._send_file(entry)
-        self._remote.put(MANIFEST_NAME, manifest.to_json().encode())
+        self._remote.put(MANIFEST_NAME, manifest.text.encode())
         for name in sorted(names):
             if name.startswith(_PREFIX):
                 self._remote.remove(name)

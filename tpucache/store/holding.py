@@ -1,0 +1,281 @@
+"""A folder that one process alone writes, on any file system: it is held by a lock file, which says who holds it.
+
+Where the file system has locks of files (`flock`), the kernel lets go of one in whatever way its process ends. Where it
+has none, the file itself is a lease: its holder touches it every few seconds, and it has expired when that has not
+happened for a minute. A holder on the same machine that has ended is noticed at once in both cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import TpucacheError
+from tpucache.redact import shown
+from tpucache.store.files import open_file
+from tpucache.system import fcntl
+
+#: A lease that was not touched for so many seconds has expired.
+LEASE_SECONDS: Final = 60.0
+BEAT_SECONDS: Final = 5.0
+#: Another process may be looking at the lock just now, which takes a shared one for a moment.
+_PATIENCE_SECONDS: Final = 2.0
+_MAX_BYTES: Final = 4096
+#: What a file system answers that has no locks of files.
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
+_CREATE: Final = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY"))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a folder, and the token of this one hold.
+
+    `place` is where its number is valid: the machine since it booted, and the container. `start` is when it started, by
+    the kernel's clock, empty where that cannot be learnt; `since` when it took the folder, in seconds of the epoch.
+    """
+
+    token: str
+    host: str
+    pid: int
+    place: str
+    start: str
+    since: float
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.since))
+        return f"process {self.pid} on {shown(self.host)}, since {since} UTC"
+
+
+class Hold:
+    """A folder that this process holds."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        """Take note of the lock's file, and of the token that is in it."""
+        self._path = path
+        self.token = token
+
+    def is_lost(self) -> bool:
+        """Return whether somebody has removed the lock's file, or has taken an expired lease over."""
+        holder = read_holder(self._path)
+        return holder is None or holder.token != self.token
+
+
+@contextlib.contextmanager
+def hold(path: Path, refusal: Callable[[str], TpucacheError]) -> Iterator[Hold]:
+    """Hold a folder for this process alone, by a lock file in it, which is removed in the end.
+
+    Raises what `refusal` makes of the text that says who holds it, if another process or thread does; OSError.
+    """
+    mine = Holder(secrets.token_hex(16), platform.node(), os.getpid(), _place(), _start(os.getpid()), time.time())
+    content = json.dumps(asdict(mine)).encode()
+    try:
+        number = _take_lock(path, content)
+        if number is None:
+            _take_lease(path, content)
+    except BlockingIOError as error:
+        holder = read_holder(path)
+        raise refusal("a process that has just begun or ended" if holder is None else str(holder)) from error
+    held, ended = Hold(path, mine.token), threading.Event()
+    if number is None:
+        threading.Thread(target=_beat, args=(path, ended), name="tpucache-lease", daemon=True).start()
+    else:
+        _locks.add(number)
+    try:
+        yield held
+    finally:
+        ended.set()
+        if os.getpid() == mine.pid:  # not in a process that was forked meanwhile
+            with contextlib.suppress(OSError):
+                if not held.is_lost():
+                    path.unlink()
+            if number is not None:
+                _locks.discard(number)
+                os.close(number)
+
+
+def is_held(path: Path, token: str | None = None) -> bool:
+    """Return whether a process holds a folder by this lock file, with this token if one is given. Raises OSError."""
+    holder = read_holder(path)
+    if token is not None and (holder is None or holder.token != token):
+        return False
+    if fcntl is not None:
+        try:
+            with open_file(path) as file:
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        else:
+            return False
+    return _is_live(path, holder)
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Return who a lock's file says holds it, or has held it; None where it does not say. Raises OSError."""
+    try:
+        with open_file(path) as file:
+            content = json.loads(file.read(_MAX_BYTES))
+        types = {"token": str, "host": str, "pid": int, "place": str, "start": str, "since": float}
+        if all(type(content[name]) is kind for name, kind in types.items()) and 0 <= content["since"] < 1 << 33:
+            return Holder(**{name: content[name] for name in types})
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        pass
+    return None
+
+
+_locks: set[int] = set()
+
+
+def _let_go() -> None:
+    """Close the locks that a process has got by being forked: else it would hold them when this one has ended."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _take_lock(path: Path, content: bytes) -> int | None:
+    """Lock a file, write to it and return its descriptor; None on a file system without locks.
+
+    Raises BlockingIOError when another process keeps it locked, OSError.
+    """
+    if fcntl is None:
+        return None
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        number = os.open(path, _CREATE, 0o666)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_named(number, path):  # whoever held it may have removed it meanwhile
+                os.ftruncate(number, 0)
+                os.write(number, content)
+                return number
+            os.close(number)
+        except BlockingIOError:
+            os.close(number)
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        except OSError as error:
+            os.close(number)
+            if error.errno in _NO_LOCKS:
+                with contextlib.suppress(OSError):  # the empty file that was just made is nobody's lease
+                    if not path.stat().st_size:
+                        path.unlink()
+                return None
+            raise
+
+
+def _is_named(number: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _take_lease(path: Path, content: bytes) -> None:
+    """Make the lock's file, which no other process then makes. Raises BlockingIOError while it is held, OSError."""
+    while True:
+        try:
+            number = os.open(path, _CREATE | os.O_EXCL, 0o666)
+        except FileExistsError:
+            _remove_expired(path)
+            continue
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+        return
+
+
+def _remove_expired(path: Path) -> None:
+    """Remove a lease that has expired. Raises BlockingIOError when it has not, or another process is removing it."""
+    holder = read_holder(path)
+    if _is_live(path, holder):
+        raise BlockingIOError(errno.EWOULDBLOCK, "the lease is held", os.fspath(path))
+    mark = path.with_name(f"{path.name}.expired")
+    try:
+        os.close(os.open(mark, _CREATE | os.O_EXCL, 0o666))
+    except FileExistsError:
+        if (_age(mark) or 0.0) < LEASE_SECONDS:
+            raise BlockingIOError(errno.EWOULDBLOCK, "the lease is being taken", os.fspath(path)) from None
+    try:
+        if read_holder(path) == holder:  # nobody has removed it, and taken a new one, since it was looked at
+            path.unlink(missing_ok=True)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _is_live(path: Path, holder: Holder | None) -> bool:
+    """Return whether the holder of a lease is still at work, by its process or by how old the file is."""
+    if holder is not None and holder.place == _place():
+        if not _is_running(holder.pid):
+            return False
+        if holder.start:
+            return _start(holder.pid) == holder.start
+    age = _age(path)
+    return age is not None and age < LEASE_SECONDS
+
+
+def _age(path: Path) -> float | None:
+    """Return how long ago a file was touched, by the clock of its file system; None where there is none."""
+    now = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    number = os.open(now, _CREATE | os.O_EXCL, 0o600)
+    try:
+        return os.fstat(number).st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(number)
+        now.unlink(missing_ok=True)
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(BEAT_SECONDS):
+        with contextlib.suppress(OSError):  # the next one may arrive
+            os.utime(path)
+
+
+def _place() -> str:
+    """Return where this process's number is valid: a machine since it booted, and a container on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return platform.node()
+
+
+def _start(pid: int) -> str:
+    """Return when a process started, by the kernel's clock; empty where that cannot be learnt."""
+    try:
+        values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "ended" if values[0] in "ZX" else values[19]  # it may wait for its parent to take note
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process of this number runs; True where that cannot be learnt."""
+    if os.name != "posix" or pid <= 0:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
