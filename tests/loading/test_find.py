@@ -11,6 +11,7 @@ import pytest
 from tpucache import CachedDataset, NotACacheError, UsageError, find_cache
 from tpucache.cli import main
 from tpucache.loading import find
+from tpucache.store.manifest import Manifest
 
 SLUG = "digits-at-32"
 
@@ -29,7 +30,7 @@ def other(cache: Path, tmp_path: Path) -> Path:
     place = tmp_path / "other"
     shutil.copytree(cache, place)
     manifest = place / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"ant"', '"asp"'))
+    manifest.write_text(Manifest.load(manifest.parent).to_json().replace('"ant"', '"asp"'))
     return place
 
 

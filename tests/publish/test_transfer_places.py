@@ -154,7 +154,7 @@ def test_a_cache_of_other_labels_or_columns_is_no_later_version(tmp_path, memory
 
 
 def test_a_cache_whose_labels_mean_other_classes_is_no_later_version(source, cache, tmp_path, memory):
-    manifest = (source / "manifest.json").read_text()
+    manifest = Manifest.load(source).to_json()
     assert '"ant"' in manifest
     (source / "manifest.json").write_text(manifest.replace('"ant"', '"aphid"'))
     push_cache(cache, memory)

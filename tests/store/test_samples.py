@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.store.samples import Column, SampleTable, Strings, check_labels, encode_columns
 
 QUICK = settings(max_examples=40)
 #: What os.fsdecode gives: text, and bytes that are not UTF-8 as lone surrogates DC80-DCFF.
@@ -405,3 +405,9 @@ def test_what_an_archive_holds_is_quoted_in_part_alone(saved: Save) -> None:
     with pytest.raises(DamageError) as caught:
         table[next(iter(table))]
     assert len(str(caught.value).replace("label" * 900, "")) < 500
+
+
+@pytest.mark.parametrize("dtype", ["?", "<f2"])
+def test_labels_of_types_that_no_version_writes_are_refused(dtype: str) -> None:
+    with pytest.raises(FormatError, match=r"labels are (bool|float16), not whole numbers"):
+        check_labels(np.zeros(3, dtype), 2)

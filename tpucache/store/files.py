@@ -40,6 +40,9 @@ _COPYING: Final = {
 }
 
 
+_ZIP_MAGIC: Final = b"PK\x03\x04"
+
+
 class OpenFile:
     """A file open for reading, which closes when nothing refers to it any more."""
 
@@ -119,8 +122,12 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 def check_stored(file: BinaryIO) -> None:
     """Raise ValueError unless a file is a zip archive of stored members, as numpy and torch write theirs.
 
-    So what is read of it is no longer than the file. Raises zipfile.BadZipFile for what is no archive.
+    So what is read of it is no longer than the file, and by no reader of another format, which looks at its first bytes
+    alone. Raises zipfile.BadZipFile for what is no archive.
     """
+    file.seek(0)
+    if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
+        raise zipfile.BadZipFile("it is no zip archive from its first byte on")
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
     if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):

@@ -225,7 +225,12 @@ class SampleTable(Mapping[str, Column]):
 
 
 def check_labels(labels: Array, classes: int) -> None:
-    """Raise FormatError for class numbers without a class, and for values that int64 or float32 cannot hold."""
+    """Raise FormatError for class numbers without a class, and for values that int64 or float32 cannot hold.
+
+    So it does for truth values and halves, which no version writes: torch computes no losses with them.
+    """
+    if labels.dtype.kind == "b" or labels.dtype == np.float16:
+        raise FormatError(f"labels are {labels.dtype}, not whole numbers, float32 or float64")
     if not labels.size:
         return
     if labels.dtype.kind == "f":

@@ -85,7 +85,8 @@ def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
     if statistics.class_counts and has_table:
         labels = np.asarray(cache.samples.labels)
         if labels.ndim == 1:
-            counts = np.bincount(labels.astype(np.int64), minlength=len(manifest.classes)).tolist()
+            known = labels[labels >= 0].astype(np.int64)
+            counts = np.bincount(known, minlength=len(manifest.classes)).tolist()
         else:
             counts = (labels > 0).sum(axis=0).tolist()
         if counts != list(statistics.class_counts):

@@ -42,6 +42,7 @@ def prepare(folder: Path) -> dict[str, bytes]:
 def vouch(files: dict[str, bytes]) -> None:
     """Have a manifest state the sizes and hashes of the files as they are."""
     manifest = json.loads(files["manifest.json"])
+    manifest.pop("digest", None)  # as in caches of before 0.3, or nothing behind it would be tried
     for entry in (*manifest["tables"], *manifest["shards"]):
         data = files[entry["name"]]
         entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -62,6 +63,7 @@ def attempt_manifest(files: dict[str, bytes], draws: random.Random, place: Path)
         data = mutate_bytes(data, draws)
     else:
         content = json.loads(data)
+        content.pop("digest", None)
         for _ in range(draws.choice((1, 1, 1, 2, 5))):
             content = mutate_json(content, draws)
         data = json.dumps(content).encode()

@@ -70,7 +70,7 @@ def test_a_place_without_room_is_refused_before_anything_is_copied(cache, tmp_pa
 def relabelled(cache, tmp_path):
     """Another cache of the same records and the same sizes, with another table of samples."""
     source = shutil.copytree(cache, tmp_path / "relabelled")
-    manifest = (source / "manifest.json").read_text()
+    manifest = Manifest.load(source).to_json()
     samples = (source / "samples.npz").read_bytes()
     changed = bytearray(samples)
     changed[samples.index(b".png") - 1] ^= 1

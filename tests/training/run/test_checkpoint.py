@@ -50,3 +50,16 @@ def test_a_checkpoint_that_would_run_code_is_refused_without_advice_to_run_it(tm
     with pytest.raises(TrainingError, match="something else than tensors") as raised:
         load_checkpoint(tmp_path / "last.pt")
     assert "weights_only" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.ones(2), "text", 3, None])
+def test_a_file_that_holds_no_values_by_name_is_named(tmp_path, content):
+    torch.save(content, tmp_path / "last.pt")
+    with pytest.raises(TrainingError, match=r"last\.pt is no checkpoint of a run: it holds a \w+, not values by name"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_in_the_old_format_is_refused(tmp_path):
+    torch.save({"model": {}}, tmp_path / "last.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(TrainingError, match=r"torch before 1\.6, which may run code"):
+        load_checkpoint(tmp_path / "last.pt")

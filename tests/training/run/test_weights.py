@@ -47,8 +47,8 @@ def test_a_run_gives_its_best_weights(tmp_path):
     [
         ({"weights": 3}, "has no weights by name: save them by"),
         ([torch.ones(2)], "has no weights by name"),
-        ({"model": torch.nn.Linear(2, 2)}, "is no file of weights alone"),
-        (b"no checkpoint", "weights alone|cannot be read as weights"),
+        ({"model": torch.nn.Linear(2, 2)}, "something else than tensors and plain values"),
+        (b"no checkpoint", "cannot be read as weights: it is no zip archive"),
         (None, "there are no weights at"),
     ],
 )
@@ -101,9 +101,14 @@ def test_weights_take_no_more_memory_than_their_file(tmp_path):
         read_weights(tmp_path / "wide.pt")
 
 
-def test_a_file_of_before_archives_has_weights(tmp_path):
-    torch.save(WEIGHTS, tmp_path / "file.pth", _use_new_zipfile_serialization=False)
-    assert read_weights(tmp_path / "file.pth").keys() == WEIGHTS.keys()
+def test_the_format_of_before_archives_is_refused_also_where_an_archive_follows_it(tmp_path):
+    old, archive = tmp_path / "old.pth", io.BytesIO()
+    torch.save(WEIGHTS, old, _use_new_zipfile_serialization=False)
+    torch.save(WEIGHTS, archive)
+    for data in (old.read_bytes(), old.read_bytes() + archive.getvalue()):
+        (tmp_path / "file.pth").write_bytes(data)
+        with pytest.raises(UsageError, match=r"torch before 1\.6, which may run code.* safetensors"):
+            read_weights(tmp_path / "file.pth")
 
 
 def test_a_pipe_has_no_weights_and_is_not_waited_for(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -34,20 +35,42 @@ def is_stored_whole(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
+class ContentError(ValueError):
+    """A file that torch could read holds something else than tensors and plain values, or is in another format."""
+
+
+def read_saved(path: str | Path) -> Any:
+    """Return what `torch.save` wrote, on the host: tensors and plain values. None of the file's code is run.
+
+    All files that torch reads are read here, and in the zip format alone: the one of torch before 1.6 is a pickle,
+    which `weights_only` does not make safe in every version. Raises ContentError for all that is not so, and OSError.
+    """
     try:
         with open_file(path) as file:
             check_stored(file)
-            content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
-        raise TrainingError(
-            f"{path} is no checkpoint: it holds something else than tensors and plain values. Copy it again, or train "
-            "again"
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except zipfile.BadZipFile as error:
+        raise ContentError(
+            f"{error}: it is damaged, or in the format of torch before 1.6, which may run code. Where you trust it, "
+            "save it anew by today's `torch.save`, or as safetensors"
         ) from error
-    except (KeyboardInterrupt, MemoryError):
+    except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
+        raise ContentError("it holds something else than tensors and plain values, whose code would be run") from error
+    except (KeyboardInterrupt, MemoryError, OSError):
         raise
     except Exception as error:  # torch raises whatever a broken file makes it raise
-        reason = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
-        raise TrainingError(f"{path} cannot be read: {reason}. Copy it again, or train again") from error
+        raise ContentError(" ".join(str(error).split())[:_SHOWN] or type(error).__name__) from error
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
+    try:
+        content = read_saved(path)
+    except (ContentError, OSError) as error:
+        raise TrainingError(f"{path} cannot be read: {error}. Copy it again, or train again") from error
+    if not isinstance(content, dict):
+        raise TrainingError(
+            f"{path} is no checkpoint of a run: it holds a {type(content).__name__}, not values by name. Copy it "
+            "again, or train again"
+        )
     return content

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,9 @@ import torch
 
 from tpucache.errors import DependencyError, UsageError
 from tpucache.runs import BEST_NAME
-from tpucache.store.files import check_is_local, check_stored, open_file
+from tpucache.store.files import check_is_local
 from tpucache.training.learn.model import timm_name
-from tpucache.training.run.checkpoint import is_stored_whole
+from tpucache.training.run.checkpoint import ContentError, is_stored_whole, read_saved
 from tpucache.training.settings import TrainSettings
 
 Weights = dict[str, torch.Tensor]
@@ -177,18 +175,12 @@ def _read_safetensors(path: Path) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        with open_file(path) as file:
-            if zipfile.is_zipfile(file):  # torch before 1.6 wrote no archive
-                check_stored(file)
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
+        return read_saved(path)
+    except (ContentError, OSError) as error:
         raise UsageError(
-            f"{path} is no file of weights alone: it is something else, or holds objects whose code would be run. Save "
-            "the weights by `torch.save(model.state_dict(), FILE)` or safetensors"
+            f"{path} cannot be read as weights: {error}. Copy it again, or save the weights by "
+            "`torch.save(model.state_dict(), FILE)` or safetensors"
         ) from error
-    except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as weights: {error}. Copy it again") from error
 
 
 def _find_tensors(content: Any) -> Weights:
