@@ -104,7 +104,7 @@ def test_a_table_comes_back_as_it_went(path: Path, data: st.DataObject) -> None:
     columns: dict[str, Column] = {
         "number": np.arange(samples, dtype=np.uint64) * 3,
         "path": Strings.pack(data.draw(st.lists(NAMES, min_size=samples, max_size=samples))),
-        **data.draw(st.dictionaries(st.sampled_from(["label", "fold", "_x", "Größe", "a b"]), arrays)),
+        **data.draw(st.dictionaries(st.sampled_from(["score", "fold", "_x", "Größe", "a b"]), arrays)),
     }
     path.write_bytes(encode_columns(columns))
     found = SampleTable(path, samples)
