@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import io
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -312,6 +313,14 @@ def test_a_digest_of_records_that_is_not_theirs_is_found(cache: Path) -> None:
     shards = Manifest.load(cache).shards
     rewrite(cache, shards=(dataclasses.replace(shards[0], records_sha256="1" * 64), *shards[1:]))
     assert only(verify_cache(cache)) == Damage(shards[0].name, "has records of another SHA-256 than the manifest says")
+
+
+def test_a_root_that_another_machine_rounds_otherwise_is_no_damage(published: Path, tmp_path: Path) -> None:
+    shutil.copytree(published, tmp_path / "cache")
+    statistics = Manifest.load(published).statistics
+    other = tuple(math.nextafter(value, math.inf) for value in statistics.std)
+    rewrite(tmp_path / "cache", statistics=dataclasses.replace(statistics, std=other))
+    assert verify_cache(tmp_path / "cache") == []
 
 
 @pytest.mark.parametrize(

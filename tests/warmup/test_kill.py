@@ -63,11 +63,12 @@ from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
 from tpucache.store import files
 from tpucache.warmup import blocks, listing
-from tpucache.warmup.run.tasks import keep_freed_memory
+from tpucache.warmup.run import tasks
 import slow_by_test
 blocks.MIN_CHUNKS = 16
 listing._SECONDS = 1e9  # a slow machine would compare fewer samples, in fewer steps
-keep_freed_memory()  # which a fork need not do again
+tasks._CHECK_SECONDS = 1e9  # and look at its lock more often
+tasks.keep_freed_memory()  # which a fork need not do again
 processes.fork_alone()
 rename = files.rename_durably
 steps = mmap.mmap(-1, 8)  # shared with the forks

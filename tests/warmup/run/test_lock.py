@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpucache.errors import BuildError
-from tpucache.warmup.run import folder
+from tpucache.store import holding
 from tpucache.warmup.run.folder import hold, is_held
 
 
@@ -30,7 +30,7 @@ def test_a_folder_that_is_gone_is_not_held(tmp_path: Path) -> None:
 
 
 def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(holding, "_PATIENCE_SECONDS", 0.0)
     with hold(tmp_path) as first:
         with pytest.raises(BuildError, match="another warmup is writing"), hold(tmp_path):
             pass
