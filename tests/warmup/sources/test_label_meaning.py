@@ -157,3 +157,22 @@ def test_lists_of_class_numbers_are_refused_with_the_option_that_reads_them(tmp_
 def test_values_keep_the_precision_of_float64(tmp_path: Path) -> None:
     values = [1.7e9 + number + 0.5 for number in range(4)]
     assert _read(Plain(values), tmp_path / "cache")[1] == [[value] for value in values]
+
+
+def test_minus_one_beside_zero_is_no_label_in_a_table_and_with_one_alone_a_class(tmp_path: Path) -> None:
+    assert _read(_table(tmp_path, ["0", "-1", "1"]), tmp_path / "a", on_error="skip") == (("0", "1"), [0, 1], ["1.png"])
+    assert _read(_table(tmp_path, ["-1", "1", "-1"]), tmp_path / "b")[:2] == (("-1", "1"), [0, 1, 0])
+    stated = {"missing_label": ["9"]}
+    assert _read(_table(tmp_path, ["0", "-1", "1"]), tmp_path / "c", **stated)[:2] == (("-1", "0", "1"), [1, 0, 2])
+
+
+@pytest.mark.parametrize("labels", [["a", ["a", "b"], "b"], [0, [0, 1], [1]], [[0], [0], [0, 1]]])
+def test_lists_of_one_beside_longer_ones_are_refused_with_the_option_that_reads_them(
+    labels: list[Any], tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match="--labels multilabel"):
+        build_cache(Plain(labels), tmp_path / "cache", SMALL, jobs=1)
+    lists = [label if isinstance(label, list) else [label] for label in labels]
+    classes = sorted({part for label in lists for part in label})
+    marks = [[float(name in label) for name in classes] for label in lists]
+    assert _read(Plain(labels), tmp_path / "several", labels="multilabel")[1] == marks

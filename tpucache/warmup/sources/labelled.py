@@ -174,6 +174,9 @@ def _read_all(
     may_index: bool,
 ) -> _Read:
     """Return labels, their classes, and why some cannot be read, by their position."""
+    given, stated = values, missing
+    if missing is None and kind != "numbers" and {str(UNLABELLED), "0"} <= {*own} and not are_names({*own}):
+        missing = (str(UNLABELLED),)  # classes that are counted from 0
     values, own = _without_missing(values, own, missing)
     if kind == "auto" and classes and any(isinstance(value, tuple) and len(value) == 1 for value in values):
         kind = "classes"
@@ -195,8 +198,8 @@ def _read_all(
     if any(isinstance(label, LabelFault) for label in once.values()):
         faults = {at: str(label) for at, label in enumerate(found) if isinstance(label, LabelFault)}
     labels: list[Label] = [None if isinstance(label, LabelFault) else label for label in found]
-    lost = labels.count(None) - [*values].count(None) - len(faults)
-    if lost and missing is None and reading.form != "none":
+    lost = labels.count(None) - [*given].count(None) - len(faults)
+    if lost and stated is None and reading.form != "none":
         _log.warning(
             "%s: %d samples have the label -1 or NaN, which is no label: --missing-label states another", where, lost
         )

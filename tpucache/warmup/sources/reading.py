@@ -113,6 +113,8 @@ class Reading:
 
     def _marks(self, value: Any) -> Label:
         several = "several labels a sample are a 0 or 1 for each class"
+        if self.form == "indices" and isinstance(value, (str, int)):  # a TFRecord's list of one
+            value = (value,)
         if not isinstance(value, tuple):
             raise LabelFault(f"has the label {shown(value)}: {several}")
         if self.form == "marks":
@@ -149,9 +151,14 @@ def find_reading(
     texts = [value for value in known if isinstance(value, str)]
     lists = [value for value in known if isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))]
     if any(isinstance(part, str) for value in lists for part in value):
-        if len(lists) < len(known):
+        if len(lists) + len(texts) < len(known):
             raise SourceError(f"{where}: some labels are lists of texts and others are not: {shown(known[0])}")
-        parts = sorted({part for value in lists for part in value if isinstance(part, str)})
+        if texts and kind != "multilabel":
+            raise SourceError(
+                f"{where}: some labels are lists of texts and others are one text, such as {shown(texts[0])}: give "
+                "--labels multilabel where a sample may have several"
+            )
+        parts = sorted({part for value in lists for part in value if isinstance(part, str)} | {*texts})
         return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
     if texts and kind != "numbers":
         return Reading("class", names or _names_of(known), missing=missing, by_value=not names, kind=kind)
@@ -181,6 +188,8 @@ def _single_reading(
             return Reading("number", names, 1, missing, kind=kind)
     if has_floats and is_all and not names:
         values = sorted({float(number) for number in numbers})
+        if missing is None and {float(UNLABELLED), 0.0} <= {*values}:
+            values, missing = values[values.index(UNLABELLED) + 1 :], (str(UNLABELLED),)
         return Reading("class", tuple(map(_text, values)), missing=missing, by_value=True, kind=kind)
     return Reading("class", names, missing=missing, kind=kind)
 
@@ -203,18 +212,17 @@ def _list_reading(
     length, count = lengths.most_common(1)[0]
     alike = [value for value in known if isinstance(value, tuple) and len(value) == length]
     are_marks = length > 1 and _are_marks(alike)
-    can_index = may_index and all(
-        isinstance(value, tuple) and all(_position(part, MOST_CLASSES) is not None for part in value) for value in known
-    )
+    several = [value if isinstance(value, tuple) else (value,) for value in known]
+    can_index = may_index and all(_position(part, MOST_CLASSES) is not None for value in several for part in value)
     if kind == "numbers":
         return Reading("numbers", (), length, missing, kind=kind)
     if kind == "multilabel" and not are_marks and can_index and (len(lengths) > 1 or length < 2):
-        most = max((int(part) for value in known for part in value), default=-1)
+        most = max((int(part) for value in several for part in value), default=-1)
         return Reading("indices", names or tuple(map(str, range(most + 1))), missing=missing, kind=kind)
-    if kind == "auto" and 2 * count <= len(known):
+    if kind == "auto" and (2 * count <= len(known) or (can_index and len(lengths) > 1 and not are_marks)):
         raise SourceError(
             f"{where}: labels are lists of {', '.join(map(str, sorted(lengths)))} numbers: give --labels multilabel "
-            "where they are the numbers of classes, or lists of one length"
+            "where they are the numbers of classes, --labels numbers where they are values, or lists of one length"
         )
     if kind == "multilabel" or are_marks:
         own = names if len(names) == length else tuple(map(str, range(length)))
