@@ -259,13 +259,13 @@ def cell(source: str, name: str, folder: Path) -> str:
     if made is None:
         return NO_CELL
     opened, told = made
-    option = ""
+    option, refused = "", ""
     try:
         found = _read(opened, "auto", source == "COCO boxes")
     except SourceError as error:
-        option = "--labels multilabel"
-        assert option in str(error), (source, name, error)
+        option, refused = "--labels multilabel", str(error)
         found = _read(opened, "multilabel", is_boxes=False)
+    assert option in refused, (source, name, refused)
     if (source, name) in OTHERWISE:
         words, *other = OTHERWISE[source, name]
         assert found == tuple(other), (source, name, found)
