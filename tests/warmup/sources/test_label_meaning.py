@@ -162,6 +162,8 @@ def test_values_keep_the_precision_of_float64(tmp_path: Path) -> None:
 def test_minus_one_beside_zero_is_no_label_in_a_table_and_with_one_alone_a_class(tmp_path: Path) -> None:
     assert _read(_table(tmp_path, ["0", "-1", "1"]), tmp_path / "a", on_error="skip") == (("0", "1"), [0, 1], ["1.png"])
     assert _read(_table(tmp_path, ["-1", "1", "-1"]), tmp_path / "b")[:2] == (("-1", "1"), [0, 1, 0])
+    scale = ["-2", "-1", "0", "1", "2"]
+    assert _read(_table(tmp_path, scale), tmp_path / "d")[:2] == (tuple(scale), [0, 1, 2, 3, 4])
     stated = {"missing_label": ["9"]}
     assert _read(_table(tmp_path, ["0", "-1", "1"]), tmp_path / "c", **stated)[:2] == (("-1", "0", "1"), [1, 0, 2])
 

@@ -245,7 +245,9 @@ def _read(source: Source, kind: LabelKind, is_boxes: bool) -> tuple[tuple[str, .
     for sample in samples:
         try:
             labels.append(sample.label if is_listed else labelled.load(sample).label)
-        except SampleError:
+        except SampleError as error:
+            if "is no label" not in str(error):
+                raise
             labels.append(None)
     labels = [list(label) if isinstance(label, tuple) else label for label in labels]
     numbers = [label for label in labels if isinstance(label, int)]
@@ -262,7 +264,7 @@ def cell(source: str, name: str, folder: Path) -> str:
     option, refused = "", ""
     try:
         found = _read(opened, "auto", source == "COCO boxes")
-    except SourceError as error:
+    except (SourceError, SampleError) as error:
         option, refused = "--labels multilabel", str(error)
         found = _read(opened, "multilabel", is_boxes=False)
     assert option in refused, (source, name, refused)

@@ -23,6 +23,7 @@ from tpucache.warmup.sources.reading import (
     UNLABELLED,
     LabelFault,
     Reading,
+    are_counted_from_minus_one,
     find_reading,
     is_missing,
     is_one_hot,
@@ -175,10 +176,11 @@ def _read_all(
 ) -> _Read:
     """Return labels, their classes, and why some cannot be read, by their position."""
     given, stated = values, missing
-    if missing is None and kind != "numbers" and {str(UNLABELLED), "0"} <= {*own} and not are_names({*own}):
-        missing = (str(UNLABELLED),)  # classes that are counted from 0
+    numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
+    if missing is None and kind != "numbers" and are_counted_from_minus_one(numbers):
+        missing = (str(UNLABELLED),)
     values, own = _without_missing(values, own, missing)
-    if kind == "auto" and classes and any(isinstance(value, tuple) and len(value) == 1 for value in values):
+    if kind == "auto" and classes and _are_single_floats(values):
         kind = "classes"
     reading = find_reading(values, kind, own, missing, where=where, is_all=True, may_index=may_index)
     known = classes_of(reading)
@@ -342,7 +344,7 @@ class LabelledSource:
         kind = self._kind
         if kind == "auto" and before in ("classes", "multilabel", "numbers"):
             kind = before
-        elif kind == "auto" and self._classes and any(isinstance(value, tuple) and len(value) == 1 for value in values):
+        elif kind == "auto" and self._classes and _are_single_floats(values):
             kind = "classes"
         needs_all = not names and (any(map(_has_text, values)) or _has_lists(values, kind))
         if needs_all and not is_all and kind != "numbers":
@@ -372,6 +374,12 @@ class LabelledSource:
 
 def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
     return kind == "multilabel" and len({len(value) for value in values if isinstance(value, tuple)}) > 1
+
+
+def _are_single_floats(values: Sequence[Any]) -> bool:
+    """Return whether some values are a float each, and none several."""
+    lengths = {len(value) for value in values if isinstance(value, tuple)}
+    return lengths == {1}
 
 
 def _has_text(value: Any) -> bool:

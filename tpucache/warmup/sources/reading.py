@@ -79,9 +79,12 @@ class Reading:
             raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
         number = _single(value)
         if number is None:
-            if _are_marks([value]) and sum(value) == 1:
+            if self.kind == "classes" and _are_marks([value]) and sum(value) == 1:
                 return int(value.index(1.0))
-            raise LabelFault(f"has the label {shown(value)}: a class is one whole number or name a sample")
+            raise LabelFault(
+                f"has the label {shown(value)}: a class is one whole number or name a sample. Give --labels multilabel "
+                "where a sample may have several"
+            )
         if self.by_value:
             text = _text(number)
             if text in self.names:
@@ -188,10 +191,15 @@ def _single_reading(
             return Reading("number", names, 1, missing, kind=kind)
     if has_floats and is_all and not names:
         values = sorted({float(number) for number in numbers})
-        if missing is None and {float(UNLABELLED), 0.0} <= {*values}:
-            values, missing = values[values.index(UNLABELLED) + 1 :], (str(UNLABELLED),)
+        if missing is None and are_counted_from_minus_one(values):
+            values, missing = values[1:], (str(UNLABELLED),)
         return Reading("class", tuple(map(_text, values)), missing=missing, by_value=True, kind=kind)
     return Reading("class", names, missing=missing, kind=kind)
+
+
+def are_counted_from_minus_one(numbers: Collection[float]) -> bool:
+    """Return whether numbers are those of classes and -1 for no label: -1 and 0 are among them, and nothing below."""
+    return UNLABELLED in numbers and 0 in numbers and min(numbers) == UNLABELLED
 
 
 def _are_counted(numbers: Sequence[float]) -> bool:
