@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +104,17 @@ def test_palettes_of_greys_are_refused_unless_it_is_said_what_they_are(tmp_path:
         cache = tmp_path / values
         build_cache(source, cache, Recipe(size=8, mask_values=values), jobs=1)
         np.testing.assert_array_equal(np.asarray(CachedDataset(cache)[0]["mask"]).reshape(8, 8), expected)
+
+
+def test_a_palette_of_greys_is_refused_in_a_mask_that_only_max_pixels_lets_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    image = Image.fromarray(np.array([[0, 1, 1, 0]], np.uint8), "P")
+    image.putpalette([255, 255, 255, 0, 0, 0])
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)
+    source = Masked([0])
+    monkeypatch.setattr(source, "load", lambda _sample: Item({"mask": file.getvalue()}))
+    with pytest.raises(RecipeError, match="a palette image of greys"):
+        check_masks(source, source.listing(), Recipe(max_pixels=4))  # type: ignore[arg-type]

@@ -425,7 +425,7 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
             if not looked_at and isinstance(mask, bytes) and mask.startswith(_JPEG):
                 _log.warning(_JPEG_ADVICE)
                 return
-            if has_grey_palette(mask):
+            if has_grey_palette(mask, recipe.max_pixels):
                 raise RecipeError(_GREY_PALETTE.format(path=samples[position].path))
             values = np.unique(decode_mask(mask, "", recipe)).tolist()
         except SampleError:

@@ -60,15 +60,15 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
     return _to_classes(numbers, recipe, path), turned
 
 
-def has_grey_palette(data: bytes | Array) -> bool:
+def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool:
     """Return whether a mask is a palette image of greys that are other numbers than its indices.
 
     Then nothing in the file says which of the two its classes are. Black at 0 and white at 1 are classes 0 and 1 by
-    both. Raises SampleError for a mask that does not decode.
+    both. Raises SampleError for a mask that does not decode, or has more pixels than Pillow's limit or `max_pixels`.
     """
     if isinstance(data, np.ndarray):
         return False
-    with opened(data, "", _WHAT) as image:
+    with opened(data, "", _WHAT, max_pixels) as image:
         if image.mode not in _PALETTES:
             return False
         colours, indices = stored_pixels(image, data, "RGB"), stored_pixels(image, data, "P")
